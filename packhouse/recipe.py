@@ -1,0 +1,340 @@
+"""The recipe: everything that decides what a version holds, as one closed, frozen model.
+
+It is the parameter of the flow, so field names, bounds and docstrings are what people read in the
+run form; hence flat enums, optional fields, and URIs as `str` (`Path` turns `s3://b` into `s3:/b`).
+Each section is handed to the step of the same name and is part of that step's cache key.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from packhouse.errors import ConfigError
+
+__all__ = [
+    "FormatConfig",
+    "PackConfig",
+    "PublishConfig",
+    "Recipe",
+    "SourceConfig",
+    "SplitConfig",
+    "TokenizeConfig",
+    "ValidateConfig",
+    "load_recipe",
+]
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+RowFormat = Literal[
+    "auto",
+    "alpaca",  # instruction, input, output
+    "prompt_completion",  # prompt, completion
+    "question_answer",  # question, answer
+    "dolly",  # instruction, context, response
+    "chat",  # messages: [{role, content}]
+    "messages",  # the row itself is the list of messages
+    "sharegpt",  # conversations: [{from, value}]
+    "oasst",  # a message tree: text, role, replies
+    "classification",  # text, label
+    "text",  # text
+    "preference",  # prompt, chosen
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SourceConfig(_Section):
+    """One source of raw rows."""
+
+    path: str
+    """File, folder, glob, `s3://bucket/key` or `hf://datasets/org/name/file`."""
+
+    name: Name | None = None
+    """Name in lineage and statistics; by default the file's name without its endings."""
+
+    format: RowFormat = "auto"
+    """Shape of a row. `auto` looks at every row and refuses a file of mixed shapes."""
+
+    file_format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
+    """Format of the file; `auto` goes by its name and checks its first bytes."""
+
+    fields: dict[str, str] = {}
+    """Our field -> the file's field, where they differ: `{instruction: question_text}`."""
+
+    label_names: list[str] | None = None
+    """Classification: text of label 0, 1, ...; it is what a generative template trains."""
+
+    oasst_paths: Literal["best", "all"] = "best"
+    """Message trees: the best-ranked path only, or every path from root to leaf."""
+
+
+class ValidateConfig(_Section):
+    """What makes a row bad, and how many bad rows are too many."""
+
+    max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of rows that may be quarantined before the run fails."""
+
+    max_row_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
+    """Bytes of one raw row; longer rows are quarantined unparsed."""
+
+    max_chars: Annotated[int, Field(gt=0)] = 1_000_000
+    """Characters of one message; longer ones are quarantined before the tokenizer sees them."""
+
+    allow_ends_on_user: bool = False
+    """Keep conversations that end on a user turn (the open question is not trained)."""
+
+
+class FormatConfig(_Section):
+    """How a conversation becomes text, and which of it is trained."""
+
+    template: str = "chat"
+    """`alpaca`, `chat` (the tokenizer's own), `completion`, `classification`,
+    `sequence_classification`, `text`, or a path to a Jinja file."""
+
+    train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
+    """Which turns are trained; `all` trains every token of the rendering."""
+
+    system: str | None = None
+    """System prompt put before conversations that have none."""
+
+    prompt: str | None = None
+    """Classification: text with `{text}` that asks for the label."""
+
+
+class TokenizeConfig(_Section):
+    """How text becomes ids."""
+
+    encoder: Literal["auto", "hf", "fast"] = "auto"
+    """`auto` uses the fast encoder where it reproduced HF's ids, else HF. Never changes the ids."""
+
+    control_text: Literal["text", "allow", "quarantine"] = "text"
+    """Control-token text inside contents: keep as ordinary text, allow as control token, or bad."""
+
+
+class PackConfig(_Section):
+    """How sequences become rows of at most `seq_len` tokens."""
+
+    seq_len: Annotated[int, Field(gt=0, le=2**24)] = 2048
+    """Pack size in tokens."""
+
+    strategy: Literal["best_fit", "first_fit", "next_fit", "concat", "none"] = "best_fit"
+    """`best_fit` (decreasing) wastes least; `concat` cuts records at pack ends, for continued
+    pretraining; `none` publishes one record a row, padded at load time."""
+
+    over_length: Literal["drop", "error", "truncate_turns"] = "drop"
+    """Records over `seq_len`: drop and count, fail, or keep the leading whole turns that fit."""
+
+    seed: int = 0
+    """Order of packs and of equal lengths within them."""
+
+
+class SplitConfig(_Section):
+    """Which records are for evaluation."""
+
+    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of groups that go to eval, by hash of the group key."""
+
+    eval_count: Annotated[int | None, Field(ge=0)] = None
+    """Number of records in eval instead (the groups of lowest hash, until that many)."""
+
+    group_by: Literal["prompt", "record"] = "prompt"
+    """What stays on one side: records of the same prompt, or exact duplicates only."""
+
+    seed: int = 0
+    """Another seed is another assignment."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.eval_count is not None and self.eval_fraction:
+            raise ValueError("give eval_fraction or eval_count, not both")
+        return self
+
+
+class PublishConfig(_Section):
+    """Where a version goes, and in which files."""
+
+    store: str = "./store"
+    """Root of the object store: a folder or `s3://bucket/prefix`."""
+
+    ref: Name = "latest"
+    """Ref that moves to the new version."""
+
+    file_format: Literal["parquet", "arrow", "jsonl"] = "parquet"
+    """Format of the published files."""
+
+    layout: Literal["labels", "compact"] = "labels"
+    """`labels` holds a label per token; `compact` holds the trained ranges instead."""
+
+    position_ids: bool = False
+    """Also publish `position_ids`, restarting at each record."""
+
+    max_file_mb: Annotated[int, Field(gt=0)] = 256
+    """Upper size of one published file in MiB of token data, before compression."""
+
+
+class Recipe(_Section):
+    """Everything that decides what a version holds."""
+
+    dataset: Name
+    """Name of the dataset in the store."""
+
+    sources: Annotated[list[SourceConfig], Field(min_length=1)]
+    """Where raw rows come from."""
+
+    tokenizer: str
+    """Folder of the tokenizer, as `save_pretrained` writes it."""
+
+    validate_: Annotated[ValidateConfig, Field(alias="validate")] = ValidateConfig()
+    format: FormatConfig = FormatConfig()
+    tokenize: TokenizeConfig = TokenizeConfig()
+    pack: PackConfig = PackConfig()
+    split: SplitConfig = SplitConfig()
+    publish: PublishConfig = PublishConfig()
+
+
+def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe from YAML, with `section.key=value` overrides put over it.
+
+    Sources, tokenizer and template are relative to the recipe's folder, the store to the working
+    directory; `${PACKHOUSE_X}` and
+    `${PACKHOUSE_X:-default}` are taken from the environment (no other variable is, so that no
+    credential can slip into a recipe).
+
+    Raises:
+        ConfigError: no such file, not YAML, an unknown key or a value out of bounds.
+    """
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no recipe at '{path}'; see deployments/recipes for examples") from None
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        where = f", line {place.line + 1}, column {place.column + 1}" if place else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(f"recipe '{path}'{where}: {problem}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"recipe '{path}' must be a mapping of keys, got {type(raw).__name__}")
+    for override in overrides:
+        _override(raw, override)
+    return parse_recipe(_expand(raw), where=f"recipe '{path}'", folder=path.parent)
+
+
+def parse_recipe(
+    raw: dict[str, Any], *, where: str = "recipe", folder: Path | None = None
+) -> Recipe:
+    """Check a mapping against the model and resolve its relative paths against `folder`.
+
+    Raises:
+        ConfigError: the first mistakes, each with its key, what was given and what is allowed.
+    """
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_explain(error)}") from None
+    return recipe if folder is None else _resolve(recipe, folder)
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set takes section.key=value, got '{override}'")
+    *parents, last = key.split(".")
+    place: Any = raw
+    for parent in parents:
+        if isinstance(place, list):
+            place = _item(place, parent, override)
+        else:
+            place = place.setdefault(parent, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"--set {override}: '{parent}' is a value, not a section")
+    parsed = yaml.safe_load(value)
+    if isinstance(place, list):
+        _item(place, last, override)
+        place[int(last)] = parsed
+    else:
+        place[last] = parsed
+
+
+def _item(place: list[Any], index: str, override: str) -> Any:
+    if not index.isdigit() or int(index) >= len(place):
+        raise ConfigError(f"--set {override}: '{index}' is not one of items 0 to {len(place) - 1}")
+    return place[int(index)]
+
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def _expand(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item) for item in value]
+    return _VARIABLE.sub(_variable, value) if isinstance(value, str) else value
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, default = match.groups()
+    if not name.startswith("PACKHOUSE_"):
+        raise ConfigError(f"recipes take only PACKHOUSE_* from the environment, not ${{{name}}}")
+    value = os.environ.get(name, default)
+    if value is None:
+        raise ConfigError(f"the recipe needs the environment variable {name}, which is not set")
+    return value
+
+
+def _resolve(recipe: Recipe, folder: Path) -> Recipe:
+    sources = [s.model_copy(update={"path": _at(s.path, folder)}) for s in recipe.sources]
+    update: dict[str, Any] = {
+        "sources": sources,
+        "tokenizer": _at(recipe.tokenizer, folder),
+    }
+    if recipe.format.template.endswith((".jinja", ".j2")):
+        template = _at(recipe.format.template, folder)
+        update["format"] = recipe.format.model_copy(update={"template": template})
+    return recipe.model_copy(update=update)
+
+
+def _at(uri: str, folder: Path) -> str:
+    if "://" in uri:
+        return uri
+    return os.path.normpath(folder / Path(uri).expanduser())
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors()[:5]:
+        key = ".".join(str(part) for part in item["loc"]) or "recipe"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"unknown key '{key}'{_hint(item['loc'])}")
+        elif item["type"] == "missing":
+            lines.append(f"'{key}' is missing")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"'{key}': {message}, got {item['input']!r}")
+    return "; ".join(lines)
+
+
+def _hint(loc: tuple[int | str, ...]) -> str:
+    import difflib
+
+    model: Any = Recipe
+    for part in loc[:-1]:
+        if isinstance(part, str):
+            model = _submodel(model, part)
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    near = difflib.get_close_matches(str(loc[-1]), names, n=1)
+    return f" (did you mean '{near[0]}'?)" if near else f" (known: {', '.join(names)})"
+
+
+def _submodel(model: Any, key: str) -> Any:
+    for name, field in model.model_fields.items():
+        if key in (name, field.alias):
+            return SourceConfig if key == "sources" else field.annotation
+    return model

@@ -1,0 +1,35 @@
+"""What packhouse knows of a tokenizer, read once and then independent of transformers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["TokenizerSnapshot"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerSnapshot:
+    """A tokenizer as plain data: what decides ids, and what templates may ask for."""
+
+    fingerprint: str
+    """sha256 over the tokenizer's files and the versions of the libraries that read it."""
+
+    class_name: str
+    """Class that `AutoTokenizer` chose. It can change ids, so it belongs to the identity."""
+
+    backend: str
+    """`backend_tokenizer.to_str()`: the whole pipeline as JSON, loadable by `tokenizers` alone."""
+
+    vocab_size: int
+    """Ids are in [0, vocab_size), added tokens included."""
+
+    added_tokens: Mapping[str, int]
+    """Text of every added token (control tokens, `<think>`, ...) to its id."""
+
+    special_tokens: Mapping[str, str]
+    """`bos_token`, `eos_token`, `pad_token`, `unk_token`, `cls_token`, `sep_token` -> its text."""
+
+    adds_bos: bool
+    """Whether encoding with special tokens puts BOS (or CLS) first."""
+
+    chat_template: str | None
+    """Jinja source of the default chat template, if any."""

@@ -1,0 +1,102 @@
+"""Where things lie under a root, and which names are allowed there.
+
+<dataset>/v/<vid>.g<N>/data/train-00000-of-00008-<sha12>.parquet   create-only
+<dataset>/v/<vid>.g<N>/manifest.json                               commit point, create-only
+<dataset>/refs/<name>.json                                         compare-and-swap
+"""
+
+import re
+
+from packhouse.errors import ConfigError
+
+__all__ = [
+    "check_name",
+    "check_vid",
+    "file_key",
+    "is_version",
+    "manifest_key",
+    "ref_key",
+    "split_version",
+    "version_folder",
+    "version_name",
+]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_VID = re.compile(r"[a-z0-9]{4,64}")
+_VERSION = re.compile(r"([a-z0-9]{4,64})\.g(0|[1-9][0-9]{0,8})")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return the name of a dataset or ref if it is allowed.
+
+    Example:
+        >>> check_name("dataset", "alpaca-v2")
+        'alpaca-v2'
+        >>> check_name("ref", "../prod")
+        Traceback (most recent call last):
+        ...
+        packhouse.errors.ConfigError: ref '../prod': use a-z, 0-9, '.', '_' and '-', at most 64 ...
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what} '{name}': use a-z, 0-9, '.', '_' and '-', at most 64 characters, the first a "
+            "letter or digit"
+        )
+    if what == "ref" and is_version(name):
+        raise ConfigError(f"ref '{name}' looks like a version; choose another name")
+    return name
+
+
+def check_vid(vid: str) -> str:
+    """Return `vid` if it is 4 to 64 of a-z and 0-9 (a hex digest, commonly)."""
+    if not _VID.fullmatch(vid):
+        raise ConfigError(f"version id '{vid}': use 4 to 64 of a-z and 0-9")
+    return vid
+
+
+def version_name(vid: str, generation: int) -> str:
+    """Name of a version.
+
+    Example:
+        >>> version_name("3f2a9c", 0)
+        '3f2a9c.g0'
+    """
+    return f"{vid}.g{generation}"
+
+
+def is_version(name: str) -> bool:
+    """Whether `name` has the form of a version, `<vid>.g<N>`."""
+    return _VERSION.fullmatch(name) is not None
+
+
+def split_version(version: str) -> tuple[str, int]:
+    """Version id and generation of a version.
+
+    Example:
+        >>> split_version("3f2a9c.g10")
+        ('3f2a9c', 10)
+    """
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise ConfigError(f"'{version}' is not a version: expected <vid>.g<N>")
+    return match[1], int(match[2])
+
+
+def version_folder(dataset: str, version: str) -> str:
+    """Key prefix of a version, without a slash at its end."""
+    return f"{dataset}/v/{version}"
+
+
+def manifest_key(dataset: str, version: str) -> str:
+    """Key of the commit point of a version."""
+    return f"{dataset}/v/{version}/manifest.json"
+
+
+def file_key(dataset: str, version: str, key: str) -> str:
+    """Key under the root of a file that the manifest names relative to its version."""
+    return f"{dataset}/v/{version}/{key}"
+
+
+def ref_key(dataset: str, ref: str) -> str:
+    """Key of a ref."""
+    return f"{dataset}/refs/{ref}.json"

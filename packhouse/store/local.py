@@ -1,0 +1,275 @@
+"""A local folder as an object store: create-only by hard link, compare-and-swap under flock.
+
+Bytes are written to a temporary file, hashed on the way, fsynced, and only then linked to their
+name, so that a name never shows a part of an object, and a second writer's link fails. The kernel
+frees a lock whose holder is killed. Costs two fsyncs per object. NFS works where hard links and
+flock do; a filesystem without hard links (exFAT, some FUSE mounts) is refused.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from typing_extensions import override
+
+from packhouse.errors import IntegrityError, StoreError, StoreRefusedError, TransientError
+from packhouse.store.objects import (
+    Blob,
+    FileBody,
+    ObjectInfo,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    check_key,
+)
+
+__all__ = ["LocalStore"]
+
+_OWN = ".packhouse"  # temporary files and locks; hidden from listings
+_CHUNK_BYTES = 2**20
+
+
+class LocalStore(ObjectStore):
+    """Objects as files under `root`, which is made at the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - keep symlinks as given
+        self.uri = str(self.root)
+
+    @override
+    def get(self, key: str) -> Blob:
+        with self._reading(key):
+            data = self._path(key).read_bytes()
+        return Blob(data, _md5(data))
+
+    @override
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with self._reading(key), self._path(key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    @override
+    def chunks(self, key: str) -> Iterator[bytes]:
+        with self._reading(key), self._path(key).open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+    @override
+    def download(self, key: str, path: Path, *, offset: int = 0) -> None:
+        with self._reading(key), self._path(key).open("rb") as source, path.open("ab") as out:
+            source.seek(offset)
+            while chunk := source.read(_CHUNK_BYTES):
+                out.write(chunk)
+
+    @override
+    def head(self, key: str) -> ObjectInfo:
+        digest = hashlib.md5(usedforsecurity=False)
+        for chunk in self.chunks(key):
+            digest.update(chunk)
+        with self._reading(key):
+            stat = self._path(key).stat()
+        return ObjectInfo(key, stat.st_size, stat.st_mtime, digest.hexdigest())
+
+    @override
+    def put_create(self, key: str, body: bytes | FileBody) -> str:
+        target = self._path(key)
+        if target.exists():  # saves the copy; the link below is what decides
+            raise PreconditionFailedError(f"'{key}' exists in {self.uri}", key=key)
+        with self._staged(body) as (staged, md5), self._writing(key):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link(staged, target)
+            _sync_folders(target.parent, self.root)
+        return md5
+
+    @override
+    def put_if_match(self, key: str, body: bytes, etag: str) -> str:
+        target = self._path(key)
+        with self._staged(body) as (staged, md5), self._locked(key), self._writing(key):
+            current = _md5(target.read_bytes()) if target.exists() else None
+            if current != etag:
+                raise PreconditionFailedError(f"'{key}' has changed in {self.uri}", key=key)
+            os.replace(staged, target)  # noqa: PTH105
+            _sync(target.parent)
+        return md5
+
+    @override
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        base = self.root / prefix.rpartition("/")[0]
+        for path in sorted(_files(base)):
+            key = path.relative_to(self.root).as_posix()
+            if not key.startswith(prefix) or key.startswith(_OWN + "/"):
+                continue
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                continue  # deleted since the folder was read
+            yield ObjectInfo(key, stat.st_size, stat.st_mtime)
+
+    @override
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        base = self.root / prefix
+        if base.is_dir():
+            yield from sorted(p.name for p in base.iterdir() if p.is_dir() and p.name != _OWN)
+
+    @override
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with self._writing(key):
+            path.unlink(missing_ok=True)
+            self._prune(path.parent)
+
+    @override
+    def clock(self) -> float:
+        folder = self._own("tmp")
+        probe = folder / f"clock-{uuid.uuid4().hex}"
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink()
+        return now
+
+    @override
+    def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
+        """Remove temporary files of killed writers."""
+        folder = self.root / _OWN / "tmp"
+        now, found = time.time(), 0
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            try:
+                if now - path.stat().st_mtime < older_than_s:
+                    continue
+                found += 1
+                if not dry_run:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # its writer has just finished
+        return found
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _own(self, name: str) -> Path:
+        folder = self.root / _OWN / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _prune(self, folder: Path) -> None:
+        """Remove folders that a deletion emptied; a racing writer makes them anew."""
+        while folder != self.root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
+
+    @contextmanager
+    def _staged(self, body: bytes | FileBody) -> Iterator[tuple[Path, str]]:
+        staged = self._own("tmp") / uuid.uuid4().hex
+        try:
+            with _translated(self.uri):
+                md5 = _write(staged, body)
+            yield staged, md5
+        finally:
+            staged.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        lock = self._own("locks") / hashlib.sha256(key.encode()).hexdigest()[:16]
+        with lock.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        try:
+            with _translated(self.uri):
+                yield
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise ObjectNotFoundError(f"no object '{key}' in {self.uri}", key=key) from None
+
+    @contextmanager
+    def _writing(self, key: str) -> Iterator[None]:
+        with _translated(self.uri):
+            try:
+                yield
+            except FileNotFoundError:  # the folder was pruned under us
+                raise TransientError(f"'{key}' in {self.uri}: its folder vanished") from None
+
+
+@contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    """Errors of the operating system -> ours; absence stays for the caller to name."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise
+    except OSError as error:
+        if error.errno in (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO):
+            raise TransientError(f"store {uri}: {error}") from error
+        raise StoreError(f"store {uri}: {error}") from error
+
+
+def _write(path: Path, body: bytes | FileBody) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("xb") as out:
+        for chunk in _chunks(body):
+            digest.update(chunk)
+            out.write(chunk)
+        out.flush()
+        os.fsync(out.fileno())
+    if isinstance(body, FileBody) and digest.hexdigest() != body.md5:
+        raise IntegrityError(f"'{body.path}' changed while it was being published", path=body.path)
+    return digest.hexdigest()
+
+
+def _chunks(body: bytes | FileBody) -> Iterator[bytes]:
+    if isinstance(body, bytes):
+        yield body
+        return
+    with body.path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _link(staged: Path, target: Path) -> None:
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        raise PreconditionFailedError(f"'{target}' exists", key=str(target)) from None
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise StoreRefusedError(
+            f"the filesystem of '{target.parent}' has no hard links, so a publication there "
+            "could be torn or doubled; use another filesystem or an S3 store"
+        ) from error
+
+
+def _sync_folders(folder: Path, root: Path) -> None:
+    """Fsync every folder from `folder` up to `root`: any of them may be new."""
+    while True:
+        _sync(folder)
+        if folder == root or folder == folder.parent:
+            return
+        folder = folder.parent
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _files(base: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(base):
+        yield from (Path(folder) / name for name in names)
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -1,0 +1,259 @@
+"""The narrow interface that publication needs of an object store, and the door to every store.
+
+Each method is **one attempt** and tells apart what a publisher must tell apart: done, lost a race
+(`PreconditionFailedError`), absent (`ObjectNotFoundError`), unknown or busy (`TransientError`:
+try again, then read back), and cannot guard a publication at all (`StoreRefusedError`). Retrying
+and reading back live in `packhouse.store.steps`, once for all stores, where they are simulated.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from packhouse.errors import ConfigError, StoreError, StoreRefusedError
+
+__all__ = [
+    "Blob",
+    "FileBody",
+    "ObjectInfo",
+    "ObjectNotFoundError",
+    "ObjectStore",
+    "PreconditionFailedError",
+    "check_key",
+    "file_body",
+    "open_filesystem",
+    "open_store",
+]
+
+_CHUNK_BYTES = 2**20
+
+
+class ObjectNotFoundError(StoreError):
+    """No object has this key."""
+
+
+class PreconditionFailedError(StoreError):
+    """A conditional write did not happen: the key exists, or its ETag is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes of an object and the tag that a compare-and-swap names them by."""
+
+    data: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store says of an object without its bytes."""
+
+    key: str
+    size: int
+    """Bytes."""
+    last_modified: float
+    """Seconds since the epoch, by the clock of the store and not of this machine."""
+    etag: str = ""
+    """MD5 of the bytes on most stores; empty in listings."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileBody:
+    """A local file to be uploaded whole, with the digests that it had when it was hashed."""
+
+    path: Path
+    size: int
+    sha256: str
+    md5: str
+
+
+def file_body(path: str | Path) -> FileBody:
+    """Hash a local file in one pass of 1 MiB reads.
+
+    Raises:
+        ConfigError: no such file.
+    """
+    path = Path(path)
+    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                sha256.update(chunk)
+                md5.update(chunk)
+                size += len(chunk)
+    except FileNotFoundError:
+        raise ConfigError(f"no file '{path}' to publish") from None
+    return FileBody(path, size, sha256.hexdigest(), md5.hexdigest())
+
+
+class ObjectStore(ABC):
+    """Objects under one root, named by keys such as `alpaca/refs/latest.json`.
+
+    All methods may raise `TransientError` (busy, or the outcome is unknown) and `StoreError` (a
+    mistake that no retry mends: wrong credentials, no such bucket).
+    """
+
+    uri: str
+    """Root, without credentials."""
+
+    max_put_bytes: int = 5 * 2**30
+    """Largest object of one conditional PUT (S3: 5 GiB)."""
+
+    @abstractmethod
+    def get(self, key: str) -> Blob:
+        """Bytes and tag of an object.
+
+        Raises:
+            ObjectNotFoundError: no object has this key.
+        """
+
+    @abstractmethod
+    def download(self, key: str, path: Path, *, offset: int = 0) -> None:
+        """Append the object's bytes from `offset` on to a local file, as they come.
+
+        Raises:
+            ObjectNotFoundError: no object has this key.
+        """
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start`; fewer at the end of the object.
+
+        Raises:
+            ObjectNotFoundError: no object has this key.
+        """
+
+    @abstractmethod
+    def chunks(self, key: str) -> Iterator[bytes]:
+        """The object's bytes, about 1 MiB at a time.
+
+        Raises:
+            ObjectNotFoundError: no object has this key.
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectInfo:
+        """Size, tag and age of an object.
+
+        Raises:
+            ObjectNotFoundError: no object has this key.
+        """
+
+    @abstractmethod
+    def put_create(self, key: str, body: bytes | FileBody) -> str:
+        """Write an object that does not exist yet; visible whole or not at all.
+
+        Returns:
+            The new tag.
+
+        Raises:
+            PreconditionFailedError: the key exists.
+            StoreRefusedError: the store has no create-only write.
+        """
+
+    @abstractmethod
+    def put_if_match(self, key: str, body: bytes, etag: str) -> str:
+        """Replace an object if its tag still is `etag`.
+
+        Returns:
+            The new tag.
+
+        Raises:
+            PreconditionFailedError: the tag is another, or the key is gone.
+            StoreRefusedError: the store has no compare-and-swap.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in the order of keys."""
+
+    @abstractmethod
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """Names directly under `prefix` (which ends in `/` or is empty) that hold objects."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove an object; an absent one is removed already."""
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Seconds since the epoch by the store's own clock, which `last_modified` is told by."""
+
+    def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
+        """Drop unfinished uploads that no listing shows; returns how many there were."""
+        return 0
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it stays under its root on every kind of store.
+
+    Example:
+        >>> check_key("alpaca/refs/latest.json")
+        'alpaca/refs/latest.json'
+        >>> check_key("../etc/passwd")
+        Traceback (most recent call last):
+        ...
+        packhouse.errors.ConfigError: '../etc/passwd' is not a key of an object store
+    """
+    parts = key.split("/")
+    if not key or "\\" in key or "\0" in key or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(f"'{key}' is not a key of an object store")
+    return key
+
+
+def open_store(uri: str) -> ObjectStore:
+    """Open a root: a local folder, `file:///folder` or `s3://bucket/prefix`.
+
+    Nothing is read yet, so that a wrong bucket shows at the first request. Credentials, region,
+    endpoint, profile and CA bundle come from the usual AWS environment and files.
+
+    Raises:
+        ConfigError: an unknown scheme, no bucket, or credentials inside the URI.
+        StoreRefusedError: a known kind of store without the conditional writes we need.
+    """
+    if "://" not in uri:
+        from packhouse.store.local import LocalStore
+
+        return LocalStore(Path(uri).expanduser())
+    parts = urlsplit(uri)
+    if "@" in parts.netloc or parts.query:
+        raise ConfigError(
+            f"a {parts.scheme}:// store URI must hold no credentials or options: use the AWS "
+            "environment variables or a profile"
+        )
+    if parts.scheme == "file":
+        from packhouse.store.local import LocalStore
+
+        return LocalStore(Path(parts.path))
+    if parts.scheme == "s3":
+        from packhouse.store.s3 import S3Store
+
+        return S3Store(bucket=parts.netloc, prefix=parts.path.strip("/"))
+    if parts.scheme in ("gs", "gcs", "az", "abfs", "abfss"):
+        raise StoreRefusedError(
+            f"{parts.scheme}:// stores are not supported for publication: no create-only write "
+            "of theirs is proven here. Use a folder or s3://bucket/prefix (Google's S3 gateway "
+            "works if `packhouse doctor storage` passes)"
+        )
+    raise ConfigError(f"unknown store '{uri}': give a folder or s3://bucket/prefix")
+
+
+def open_filesystem(uri: str) -> tuple[Any, str]:
+    """An fsspec filesystem (s3fs for S3) and the path in it, for pyarrow and datasets readers.
+
+    Reads only: s3fs retries and maps errors in ways that hide whether a write happened.
+    """
+    import fsspec
+
+    if uri.startswith("s3://"):
+        from packhouse.store.s3 import filesystem_options
+
+        return fsspec.filesystem("s3", **filesystem_options()), uri.removeprefix("s3://")
+    if "://" in uri and not uri.startswith("file://"):
+        raise ConfigError(f"unknown store '{uri}': give a folder or s3://bucket/prefix")
+    path = Path(uri.removeprefix("file://")).expanduser().resolve()
+    return fsspec.filesystem("file"), str(path)

@@ -1,0 +1,317 @@
+"""Publish a version: data first, manifest last, then the ref.
+
+    data, records, quarantine, card   create-only, named by content
+    manifest.json                     create-only: this is the commit
+    refs/<name>.json                  compare-and-swap
+
+Any number of publishers may do this at once, die anywhere and start again. The version id is known
+before the first byte, so a retry lands on the same keys and finds its own work there; the same
+version published twice is one version. A commit slot that garbage collection took makes the
+publisher start over in the next generation. Costs three requests beside the uploads.
+"""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packhouse.errors import ConfigError, ConflictError, IntegrityError, StoreRefusedError
+from packhouse.store.layout import check_name, check_vid, file_key, manifest_key, version_name
+from packhouse.store.manifest import (
+    FACTS,
+    FileEntry,
+    FileKind,
+    Manifest,
+    Tombstone,
+    canonical_json,
+    parse_slot,
+    refuse_secrets,
+    schema_fingerprint,
+    schema_to_json,
+)
+from packhouse.store.objects import (
+    Blob,
+    FileBody,
+    ObjectStore,
+    PreconditionFailedError,
+    file_body,
+)
+from packhouse.store.refs import Ref, move_ref_steps
+from packhouse.store.steps import All, Create, Steps, put_data, read, request, run
+
+__all__ = ["LocalFile", "PublishedVersion", "find_version", "publish_version"]
+
+# What is published: each file's entry in the manifest, and its bytes here.
+Uploads = tuple[tuple[FileEntry, FileBody], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A finished local file that shall be part of a version."""
+
+    path: str | Path
+    split: str
+    rows: int = 0
+    tokens: int = 0
+    sha256: str | None = None
+    """If given, the file must still have it."""
+    kind: FileKind = "data"
+    """`data`, `records`, `quarantine`: the folder it goes to. `card`: README.md."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedVersion:
+    """A committed version."""
+
+    dataset: str
+    version: str
+    """`<vid>.g<N>`."""
+    manifest: Manifest
+    created: bool
+    """False if it was there before this call looked."""
+    ref: Ref | None = None
+    """The ref after the call, if one was asked for."""
+
+
+def publish_version(
+    store: ObjectStore,
+    dataset: str,
+    vid: str,
+    files: Sequence[LocalFile],
+    facts: Mapping[str, Any],
+    ref: str | None = None,
+) -> PublishedVersion:
+    """Publish local files as a version, and move a ref to it.
+
+    Args:
+        store: where to.
+        dataset: name of the dataset.
+        vid: address of all inputs; equal inputs must have equal `vid`.
+        files: in the order of shards within each split and kind.
+        facts: plain JSON under `content_id`, `counts`, `audit`, `lineage`, `configuration`,
+            `engines`, `libraries`, and `provenance` (not hashed); `schema` is a pyarrow Schema, by
+            default that of the first Parquet or Arrow data file.
+        ref: name of the ref to move, unless it already pointed to this version at some time.
+
+    Returns:
+        The version; `created` is False if the same bytes were published before.
+
+    Raises:
+        ConflictError: the same `vid` holds other bytes: some step is not deterministic.
+        IntegrityError: a local file is not what its sha256 says.
+        StoreRefusedError: the store cannot guard a publication.
+    """
+    check_name("dataset", dataset)
+    check_vid(vid)
+    if ref is not None:
+        check_name("ref", ref)
+    uploads = name_files(files)
+    draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
+    return run(store, publish_steps(draft, uploads, ref))
+
+
+def find_version(store: ObjectStore, dataset: str, vid: str) -> PublishedVersion | None:
+    """The committed version of `vid`, or None; one small read, no listing."""
+    check_name("dataset", dataset)
+    manifest, _ = run(store, find_slot_steps(dataset, check_vid(vid)))
+    if manifest is None:
+        return None
+    return PublishedVersion(
+        dataset=dataset, version=manifest.version, manifest=manifest, created=False
+    )
+
+
+def name_files(files: Sequence[LocalFile]) -> Uploads:
+    """Hash the files and give each its content-hashed key, e.g. `data/train-00000-of-00002-...`.
+
+    Raises:
+        ConfigError: no data file, or a split with a strange name.
+        IntegrityError: a file is not what its sha256 says.
+    """
+    if not any(file.kind == "data" for file in files):
+        raise ConfigError("nothing to publish: no data files")
+    totals = Counter((file.kind, file.split) for file in files)
+    numbers: Counter[tuple[str, str]] = Counter()
+    uploads = []
+    for file in files:
+        check_name("split", file.split)
+        body = file_body(file.path)
+        if file.sha256 is not None and body.sha256 != file.sha256:
+            raise IntegrityError(
+                f"'{file.path}' has sha256 {body.sha256}, not {file.sha256}: it changed since it "
+                "was written; remove it and run its step again"
+            )
+        group = (file.kind, file.split)
+        key = _key(file, body, numbers[group], totals[group])
+        numbers[group] += 1
+        uploads.append((_entry(file, body, key), body))
+    return tuple(uploads)
+
+
+def _key(file: LocalFile, body: FileBody, number: int, total: int) -> str:
+    if file.kind == "card":
+        return f"card/README-{body.sha256[:12]}.md"
+    ending = "".join(Path(file.path).suffixes[-1:])
+    shard = f"{file.split}-{number:05d}-of-{total:05d}-{body.sha256[:12]}"
+    return f"{file.kind}/{shard}{ending}"
+
+
+def _entry(file: LocalFile, body: FileBody, key: str) -> FileEntry:
+    return FileEntry(
+        key=key,
+        kind=file.kind,
+        split=file.split,
+        size=body.size,
+        sha256=body.sha256,
+        rows=file.rows,
+        tokens=file.tokens,
+    )
+
+
+def draft_manifest(
+    dataset: str,
+    vid: str,
+    entries: Sequence[FileEntry],
+    facts: Mapping[str, Any],
+    files: Sequence[LocalFile],
+) -> Manifest:
+    """The manifest of generation 0.
+
+    Raises:
+        ConfigError: an unknown fact, or a credential in one.
+    """
+    known = {*FACTS, "provenance", "schema"}
+    if unknown := sorted(set(facts) - known):
+        raise ConfigError(f"unknown facts {unknown}; known: {sorted(known)}")
+    plain = {name: value for name, value in facts.items() if name != "schema"}
+    plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
+    refuse_secrets(plain)
+    schema = facts.get("schema")
+    if schema is None:
+        schema = _schema_of(files)
+    described = schema_to_json(schema) if schema is not None else {}
+    return Manifest(
+        dataset=dataset,
+        vid=vid,
+        generation=0,
+        files=tuple(entries),
+        schema=described,
+        schema_fingerprint=schema_fingerprint(described),
+        **plain,
+    )
+
+
+def _schema_of(files: Sequence[LocalFile]) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in (Path(file.path) for file in files if file.kind == "data"):
+        if path.suffix == ".parquet":
+            return pq.read_schema(path)
+        if path.suffix == ".arrow":
+            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+                return reader.schema
+    return None
+
+
+def publish_steps(draft: Manifest, uploads: Uploads, ref: str | None) -> Steps[PublishedVersion]:
+    """The protocol of `publish_version`, from the first look at the slot to the moved ref."""
+    found, generation = yield from find_slot_steps(draft.dataset, draft.vid)
+    manifest, created = found, False
+    while manifest is None:
+        ours = replace(draft, generation=generation)
+        yield All(_upload(ours, uploads))
+        manifest, created = yield from _commit_steps(ours)
+        if manifest is None:  # garbage collection took the slot while we uploaded
+            manifest, generation = yield from find_slot_steps(draft.dataset, draft.vid)
+    _check_same(replace(draft, generation=manifest.generation), manifest)
+    moved = None
+    if ref is not None:
+        moved = yield from move_ref_steps(draft.dataset, ref, manifest.version, once=True)
+    return PublishedVersion(
+        dataset=draft.dataset,
+        version=manifest.version,
+        manifest=manifest,
+        created=created,
+        ref=moved,
+    )
+
+
+def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]]:
+    """The committed manifest of `vid`, or None; and its generation, or the first free one.
+
+    Generations follow one another only over tombstones, so the first slot without one decides.
+    """
+    for generation in itertools.count():
+        slot = yield from read_slot_steps(dataset, version_name(vid, generation))
+        if not isinstance(slot, Tombstone):
+            return slot, generation
+    raise AssertionError("unreachable: generations do not end")
+
+
+def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
+    """What lies in a commit slot; a damaged answer is read once more."""
+    key = manifest_key(dataset, version)
+    for last in (False, True):
+        blob: Blob | None = yield from read(key)
+        if blob is None:
+            return None
+        try:
+            return parse_slot(blob.data, key)
+        except IntegrityError:
+            if last:
+                raise
+    raise AssertionError("unreachable: the last read returns or raises")
+
+
+def _upload(manifest: Manifest, uploads: Uploads) -> tuple[Steps[None], ...]:
+    folder = manifest.dataset, manifest.version
+    return tuple(put_data(file_key(*folder, entry.key), body) for entry, body in uploads)
+
+
+def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
+    """Take the commit slot. Returns what lies there (None: a tombstone) and if we put it there.
+
+    The slot is read back even after a success: it costs one request and shows a manifest that was
+    damaged on its way before anybody reads it.
+    """
+    created = True
+    try:
+        yield from request(Create(manifest_key(ours.dataset, ours.version), ours.to_bytes()))
+    except PreconditionFailedError:  # another publisher, a tombstone, or our own lost success
+        created = False
+    slot = yield from read_slot_steps(ours.dataset, ours.version)
+    if slot is None:
+        raise StoreRefusedError(
+            f"the store accepted the manifest of '{ours.dataset}' {ours.version} and does not "
+            "show it: reads do not follow writes there"
+        )
+    return (slot if isinstance(slot, Manifest) else None), created
+
+
+def _check_same(ours: Manifest, theirs: Manifest) -> None:
+    if ours.manifest_id == theirs.manifest_id:
+        return
+    same_rows = bool(ours.content_id) and ours.content_id == theirs.content_id
+    reason = (
+        "The rows are equal (content_id), so only the writing of files differs: did a library "
+        "change without its version being part of the version id?"
+        if same_rows
+        else "Some step is not deterministic, or an input is missing in the version id."
+    )
+    raise ConflictError(
+        f"'{ours.dataset}' has version {theirs.version} with manifest {theirs.manifest_id[:12]}, "
+        f"and ours is {ours.manifest_id[:12]}. {reason} Differs in: "
+        f"{', '.join(differing(ours, theirs))}",
+        ours=ours.manifest_id,
+        theirs=theirs.manifest_id,
+    )
+
+
+def differing(ours: Manifest, theirs: Manifest) -> list[str]:
+    """Names of the hashed parts in which two manifests differ."""
+    names = ("files", "schema", *FACTS)
+    return [name for name in names if getattr(ours, name) != getattr(theirs, name)]

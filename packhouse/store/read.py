@@ -1,0 +1,265 @@
+"""Read versions: resolve a name, fetch files with their digests checked, verify everything.
+
+A reader asks for the ref, the manifest and the files, each by key; it never lists, so it cannot
+see a version that is still being written. Every file is hashed as it arrives; a file with another
+digest is fetched once more and then reported, never used.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from packhouse.errors import (
+    ConfigError,
+    ContractError,
+    IntegrityError,
+    TransientError,
+    VersionNotFoundError,
+)
+from packhouse.store.contracts import check_data_file
+from packhouse.store.layout import check_name, file_key, is_version
+from packhouse.store.manifest import FileEntry, Manifest, parse_slot
+from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
+from packhouse.store.publish import find_slot_steps
+from packhouse.store.refs import committed_steps, read_ref_steps
+from packhouse.store.steps import Now, Pause, Steps, run
+
+__all__ = [
+    "OpenVersion",
+    "VerifyReport",
+    "list_versions",
+    "open_version",
+    "pull_version",
+    "verify_version",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenVersion:
+    """A committed version and the store it lies in."""
+
+    store: ObjectStore
+    dataset: str
+    version: str
+    manifest: Manifest
+
+    def files(self, kind: str = "data", split: str | None = None) -> list[FileEntry]:
+        """Entries of one kind, in published order; all splits, or one."""
+        wanted = [e for e in self.manifest.files if e.kind == kind]
+        return [e for e in wanted if split is None or e.split == split]
+
+    def key(self, entry: FileEntry) -> str:
+        """Key of a file under the store's root."""
+        return file_key(self.dataset, self.version, entry.key)
+
+    def uri(self, entry: FileEntry) -> str:
+        """Address of a file, for readers with their own client."""
+        return f"{self.store.uri}/{self.key(entry)}"
+
+    def fetch(self, entry: FileEntry, path: str | Path) -> Path:
+        """Download one file, resume what is there, and check its digest.
+
+        Raises:
+            IntegrityError: the store's bytes are not the published ones.
+        """
+        return _fetch(self, entry, Path(path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyReport:
+    """What `verify_version` found."""
+
+    version: str
+    num_files: int
+    num_bytes: int
+    num_rows: int
+    num_tokens: int
+    problems: tuple[str, ...]
+    """One sentence each, with the file's name; empty if all is well."""
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nothing was found."""
+        return not self.problems
+
+
+def open_version(
+    root: str | ObjectStore, dataset: str, ref_or_version: str = "latest"
+) -> OpenVersion:
+    """Resolve a ref, a version (`<vid>.g<N>`) or a bare version id to a committed version.
+
+    Raises:
+        VersionNotFoundError: none of these is there.
+        IntegrityError: the ref or manifest is damaged.
+    """
+    store = open_store(root) if isinstance(root, str) else root
+    check_name("dataset", dataset)
+    manifest = run(store, resolve_steps(dataset, ref_or_version))
+    return OpenVersion(store=store, dataset=dataset, version=manifest.version, manifest=manifest)
+
+
+def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
+    """Name -> manifest; a ref wins over a version id of the same letters."""
+    if is_version(name):
+        return (yield from committed_steps(dataset, name))
+    found = yield from read_ref_steps(dataset, check_name("ref", name))
+    if found is not None:
+        return (yield from committed_steps(dataset, found[0].version))
+    if name.isalnum():
+        manifest, _ = yield from find_slot_steps(dataset, name)
+        if manifest is not None:
+            return manifest
+    raise VersionNotFoundError(
+        f"'{dataset}' has no ref or version '{name}'; see `packhouse ls {dataset}`"
+    )
+
+
+def list_versions(store: ObjectStore, dataset: str) -> list[Manifest]:
+    """Every committed version of a dataset, by name. Lists, so it is for people and collection."""
+    check_name("dataset", dataset)
+    versions = []
+    for version in store.list_folders(f"{dataset}/v/"):
+        if is_version(version):
+            try:
+                versions.append(run(store, committed_steps(dataset, version)))
+            except VersionNotFoundError:
+                continue  # not committed (yet), or collected
+    return versions
+
+
+def pull_version(
+    opened: OpenVersion, dest: str | Path, *, num_threads: int = 8, kinds: Sequence[str] = ()
+) -> Path:
+    """Copy a version to a local folder, in parallel; resumes and re-checks what is there.
+
+    `manifest.json` is written last, so a folder that has one is whole. The folder can be given to
+    `datasets.load_dataset`.
+
+    Args:
+        opened: what to pull.
+        dest: folder, made if need be.
+        num_threads: files in flight.
+        kinds: only these kinds of files; all by default.
+
+    Raises:
+        ConfigError: the folder holds another version.
+        IntegrityError: the store's bytes are not the published ones.
+    """
+    dest = Path(dest)
+    dest.mkdir(parents=True, exist_ok=True)
+    marker = dest / "manifest.json"
+    if marker.exists():
+        _check_same_version(marker, opened)
+    wanted = [e for e in opened.manifest.files if not kinds or e.kind in kinds]
+    _in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
+    staged = dest / ".manifest.json.partial"
+    staged.write_bytes(opened.manifest.to_bytes())
+    os.replace(staged, marker)  # noqa: PTH105
+    return dest
+
+
+def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport:
+    """Check all bytes, schemas, counts and value contracts of a version, from its store alone.
+
+    Each file is fetched to a temporary folder, so the disk needs room for `num_threads` files.
+    """
+    manifest = opened.manifest
+    with tempfile.TemporaryDirectory(prefix="packhouse-verify-") as folder:
+        found = _in_parallel(
+            lambda e: _file_problems(opened, e, Path(folder)), manifest.files, num_threads
+        )
+    data = opened.files()
+    return VerifyReport(
+        version=opened.version,
+        num_files=len(manifest.files),
+        num_bytes=manifest.num_bytes,
+        num_rows=sum(entry.rows for entry in data),
+        num_tokens=sum(entry.tokens for entry in data),
+        problems=tuple(problem for problems in found for problem in problems),
+    )
+
+
+def _file_problems(opened: OpenVersion, entry: FileEntry, folder: Path) -> list[str]:
+    path = folder / entry.key
+    try:
+        opened.fetch(entry, path)
+        check_data_file(path, entry, opened.manifest)
+    except (IntegrityError, ContractError, VersionNotFoundError) as error:
+        return [f"{entry.key}: {error}"]
+    finally:
+        path.unlink(missing_ok=True)
+    return []
+
+
+def _check_same_version(marker: Path, opened: OpenVersion) -> None:
+    there = parse_slot(marker.read_bytes(), str(marker))
+    if isinstance(there, Manifest) and there.manifest_id == opened.manifest.manifest_id:
+        return
+    raise ConfigError(
+        f"'{marker.parent}' holds another version already; pull {opened.version} to a new folder"
+    )
+
+
+def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
+    if path.exists() and _sha256(path) == entry.sha256:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
+    for last in (False, True):
+        run(opened.store, _download_steps(opened, entry, partial))
+        if _sha256(partial) == entry.sha256:
+            os.replace(partial, path)  # noqa: PTH105
+            return path
+        partial.unlink()
+        if last:
+            break
+    raise IntegrityError(
+        f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), twice "
+        "in a row: the object is damaged. Restore it, or publish the version again elsewhere",
+        key=entry.key,
+    )
+
+
+def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Steps[None]:
+    """Append what is missing; a connection lost in between goes on from where it broke."""
+    key, attempt, started = opened.key(entry), 0, None
+    while True:
+        have = partial.stat().st_size if partial.exists() else 0
+        if have > entry.size:
+            partial.unlink()
+            have = 0
+        if have == entry.size and partial.exists():
+            return
+        try:
+            opened.store.download(key, partial, offset=have)
+            return  # too short or damaged shows in the digest
+        except ObjectNotFoundError:
+            raise VersionNotFoundError(f"'{opened.uri(entry)}' is gone", key=key) from None
+        except TransientError as error:
+            if started is None:
+                started = yield Now()
+            yield Pause(attempt, started, error)
+            attempt += 1
+
+
+def _in_parallel(do: Callable[[T], R], items: Sequence[T], num_threads: int) -> list[R]:
+    with ThreadPoolExecutor(max(1, num_threads), "packhouse-pull") as pool:
+        futures = [pool.submit(do, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,290 @@
+"""Protocols as generators of store requests, so that one text is run, simulated and mutated.
+
+A protocol yields a request (`Read`, `Create`, `Swap`, ...) and gets the answer, or has the store's
+error thrown in at the `yield`. `run` performs requests against a real store; the simulation in the
+tests performs the same generators against a store in memory, chooses who moves next, and drops,
+doubles or delays answers at every request. There is no second model that could drift away.
+
+Here also lies the one place that retries: transient errors only, with full jitter, until a
+deadline. A retried conditional write may meet its own lost success, so a 412 is never taken as
+"someone else": the caller reads back and compares.
+"""
+
+import hashlib
+import random
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from packhouse.errors import IntegrityError, PackhouseError, TransientError
+from packhouse.store.objects import (
+    Blob,
+    FileBody,
+    ObjectInfo,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+)
+
+__all__ = [
+    "All",
+    "Clock",
+    "Create",
+    "Delete",
+    "Fingerprint",
+    "ListAll",
+    "ListFolders",
+    "NewId",
+    "Pause",
+    "Read",
+    "RetryPolicy",
+    "Stat",
+    "Steps",
+    "Swap",
+    "put_data",
+    "read",
+    "request",
+    "run",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Bytes and tag of an object -> `Blob`."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Size, tag and age -> `ObjectInfo`."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """sha256 over an object's bytes -> hex."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create-only write -> tag."""
+
+    key: str
+    body: bytes | FileBody
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Compare-and-swap -> tag."""
+
+    key: str
+    body: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Removal -> None."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListAll:
+    """Everything under a prefix -> list[ObjectInfo]."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListFolders:
+    """Folder names under a prefix -> list[str]."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The store's time -> seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewId:
+    """A name that nobody else has -> str."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait before try number `attempt` + 1, or give up with `cause` when the time is over."""
+
+    attempt: int
+    started: float
+    cause: PackhouseError
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Monotonic seconds of this machine, only for `Pause`."""
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Protocols that may run side by side -> list of their results, in order."""
+
+    parts: tuple["Steps[Any]", ...]
+
+
+Request = (
+    Read | Stat | Fingerprint | Create | Swap | Delete | ListAll | ListFolders | Clock | NewId
+    | Pause | Now | All
+)  # fmt: skip
+Steps = Generator[Request, Any, T]
+
+
+def request(wanted: Request) -> Steps[Any]:
+    """One request, repeated while the store is busy or its answer is lost."""
+    attempt, started = 0, None
+    while True:
+        try:
+            return (yield wanted)
+        except TransientError as error:
+            if started is None:
+                started = yield Now()
+            yield Pause(attempt, started, error)
+            attempt += 1
+
+
+def read(key: str) -> Steps[Blob | None]:
+    """An object, or None if there is none."""
+    try:
+        blob: Blob = yield from request(Read(key))
+    except ObjectNotFoundError:
+        return None
+    return blob
+
+
+def put_data(key: str, body: FileBody) -> Steps[None]:
+    """Write a data file create-only; a file that is there already must hold the same bytes.
+
+    Raises:
+        IntegrityError: the key holds other bytes than its name says.
+    """
+    try:
+        tag = yield from request(Create(key, body))
+    except PreconditionFailedError:
+        info: ObjectInfo = yield from request(Stat(key))
+        tag = info.etag if info.size == body.size else ""
+    # On most stores the tag of a single PUT is the MD5; where it is not, ask for the bytes.
+    if tag != body.md5 and (yield from request(Fingerprint(key))) != body.sha256:
+        raise IntegrityError(
+            f"'{key}' holds other bytes than '{body.path}' (sha256 {body.sha256}); the store "
+            "damaged it, or it was written by hand. Remove that object and publish again",
+            key=key,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """How long and how often a transient error is tried again."""
+
+    deadline_s: float = 120.0
+    """Seconds from the first failure after which the error is raised."""
+    base_s: float = 0.1
+    """First wait is in [0, base_s); it doubles with each try (full jitter)."""
+    cap_s: float = 8.0
+    """Longest wait."""
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after failed try number `attempt` (0, 1, ...)."""
+        return random.uniform(0, min(self.cap_s, self.base_s * 2 ** min(attempt, 16)))
+
+
+def run(
+    store: ObjectStore, steps: Steps[T], *, retry: RetryPolicy | None = None, num_threads: int = 8
+) -> T:
+    """Perform a protocol against a store and return its result.
+
+    Raises:
+        PackhouseError: whatever the protocol raises.
+    """
+    retry = retry or RetryPolicy()
+    answer: Any = None
+    error: PackhouseError | None = None
+    while True:
+        try:
+            wanted = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        answer, error = None, None
+        try:
+            answer = _perform(store, wanted, retry, num_threads)
+        except PackhouseError as raised:
+            error = raised
+
+
+def _perform(store: ObjectStore, wanted: Request, retry: RetryPolicy, num_threads: int) -> Any:
+    match wanted:
+        case Read(key):
+            return store.get(key)
+        case Stat(key):
+            return store.head(key)
+        case Fingerprint(key):
+            return _sha256(store.chunks(key))
+        case Create(key, body):
+            return store.put_create(key, body)
+        case Swap(key, body, etag):
+            return store.put_if_match(key, body, etag)
+        case Delete(key):
+            return store.delete(key)
+        case ListAll(prefix):
+            return list(store.list(prefix))
+        case ListFolders(prefix):
+            return list(store.list_folders(prefix))
+        case Clock():
+            return store.clock()
+        case NewId():
+            return uuid.uuid4().hex
+        case Now():
+            return time.monotonic()
+        case Pause(attempt, started, cause):
+            return _pause(retry, attempt, started, cause)
+        case All(parts):
+            return _run_all(store, parts, retry, num_threads)
+
+
+def _pause(retry: RetryPolicy, attempt: int, started: float, cause: PackhouseError) -> None:
+    delay = retry.delay_s(attempt)
+    if time.monotonic() + delay - started > retry.deadline_s:
+        raise cause
+    time.sleep(delay)
+
+
+def _run_all(
+    store: ObjectStore, parts: tuple[Steps[Any], ...], retry: RetryPolicy, num_threads: int
+) -> list[Any]:
+    if len(parts) < 2 or num_threads < 2:
+        return [run(store, part, retry=retry, num_threads=1) for part in parts]
+    with ThreadPoolExecutor(min(num_threads, len(parts)), "packhouse-store") as pool:
+        futures = [pool.submit(run, store, p, retry=retry, num_threads=1) for p in parts]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _sha256(chunks: Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()

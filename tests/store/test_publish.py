@@ -1,0 +1,172 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packhouse.errors import ConfigError, ConflictError, IntegrityError, VersionNotFoundError
+from packhouse.store import (
+    LocalFile,
+    find_version,
+    load_ref,
+    open_store,
+    open_version,
+    publish_version,
+    pull_version,
+    rollback_ref,
+    set_ref,
+    verify_version,
+)
+
+
+def pack_table(first: int = 1) -> pa.Table:
+    return pa.table(
+        {
+            "input_ids": pa.array([[first, 2, 3, 4, 5], [6, 7]], pa.list_(pa.int32())),
+            "labels": pa.array([[-100, 2, -100, 4, 5], [-100, 7]], pa.list_(pa.int32())),
+            "seq_lengths": pa.array([[3, 2], [2]], pa.list_(pa.int32())),
+            "record_ids": [["a", "b"], ["c"]],
+        }
+    )
+
+
+def pack_file(folder, first: int = 1) -> LocalFile:
+    path = folder / f"train-{first}.parquet"
+    pq.write_table(pack_table(first), path, write_page_checksum=True)
+    return LocalFile(path, "train", rows=2, tokens=7)
+
+
+FACTS = {"content_id": "c1", "configuration": {"pack": {"seq_len": 8}}, "counts": {"rows": 3}}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path / "store"))
+
+
+def test_a_published_version_is_found_through_its_ref_and_verifies(store, tmp_path):
+    done = publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+
+    assert (done.version, done.created, done.ref.seq) == ("aaaa.g0", True, 1)
+    opened = open_version(store.uri, "tiny")
+    assert opened.manifest == done.manifest
+    report = verify_version(opened)
+    assert report.problems == ()
+    assert (report.num_rows, report.num_tokens) == (2, 7)
+
+
+def test_identical_republication_is_a_success_that_writes_nothing(store, tmp_path):
+    first = publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    before = list(store.list(""))
+    again = publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+
+    assert (again.created, again.version, again.ref) == (False, first.version, first.ref)
+    assert list(store.list("")) == before
+
+
+def test_other_bytes_at_the_same_version_id_are_an_alarm(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+
+    with pytest.raises(ConflictError, match=r"not deterministic.*Differs in: files"):
+        publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS | {"content_id": ""})
+    with pytest.raises(ConflictError, match="rows are equal"):
+        publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS)
+
+
+def test_late_republication_does_not_turn_the_ref_back(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    publish_version(store, "tiny", "bbbb", [pack_file(tmp_path, 9)], FACTS, "latest")
+    late = publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+
+    assert late.ref.version == "bbbb.g0"
+    assert load_ref(store, "tiny", "latest").seq == 2
+
+
+def test_rollback_is_a_move_and_keeps_the_history(store, tmp_path):
+    for vid, first in [("aaaa", 1), ("bbbb", 9)]:
+        publish_version(store, "tiny", vid, [pack_file(tmp_path, first)], FACTS, "latest")
+    back = rollback_ref(store, "tiny", "latest")
+
+    assert (back.version, back.seq, back.parent) == ("aaaa.g0", 3, "bbbb.g0")
+    assert [move.version for move in back.past] == ["bbbb.g0", "aaaa.g0"]
+    with pytest.raises(VersionNotFoundError, match="2 moves behind it, cannot go back 9"):
+        rollback_ref(store, "tiny", "latest", 9)
+
+
+def test_a_ref_points_only_to_committed_versions_and_expected_guards_it(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+
+    publish_version(store, "tiny", "dddd", [pack_file(tmp_path, 9)], FACTS)
+    with pytest.raises(VersionNotFoundError, match=r"version 'cccc\.g0' of 'tiny' does not exist"):
+        set_ref(store, "tiny", "prod", "cccc.g0")
+    assert set_ref(store, "tiny", "prod", "aaaa.g0").seq == 1
+    assert set_ref(store, "tiny", "prod", "aaaa.g0").seq == 1  # there already
+    with pytest.raises(ConflictError, match=r"points to aaaa\.g0, not to bbbb\.g0"):
+        set_ref(store, "tiny", "prod", "dddd.g0", expected="bbbb.g0")
+
+
+def test_find_version_and_names_that_are_not_there(store, tmp_path):
+    assert find_version(store, "tiny", "aaaa") is None
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS)
+
+    assert find_version(store, "tiny", "aaaa").version == "aaaa.g0"
+    assert open_version(store, "tiny", "aaaa").version == "aaaa.g0"
+    with pytest.raises(VersionNotFoundError, match="no ref or version 'latest'"):
+        open_version(store, "tiny", "latest")
+
+
+@pytest.mark.parametrize("dataset", ["", "Tiny", "../x", "a/b", "-a", "a" * 65])
+def test_dataset_names_are_checked(store, tmp_path, dataset):
+    with pytest.raises(ConfigError, match="use a-z, 0-9"):
+        publish_version(store, dataset, "aaaa", [pack_file(tmp_path)], FACTS)
+
+
+def test_credentials_do_not_get_into_a_manifest(store, tmp_path):
+    facts = FACTS | {"lineage": {"sources": [{"uri": "s3://key:secret@bucket/x"}]}}
+    with pytest.raises(ConfigError, match="key 'sources', key 'uri' would publish a credential"):
+        publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], facts)
+
+
+def test_a_file_that_changed_since_it_was_hashed_is_not_published(store, tmp_path):
+    file = pack_file(tmp_path)
+    stated = LocalFile(file.path, "train", 2, 7, sha256="0" * 64)
+    with pytest.raises(IntegrityError, match="changed since it was written"):
+        publish_version(store, "tiny", "aaaa", [stated], FACTS)
+
+
+def test_pull_is_verified_resumed_and_whole_only_with_its_manifest(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    opened = open_version(store, "tiny")
+    dest = pull_version(opened, tmp_path / "pulled")
+
+    (entry,) = opened.files()
+    assert pq.read_table(dest / entry.path).equals(pack_table())
+    assert (dest / "manifest.json").read_bytes() == opened.manifest.to_bytes()
+
+    whole = (dest / entry.path).read_bytes()
+    (dest / entry.path).unlink()
+    (dest / "manifest.json").unlink()
+    partial = (dest / entry.path).with_name(
+        f".{entry.path.split('/')[1]}.{entry.sha256[:12]}.partial"
+    )
+    partial.write_bytes(whole[:100])
+    pull_version(opened, dest)
+    assert (dest / entry.path).read_bytes() == whole
+    assert not partial.exists()
+
+    publish_version(store, "tiny", "bbbb", [pack_file(tmp_path, 9)], FACTS, "latest")
+    with pytest.raises(ConfigError, match="holds another version"):
+        pull_version(open_version(store, "tiny"), dest)
+
+
+def test_a_damaged_file_is_reported_and_never_used(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    opened = open_version(store, "tiny")
+    (entry,) = opened.files()
+    path = tmp_path / "store" / opened.key(entry)
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(IntegrityError, match="does not hold the published bytes"):
+        pull_version(opened, tmp_path / "pulled")
+    assert not (tmp_path / "pulled" / "manifest.json").exists()
+    assert len(verify_version(opened).problems) == 1

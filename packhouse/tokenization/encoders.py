@@ -1,0 +1,127 @@
+"""Arrow strings in, ids out: HF `tokenizers`, the reference, and whatever reproduces it faster.
+
+An encoder takes whole texts, recognises added tokens in them and adds none of its own.
+HF encodes 2 to 3 MB/s a core; see `packhouse.tokenization.gate` for when another one is used.
+"""
+
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.tokenization.snapshot import TokenizerSnapshot
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+__all__ = ["Encoder", "HFEncoder", "Ids", "text_offsets"]
+
+Ids = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
+"""Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
+
+_CHUNK_BYTES = 2**20  # an HF `Encoding` takes about 100 bytes per token
+
+
+class Encoder(Protocol):
+    """Turns texts into ids exactly as the tokenizer with `add_special_tokens=False` does."""
+
+    @property
+    def name(self) -> str:
+        """Package of the encoder."""
+
+    @property
+    def version(self) -> str:
+        """Version of that package."""
+
+    def encode(self, texts: pa.StringArray) -> Ids:
+        """Encode texts; the ids are those of HF `tokenizers`."""
+
+
+class HFEncoder:
+    """The reference: `tokenizers` itself.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> encoder = HFEncoder(Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])))
+        >>> ids, offsets = encoder.encode(pa.array(["abb", "", "a"]))
+        >>> ids.tolist(), offsets.tolist()
+        ([2, 1, 0], [0, 2, 2, 3])
+    """
+
+    name = "tokenizers"
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        import tokenizers
+
+        self.version = tokenizers.__version__
+        self._tokenizer = tokenizer
+
+    def encode(self, texts: pa.StringArray) -> Ids:
+        """Encode texts in chunks of 1 MiB, so that HF's objects stay few."""
+        parts = [np.zeros(0, np.int32)]
+        lengths = [np.zeros(1, np.int64)]
+        for start, end in chunks_of(texts, _CHUNK_BYTES):
+            batch = texts[start:end].to_pylist()
+            rows = [e.ids for e in self._encode(batch)]
+            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            parts.append(np.fromiter(chain.from_iterable(rows), np.int32, lengths[-1].sum()))
+        return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
+
+    def _encode(self, batch: list[str]) -> "list[Encoding]":
+        return self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+
+
+@lru_cache(maxsize=2)
+def load_tokenizer(backend: str) -> "Tokenizer":
+    """Load a pipeline with `tokenizers` (Qwen: 0.4 s), once per process.
+
+    It has no post-processor: none adds ids here, but some move offsets past leading spaces.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(backend)
+    tokenizer.post_processor = None
+    return tokenizer
+
+
+def hf_encoder(snapshot: TokenizerSnapshot) -> HFEncoder:
+    """Load the reference encoder of a tokenizer, once per process."""
+    return HFEncoder(load_tokenizer(snapshot.backend))
+
+
+def text_offsets(texts: pa.StringArray) -> npt.NDArray[np.int32]:
+    """Byte offsets of texts in their buffer, shape [num_texts + 1]; a slice starts above 0."""
+    buffer = texts.buffers()[1]
+    if buffer is None:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(buffer, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+
+
+def text_bytes(texts: pa.StringArray) -> npt.NDArray[np.uint8]:
+    """All bytes of texts, behind one another; not copied."""
+    offsets = text_offsets(texts)
+    buffer = texts.buffers()[2]
+    if buffer is None:
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(buffer, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def chunks_of(texts: pa.StringArray, max_bytes: int) -> list[tuple[int, int]]:
+    """Cut texts into row ranges of at most `max_bytes`, or of one row where that is longer.
+
+    Example:
+        >>> chunks_of(pa.array(["aa", "bb", "cccccc", "d"]), max_bytes=4)
+        [(0, 2), (2, 3), (3, 4)]
+    """
+    offsets = text_offsets(texts).astype(np.int64)
+    chunks = []
+    start = 0
+    while start < len(texts):
+        end = int(np.searchsorted(offsets, offsets[start] + max_bytes, "right")) - 1
+        end = max(end, start + 1)
+        chunks.append((start, end))
+        start = end
+    return chunks

@@ -1,0 +1,212 @@
+"""The JSON of a `tokenizers` pipeline as arrays: the bytes each token stands for, and its flags.
+
+Merges are most of the JSON and are not needed, so they are cut off before parsing (Qwen: 4.6 MB,
+0.06 s instead of 0.14). Tables are kept per process, two at most; a table takes about 10 bytes
+per token plus its text.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["AddedToken", "Pipeline", "read_pipeline"]
+
+WORD_MARK = "\u2581"  # SentencePiece writes a space as this
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddedToken:
+    """One entry of `added_tokens`: text that is recognised before the model sees it."""
+
+    id: int
+    text: str
+    is_special: bool
+    strips: bool
+    """Swallows white space beside it, so that it covers more than its own text."""
+
+    @property
+    def is_control(self) -> bool:
+        """Whether contents that hold this text would steer the model."""
+        if self.is_special:
+            return True
+        return len(self.text) >= 3 and not self.text.isspace()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pipeline:
+    """What a pipeline says about its tokens, without the means to encode."""
+
+    added: tuple[AddedToken, ...]
+    """Added tokens by id."""
+
+    model_type: str
+    """`BPE`, `WordPiece`, `Unigram` or `WordLevel`."""
+
+    dropout: float | None
+    """BPE dropout; any but None or 0 makes ids random."""
+
+    unk_id: int | None
+    """Id of the unknown token, if the model has one."""
+
+    has_word_marks: bool
+    """Whether a space may be put before the text (SentencePiece's dummy prefix)."""
+
+    token_bytes: pa.BinaryArray | None
+    """Bytes that each id stands for, if token texts can be turned back to bytes at all."""
+
+    widths: npt.NDArray[np.int32]
+    """Length of each of `token_bytes`; empty if there are none."""
+
+    is_added: npt.NDArray[np.bool_]
+    """Whether an id is of an added token, shape [vocab_size]."""
+
+    is_control: npt.NDArray[np.bool_]
+    """Whether an id is of a control token, shape [vocab_size]."""
+
+
+@lru_cache(maxsize=2)
+def read_pipeline(backend: str) -> Pipeline:
+    """Read the JSON of a pipeline (`Tokenizer.to_str()`) into a table of tokens."""
+    parsed = _parse_without_merges(backend)
+    model = parsed["model"]
+    added = _added_tokens(parsed["added_tokens"])
+    tokens = _tokens_by_id(model["vocab"], added)
+    steps = _step_types(parsed["normalizer"]) + _step_types(parsed["pre_tokenizer"])
+    has_word_marks = _has_word_marks(parsed)
+    token_bytes = None
+    if "ByteLevel" in steps:
+        token_bytes = _byte_level(tokens)
+    elif has_word_marks:
+        token_bytes = _word_marked(tokens)
+    if token_bytes is not None:
+        token_bytes = _with_added(token_bytes, added)
+    widths = np.zeros(0, np.int32) if token_bytes is None else _widths(token_bytes)
+    return Pipeline(
+        added=added,
+        model_type=model["type"],
+        dropout=model.get("dropout"),
+        unk_id=_unk_id(model, tokens),
+        has_word_marks=has_word_marks,
+        token_bytes=token_bytes,
+        widths=widths,
+        is_added=_mask([token.id for token in added], len(tokens)),
+        is_control=_mask([token.id for token in added if token.is_control], len(tokens)),
+    )
+
+
+def _parse_without_merges(backend: str) -> dict[str, Any]:
+    # A quote inside a JSON string is escaped, so this text is the key itself and no token's.
+    cut = backend.rfind('},"merges":[')
+    text = backend if cut < 0 else backend[:cut] + "}}}"
+    parsed: dict[str, Any] = orjson.loads(text)
+    return parsed
+
+
+def _added_tokens(entries: list[dict[str, Any]]) -> tuple[AddedToken, ...]:
+    tokens = [
+        AddedToken(
+            id=entry["id"],
+            text=entry["content"],
+            is_special=entry["special"],
+            strips=entry["lstrip"] or entry["rstrip"],
+        )
+        for entry in entries
+    ]
+    return tuple(sorted(tokens, key=lambda token: token.id))
+
+
+def _tokens_by_id(vocab: Any, added: tuple[AddedToken, ...]) -> list[str]:
+    if isinstance(vocab, dict):
+        size = 1 + max(max(vocab.values(), default=-1), max((t.id for t in added), default=-1))
+        tokens = [""] * size
+        for text, index in vocab.items():
+            tokens[index] = text
+    else:  # Unigram: [[piece, score], ...] in the order of ids
+        size = 1 + max(len(vocab) - 1, max((t.id for t in added), default=-1))
+        tokens = [piece for piece, _ in vocab] + [""] * (size - len(vocab))
+    return tokens
+
+
+def _step_types(step: dict[str, Any] | None) -> list[str]:
+    if step is None:
+        return []
+    inner = step.get("normalizers") or step.get("pretokenizers") or []
+    return [step["type"], *(kind for part in inner for kind in _step_types(part))]
+
+
+def _has_word_marks(parsed: dict[str, Any]) -> bool:
+    if "Metaspace" in _step_types(parsed["pre_tokenizer"]):
+        return True
+    return "Replace" in _step_types(parsed["normalizer"]) and WORD_MARK in str(parsed["normalizer"])
+
+
+def _unk_id(model: dict[str, Any], tokens: list[str]) -> int | None:
+    if model.get("unk_id") is not None:
+        return int(model["unk_id"])
+    text = model.get("unk_token")
+    return tokens.index(text) if text is not None and text in tokens else None
+
+
+def _byte_level(tokens: list[str]) -> pa.BinaryArray:
+    """GPT-2's alphabet back to bytes; a character outside it stands for its own UTF-8."""
+    codes = np.frombuffer("".join(tokens).encode("utf-32-le"), np.uint32)
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    table = _byte_alphabet()
+    foreign = codes >= len(table)
+    foreign |= table[np.minimum(codes, len(table) - 1)] < 0
+    data = table[np.minimum(codes, len(table) - 1)].astype(np.uint8)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    array = pa.BinaryArray.from_buffers(
+        pa.binary(), len(tokens), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    rows = np.searchsorted(offsets, np.flatnonzero(foreign), "right") - 1
+    own = {int(row): tokens[row].encode() for row in np.unique(rows)}
+    return _replaced(array, own)
+
+
+def _byte_alphabet() -> npt.NDArray[np.int16]:
+    """Code point -> byte, -1 where none: printable Latin-1 is itself, the others are 256 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = np.full(256 + len(others), -1, np.int16)
+    table[printable] = printable
+    table[256:] = others
+    return table
+
+
+def _word_marked(tokens: list[str]) -> pa.BinaryArray:
+    """SentencePiece texts to bytes: word marks are spaces, `<0xAB>` is one byte."""
+    array = pc.replace_substring(pa.array(tokens, pa.string()), WORD_MARK, " ").cast(pa.binary())
+    hexadecimal = re.compile(r"<0x([0-9A-F]{2})>")
+    found = ((i, hexadecimal.fullmatch(t)) for i, t in enumerate(tokens) if t.startswith("<0x"))
+    return _replaced(array, {i: bytes.fromhex(match[1]) for i, match in found if match})
+
+
+def _with_added(array: pa.BinaryArray, added: tuple[AddedToken, ...]) -> pa.BinaryArray:
+    return _replaced(array, {token.id: token.text.encode() for token in added})
+
+
+def _replaced(array: pa.BinaryArray, values: dict[int, bytes]) -> pa.BinaryArray:
+    if not values:
+        return array
+    mask = _mask(list(values), len(array))
+    ordered = pa.array([values[index] for index in sorted(values)], pa.binary())
+    return pc.replace_with_mask(array, pa.array(mask), ordered)
+
+
+def _mask(ids: list[int], size: int) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(size, np.bool_)
+    mask[ids] = True
+    return mask
+
+
+def _widths(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    widths: npt.NDArray[np.int32] = pc.binary_length(array).to_numpy()
+    return widths

@@ -1,0 +1,201 @@
+"""Tokenizers trained in this process, real ones where they are at hand, and tables to feed them."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from packhouse.tables import FORMATTED
+from packhouse.tokenization import TokenizerSnapshot, load_snapshot
+
+REAL = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3", "bert-base-uncased"]
+CONTROL = ["<|start|>", "<|end|>"]
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. It's 12:30, isn't it?",
+    "def f(x):\n    return x ** 2  # square\n",
+    "na\u00efve caf\u00e9 \u2014 \u4f60\u597d\u4e16\u754c \u3053\u3093\u306b\u3061\u306f",
+    "the cat and the hat and the bat " * 8,
+]
+
+
+def snapshot_of(tokenizer: Tokenizer, **special: str) -> TokenizerSnapshot:
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    return TokenizerSnapshot(
+        fingerprint="0" * 64,
+        class_name="PreTrainedTokenizerFast",
+        backend=tokenizer.to_str(),
+        vocab_size=max(vocab.values()) + 1,
+        added_tokens={token.content: index for index, token in added.items()},
+        special_tokens=special,
+        adds_bos=False,
+        chat_template=None,
+    )
+
+
+def train_byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        show_progress=False,
+        special_tokens=CONTROL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    return tokenizer
+
+
+def train_metaspace() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, show_progress=False, special_tokens=["<unk>", *bytes_], limit_alphabet=40
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    parsed = json.loads(tokenizer.to_str())
+    kept = [token for token in parsed["added_tokens"] if token["content"] == "<unk>"]
+    tokenizer = Tokenizer.from_str(json.dumps({**parsed, "added_tokens": kept}))
+    tokenizer.add_special_tokens(CONTROL)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> TokenizerSnapshot:
+    """Byte-level BPE with NFC, as Qwen's."""
+    return snapshot_of(train_byte_level(), eos_token="<|end|>")
+
+
+@pytest.fixture(scope="session")
+def metaspace() -> TokenizerSnapshot:
+    """SentencePiece-like BPE with byte fallback and a dummy prefix, as Mistral's."""
+    return snapshot_of(train_metaspace(), eos_token="<|end|>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="session", params=["byte_level", "metaspace"])
+def trained(request: pytest.FixtureRequest) -> TokenizerSnapshot:
+    """Each tokenizer that is trained in this process."""
+    snapshot: TokenizerSnapshot = request.getfixturevalue(request.param)
+    return snapshot
+
+
+@pytest.fixture(scope="session")
+def real_snapshots(
+    shared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], TokenizerSnapshot]:
+    """Load a real tokenizer by name, through one cache."""
+    cache = tmp_path_factory.mktemp("snapshots")
+    return lambda name: load_snapshot(shared / "tokenizers" / name, cache)
+
+
+@pytest.fixture(scope="session", params=REAL)
+def real_name(request: pytest.FixtureRequest) -> str:
+    """Name of each real tokenizer."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def alpaca(shared: Path) -> list[dict[str, str]]:
+    """The rows of Stanford Alpaca."""
+    text = (shared / "data" / "alpaca_data.json").read_text(encoding="utf-8")
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+Part = tuple[str, str]
+"""Text and what it is: `template`, `content` or `answer` (content that is trained)."""
+
+
+def formatted_table(rows: Sequence[Sequence[Part]], labels: Sequence[int | None] = ()) -> pa.Table:
+    """Rows made of parts, joined, with their content and trained spans."""
+    records: list[dict[str, Any]] = []
+    for number, parts in enumerate(rows):
+        text = ""
+        content, trained = [], []
+        for piece, kind in parts:
+            span = {"start": len(text.encode()), "end": len((text + piece).encode())}
+            text += piece
+            if kind in ("content", "answer"):
+                content.append(span)
+            if kind in ("answer", "end"):
+                trained.append(span)
+        records.append(
+            {
+                "record_id": f"{number:020x}",
+                "source": "s/f",
+                "row": number,
+                "text": text,
+                "content_spans": content,
+                "trained_spans": _merged(trained),
+                "label": labels[number] if labels else None,
+                "group_key": f"{number:020x}",
+            }
+        )
+    return pa.Table.from_pylist(records, schema=FORMATTED)
+
+
+def _merged(spans: list[dict[str, int]]) -> list[dict[str, int]]:
+    merged: list[dict[str, int]] = []
+    for span in spans:
+        if merged and merged[-1]["end"] == span["start"]:
+            merged[-1] = {"start": merged[-1]["start"], "end": span["end"]}
+        else:
+            merged.append(span)
+    return merged
+
+
+@pytest.fixture(scope="session")
+def make_formatted() -> Callable[..., pa.Table]:
+    """Build a FORMATTED table from rows of (text, kind) parts; see `formatted_table`."""
+    return formatted_table
+
+
+def alpaca_parts(row: dict[str, str], bos: str, eos: str) -> list[Part]:
+    """Stanford's template; the answer and its end token are trained."""
+    task = "Below is an instruction that describes a task"
+    with_input = ", paired with an input that provides further context" if row["input"] else ""
+    parts: list[Part] = [
+        (
+            f"{bos}{task}{with_input}. Write a response that appropriately completes the "
+            "request.\n\n### Instruction:\n",
+            "template",
+        ),
+        (row["instruction"], "content"),
+    ]
+    if row["input"]:
+        parts += [("\n\n### Input:\n", "template"), (row["input"], "content")]
+    return [*parts, ("\n\n### Response:\n", "template"), (row["output"], "answer"), (eos, "end")]
+
+
+@pytest.fixture(scope="session")
+def alpaca_formatted(
+    alpaca: list[dict[str, str]],
+) -> Callable[[TokenizerSnapshot, slice], pa.Table]:
+    """Alpaca as a FORMATTED table of a tokenizer."""
+
+    def build(snapshot: TokenizerSnapshot, rows: slice) -> pa.Table:
+        special = snapshot.special_tokens
+        bos = special.get("bos_token", special.get("cls_token", ""))
+        eos = special.get("eos_token", special.get("sep_token", ""))
+        return formatted_table([alpaca_parts(row, bos, eos) for row in alpaca[rows]])
+
+    return build

@@ -1,0 +1,40 @@
+"""Packing: a plan over lengths, one gather of tokens, the published layout and its contract.
+
+The rooms' way: `apply_over_length` on each shard -> `plan_packs` over all lengths of a side ->
+`gather` -> `check_packed` -> `to_layout`.
+"""
+
+from packhouse.packing.contract import check_packed
+from packhouse.packing.gather import GatherTally, gather
+from packhouse.packing.layout import (
+    IGNORE_INDEX,
+    expand_labels,
+    position_ids,
+    published_schema,
+    to_layout,
+)
+from packhouse.packing.overlength import Admitted, apply_over_length
+from packhouse.packing.plan import STRATEGIES, PackPlan, lower_bound, plan_packs
+from packhouse.packing.statistics import PackStatistics
+
+__all__ = [
+    "IGNORE_INDEX",
+    "STRATEGIES",
+    "VERSION",
+    "Admitted",
+    "GatherTally",
+    "PackPlan",
+    "PackStatistics",
+    "apply_over_length",
+    "check_packed",
+    "expand_labels",
+    "gather",
+    "lower_bound",
+    "plan_packs",
+    "position_ids",
+    "published_schema",
+    "to_layout",
+]
+
+VERSION = 1
+"""Of the engine; part of the step's cache key. Raise it whenever published bytes change."""

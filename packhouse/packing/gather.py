@@ -1,0 +1,237 @@
+"""Bring the tokens of planned packs together: one pass of slices, a few hundred packs at a time.
+
+A batch's tokens are one `bytes.join` over memory views of the mapped shards, so a token is copied
+once and no Python object stands for less than a sequence. Measured on Alpaca (mean 104 tokens):
+1.8 ns a token for that copy; `np.take` over an index per token 2.5, `np.concatenate` of slices 4.9.
+Everything else (ranges, ids of records) is numpy over the sequences of the batch.
+
+Shards stay mapped: beside the plan, memory holds offsets (12 bytes a record, 8 a trained range)
+and one batch. What is read does not depend on how the records are cut into shards.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.packing.lists import (
+    Ranges,
+    count_up,
+    flat_list,
+    list_array,
+    one_chunk,
+    ranges_array,
+    read_ranges,
+    string_bytes,
+)
+from packhouse.packing.plan import PackPlan
+from packhouse.tables import PACKED
+
+__all__ = ["GatherTally", "gather"]
+
+BATCH_TOKENS = 2**19
+"""Tokens of a batch, about: 256 packs of 2,048. It bounds memory and decides no published byte."""
+
+
+@dataclass(slots=True)
+class GatherTally:
+    """What a gather saw, to be read when it has ended."""
+
+    num_packs: int = 0
+    num_tokens: int = 0
+    num_sequences: int = 0
+    num_trained: int = 0
+    num_first_masked: int = 0
+    """Tokens that were trained alone but are the first of their sequence in a pack."""
+
+
+def gather(
+    shards: Sequence[pa.Table],
+    plan: PackPlan,
+    lengths: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.integer[Any]] | None = None,
+    *,
+    first_pack: int = 0,
+    last_pack: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    tally: GatherTally | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the packs of a plan as batches of schema `tables.PACKED`.
+
+    The first token of a sequence in a pack is never trained, for it would be predicted from the
+    record before it: a range that begins there is shrunk by one token, and counted.
+
+    Args:
+        shards: tables of schema `tables.TOKENIZED`; their records are numbered through.
+        plan: a plan over `lengths`.
+        lengths: tokens to take of each planned sequence, from its first one (`concat`: its length).
+        rows: record number of each planned sequence; by default sequence `i` is record `i`.
+        first_pack: the first pack to gather.
+        last_pack: the pack to stop before; by default all.
+        batch_tokens: tokens of a batch, about.
+        tally: is counted up while batches are yielded.
+
+    Yields:
+        Batches that stay valid; together they hold packs [first_pack, last_pack) in order.
+
+    Example:
+        >>> from packhouse.packing.plan import plan_packs
+        >>> from packhouse.tables import TOKENIZED
+        >>> record = {"record_id": "a", "source": "s", "row": 0, "input_ids": [7, 8, 9],
+        ...     "trained_ranges": [{"start": 0, "end": 3}], "num_tokens": 3, "num_trained": 3,
+        ...     "label": None, "group_key": "g"}
+        >>> lengths = np.array([3], dtype=np.int32)
+        >>> tally = GatherTally()
+        >>> table = pa.Table.from_pylist([record], TOKENIZED)
+        >>> [batch] = gather([table], plan_packs(lengths, 8), lengths, tally=tally)
+        >>> batch["trained_ranges"].to_pylist(), tally.num_first_masked
+        ([[{'start': 1, 'end': 3}]], 1)
+    """
+    records = _Records(shards)
+    tally = GatherTally() if tally is None else tally
+    last_pack = plan.num_packs if last_pack is None else last_pack
+    step = max(1, batch_tokens * plan.num_packs // max(1, plan.num_tokens))
+    for first in range(first_pack, last_pack, step):
+        yield _gather_batch(
+            records, plan, lengths, rows, (first, min(first + step, last_pack)), tally
+        )
+
+
+class _Records:
+    """All shards as one: per-record offsets in memory, tokens and names where they are."""
+
+    def __init__(self, shards: Sequence[pa.Table]) -> None:
+        # A chunk is a shard of its own, so that several chunks need no copy.
+        batches = [batch for shard in shards for batch in shard.to_batches() if batch.num_rows]
+        self.first_rows = np.cumsum([0] + [batch.num_rows for batch in batches])
+        ids = [flat_list(batch["input_ids"]) for batch in batches]
+        names = [string_bytes(batch["record_id"]) for batch in batches]
+        self.ids = [memoryview(values.data) for values, _ in ids]
+        self.names = [memoryview(values.data) for values, _ in names]
+        # Record r of chunk s has its offsets in places r + s and r + s + 1.
+        self.id_offsets = _joined([offsets for _, offsets in ids])
+        self.name_offsets = _joined([offsets for _, offsets in names])
+        self.ranges = _joined_ranges([read_ranges(batch["trained_ranges"]) for batch in batches])
+        self.labels = pa.chunked_array([batch["label"] for batch in batches], pa.int64())
+
+    def chunk_of(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        return np.searchsorted(self.first_rows, rows, side="right") - 1
+
+
+def _joined(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate(arrays) if arrays else np.zeros(1, dtype=np.int32)
+
+
+def _joined_ranges(ranges: list[Ranges]) -> Ranges:
+    before = np.cumsum([0] + [len(each.starts) for each in ranges])
+    offsets = [each.offsets + base for each, base in zip(ranges, before, strict=False)]
+    return Ranges(
+        _joined([each.starts for each in ranges]),
+        _joined([each.ends for each in ranges]),
+        _joined([each.astype(np.int32) for each in offsets]),
+    )
+
+
+def _gather_batch(
+    records: _Records,
+    plan: PackPlan,
+    lengths: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.integer[Any]] | None,
+    packs: tuple[int, int],
+    tally: GatherTally,
+) -> pa.RecordBatch:
+    low, high = plan.pack_offsets[packs[0]], plan.pack_offsets[packs[1]]
+    sequence = plan.order[low:high]
+    row = (sequence if rows is None else rows[sequence]).astype(np.int64)
+    starts = np.zeros(len(row), np.int64) if plan.starts is None else plan.starts[low:high]
+    ends = lengths[sequence] if plan.ends is None else plan.ends[low:high]
+    chunk = records.chunk_of(row)
+    slot = row + chunk
+    pack_offsets = plan.pack_offsets[packs[0] : packs[1] + 1] - low
+
+    seq_lengths = (ends - starts).astype(np.int32)
+    begin = records.id_offsets[slot].astype(np.int64)
+    assert (begin + ends <= records.id_offsets[slot + 1]).all(), "a length is over its record's"
+    input_ids = _join(records.ids, chunk, begin + starts, begin + ends)
+    token_offsets = np.concatenate([[0], np.cumsum(seq_lengths, dtype=np.int64)])
+    ranges, num_first_masked = _shifted_ranges(
+        records.ranges, slot, starts, ends, pack_offsets, token_offsets
+    )
+    tally.num_packs += len(pack_offsets) - 1
+    tally.num_tokens += int(token_offsets[-1])
+    tally.num_sequences += len(row)
+    tally.num_first_masked += num_first_masked
+    spans = ranges.values
+    tally.num_trained += int(np.subtract(spans.field("end"), spans.field("start")).sum())
+    ids = pa.Array.from_buffers(pa.int32(), int(token_offsets[-1]), [None, input_ids])
+    labels = pa.nulls(len(pack_offsets) - 1, pa.int64())
+    if plan.strategy == "none":
+        labels = one_chunk(records.labels.take(pa.array(row)))
+    columns = [
+        list_array(ids, token_offsets[pack_offsets], pa.int32()),
+        ranges,
+        list_array(pa.array(seq_lengths), pack_offsets, pa.int32()),
+        list_array(_names(records, chunk, slot), pack_offsets, pa.string()),
+        labels,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PACKED)
+
+
+def _join(
+    views: list[memoryview],
+    chunk: npt.NDArray[np.int64],
+    begin: npt.NDArray[Any],
+    end: npt.NDArray[Any],
+) -> pa.Buffer:
+    """The slices [begin, end) of the views' chunks, behind one another."""
+    if len(views) == 1:
+        view = views[0]
+        slices = [view[i:j] for i, j in zip(begin.tolist(), end.tolist(), strict=True)]
+    else:
+        places = zip(chunk.tolist(), begin.tolist(), end.tolist(), strict=True)
+        slices = [views[k][i:j] for k, i, j in places]
+    return pa.py_buffer(b"".join(slices))
+
+
+def _names(
+    records: _Records, chunk: npt.NDArray[np.int64], slot: npt.NDArray[np.int64]
+) -> pa.Array:
+    begin, end = records.name_offsets[slot], records.name_offsets[slot + 1]
+    offsets = np.concatenate([[0], np.cumsum(end - begin)]).astype(np.int32)
+    data = _join(records.names, chunk, begin, end)
+    return pa.StringArray.from_buffers(len(slot), pa.py_buffer(offsets), data)
+
+
+def _shifted_ranges(
+    ranges: Ranges,
+    slot: npt.NDArray[np.int64],
+    starts: npt.NDArray[Any],
+    ends: npt.NDArray[Any],
+    pack_offsets: npt.NDArray[np.int64],
+    token_offsets: npt.NDArray[np.int64],
+) -> tuple[pa.Array, int]:
+    """Trained ranges of every piece in tokens of its pack, and how many first tokens they lost.
+
+    A piece [2, 8) at token 10 of its pack: range [0, 5) -> [0, 3) -> [1, 3) -> [11, 13), one lost.
+    """
+    num_ranges = ranges.offsets[slot + 1] - ranges.offsets[slot]
+    piece = np.repeat(np.arange(len(slot)), num_ranges)
+    each = np.repeat(ranges.offsets[slot], num_ranges) + count_up(num_ranges)
+    start = ranges.starts[each] - starts[piece]
+    end = np.minimum(ranges.ends[each], ends[piece]) - starts[piece]
+    num_first_masked = int(np.count_nonzero((start <= 0) & (end > 0)))
+    start = np.maximum(start, 1)
+    kept = start < end
+    sizes = np.diff(pack_offsets)
+    pack = np.repeat(np.arange(len(sizes)), sizes)
+    shift = (token_offsets[:-1] - np.repeat(token_offsets[pack_offsets[:-1]], sizes))[piece[kept]]
+    counts = np.bincount(pack[piece[kept]], minlength=len(sizes))
+    shifted = ranges_array(
+        (start[kept] + shift).astype(np.int32), (end[kept] + shift).astype(np.int32), counts
+    )
+    return shifted, num_first_masked

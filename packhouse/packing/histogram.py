@@ -1,0 +1,304 @@
+"""Plan packs over the histogram of lengths, so that planning does not depend on the row count.
+
+A plan is a list of *patterns*: so many sequences of this length, so many of that, repeated over so
+many packs. Which sequence of a length goes where is decided afterwards (`plan.py`).
+
+Three planners, all of them decreasing (longest first):
+
+- `exact_completion` fills a pack with the longest lengths left and, once the space that is left
+  is within reach of a few of them, completes it exactly with one, two or three available lengths.
+  Availability is one big integer (bit `n` set: length `n` is left); lengths that sum to `r` are
+  found by one AND of it with its mirror image. A pattern repeats as often as the counts allow (the
+  idea of histogram packing, Krell et al. 2021, arXiv:2107.02027).
+- `best_fit_decreasing`, the classical one, with equal packs kept as groups.
+- `first_fit_decreasing`, one vectorised pass over the open packs for each distinct length.
+
+Cost: the first two O(distinct lengths) patterns of a few microseconds a step whatever the number of
+sequences; the third O(distinct lengths x packs) at 0.2 ns.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Patterns", "best_fit_decreasing", "exact_completion", "first_fit_decreasing"]
+
+IntArray = npt.NDArray[np.int64]
+
+# Lengths tried as the first of a triple, longest first. 16 nearly always find one.
+_TRIPLE_TRIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """Equal packs: row i puts `per_pack[i]` sequences of `length[i]` into each of its packs.
+
+    Rows of one pattern share `first_pack` and `num_packs` and follow one another.
+    """
+
+    first_pack: IntArray
+    num_packs: IntArray
+    length: IntArray
+    per_pack: IntArray
+
+    @property
+    def total_packs(self) -> int:
+        """Number of packs over all patterns."""
+        return int((self.first_pack + self.num_packs).max(initial=0))
+
+
+def exact_completion(counts: IntArray, seq_len: int) -> Patterns:
+    """Fill packs longest first and complete each exactly where one to three lengths can.
+
+    Args:
+        counts: number of sequences of each length, shape [max length + 1], `counts[0] == 0`.
+        seq_len: pack size in tokens, at least `len(counts) - 1`.
+
+    Returns:
+        Patterns that use up `counts` exactly; no pack holds more than `seq_len` tokens.
+
+    Example:
+        >>> counts = np.bincount([5, 3, 2, 6, 4, 4])
+        >>> patterns = exact_completion(counts, seq_len=8)
+        >>> list(zip(patterns.first_pack.tolist(), patterns.length.tolist()))
+        [(0, 6), (0, 2), (1, 5), (1, 3), (2, 4)]
+    """
+    shelf = _Shelf(counts)
+    rows: list[tuple[int, int, int, int]] = []
+    num_packs = 0
+    while shelf.bits:
+        pattern = _fill_one(shelf, seq_len)
+        repeats = 1 + shelf.take_again(pattern)
+        rows += [(num_packs, repeats, length, times) for length, times in pattern.items()]
+        num_packs += repeats
+    return _as_patterns(rows)
+
+
+class _Shelf:
+    """Sequences left, by length, with the set of lengths left as a bitmap and its mirror image."""
+
+    __slots__ = ("bits", "counts", "mirror", "top")
+
+    def __init__(self, counts: IntArray) -> None:
+        self.counts: list[int] = counts.tolist()
+        self.top = len(self.counts) - 1
+        packed = np.packbits(counts > 0, bitorder="little").tobytes()
+        self.bits = int.from_bytes(packed, "little")
+        # Bit top - n is set where length n is left.
+        packed = np.packbits(counts[::-1] > 0, bitorder="little").tobytes()
+        self.mirror = int.from_bytes(packed, "little")
+
+    def take(self, length: int, times: int) -> None:
+        self.counts[length] -= times
+        if not self.counts[length]:
+            self.bits ^= 1 << length
+            self.mirror ^= 1 << (self.top - length)
+
+    def take_again(self, pattern: dict[int, int]) -> int:
+        """Take the pattern as many more times as every count allows; returns how many."""
+        repeats = min(self.counts[length] // times for length, times in pattern.items())
+        if repeats:
+            for length, times in pattern.items():
+                self.take(length, times * repeats)
+        return repeats
+
+    def longest(self, space: int) -> int:
+        """Longest length left that fits, or 0."""
+        bits = self.bits if space >= self.top else self.bits & ((2 << space) - 1)
+        return bits.bit_length() - 1 if bits else 0
+
+    def shortest(self) -> int:
+        """Shortest length left."""
+        return (self.bits & -self.bits).bit_length() - 1
+
+    def pair(self, total: int) -> tuple[int, int] | None:
+        """The two most unequal lengths left that sum to `total`, the longer first."""
+        shift = self.top - total
+        both = self.bits & (self.mirror >> shift if shift >= 0 else self.mirror << -shift)
+        if not both:
+            return None
+        longer = both.bit_length() - 1
+        shorter = total - longer
+        if longer == shorter and self.counts[longer] < 2:
+            return None
+        return longer, shorter
+
+    def triple(self, total: int) -> tuple[int, int, int] | None:
+        """Three lengths left that sum to `total`, trying the longest ones as the first."""
+        first = total - 2 * self.shortest() + 1
+        if 3 * first < total:
+            return None
+        for _ in range(_TRIPLE_TRIES):
+            first = self.longest(first - 1)
+            if 3 * first < total:
+                return None
+            rest = self.pair(total - first)
+            if rest is None:
+                continue
+            if self.counts[first] >= 1 + (rest[0] == first) + (rest[1] == first):
+                return first, *rest
+        return None
+
+
+def _fill_one(shelf: _Shelf, seq_len: int) -> dict[int, int]:
+    """Take one pack's sequences off the shelf; returns how many of which length."""
+    pattern: dict[int, int] = {}
+    space = seq_len
+    while length := shelf.longest(space):
+        for each, times in _choose(shelf, space, length).items():
+            pattern[each] = pattern.get(each, 0) + times
+            shelf.take(each, times)
+            space -= each * times
+    return pattern
+
+
+def _choose(shelf: _Shelf, space: int, longest: int) -> dict[int, int]:
+    """What to put next into `space`: an exact completion within reach, else a run of `longest`."""
+    if longest == space:
+        return {longest: 1}
+    # 2,048 of at most 52 and at least 42: 40 sequences, 32 tokens less than 40 x 52, so that at
+    # least 4 of the 40 must be short ones.
+    num = -(-space // longest)
+    deficit = num * longest - space
+    shortest = shelf.shortest()
+    if not deficit or shortest == longest:
+        return {longest: min(shelf.counts[longest], space // longest)}
+    num_short = max(3, -(-deficit // (longest - shortest)))
+    if num > num_short:
+        return {longest: min(shelf.counts[longest], num - num_short)}
+    if num > 3 and num * shortest <= space:
+        return {shortest: min(shelf.counts[shortest], num - 3)}
+    chosen = shelf.pair(space) or shelf.triple(space)
+    if chosen is None:
+        return {longest: 1}
+    return {each: chosen.count(each) for each in chosen}
+
+
+def best_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
+    """Put each sequence, longest first, into the fullest pack that has room for it.
+
+    Takes and returns what `exact_completion` does. Sequences of one length follow one another into
+    the same pack until it is too full for them, so packs of equal content are handled as one group.
+
+    Example:
+        >>> patterns = best_fit_decreasing(np.bincount([5, 3, 2, 6, 4, 4]), seq_len=8)
+        >>> list(zip(patterns.first_pack.tolist(), patterns.length.tolist()))
+        [(0, 4), (1, 5), (1, 3), (2, 6), (2, 2)]
+    """
+    groups = _Groups()
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[length])
+        while left:
+            space, size, content = groups.tightest(length) or (seq_len, left, None)
+            times = min(space // length, left)
+            filled = min(size, left // times)
+            groups.add(space - times * length, filled, (length, times, content))
+            if content is not None and filled < size:
+                groups.add(space, size - filled, content)
+            left -= filled * times
+    return groups.patterns()
+
+
+# What lies in a pack: (length, how many, what lay there before), newest first.
+_Content: TypeAlias = "tuple[int, int, _Content] | None"
+
+
+class _Groups:
+    """Packs of equal content, found by the space that is left in them."""
+
+    def __init__(self) -> None:
+        self.spaces = 0  # bit n set: some group has n tokens of space
+        self.by_space: dict[int, list[tuple[int, _Content]]] = {}
+
+    def add(self, space: int, size: int, content: _Content) -> None:
+        self.by_space.setdefault(space, []).append((size, content))
+        self.spaces |= 1 << space
+
+    def tightest(self, length: int) -> tuple[int, int, _Content] | None:
+        """Remove and return the group of least space that still takes `length`."""
+        fitting = self.spaces >> length
+        if not fitting:
+            return None
+        space = length + (fitting & -fitting).bit_length() - 1
+        size, content = self.by_space[space].pop()
+        if not self.by_space[space]:
+            self.spaces ^= 1 << space
+        return space, size, content
+
+    def patterns(self) -> Patterns:
+        rows: list[tuple[int, int, int, int]] = []
+        num_packs = 0
+        for space in sorted(self.by_space):
+            for size, content in self.by_space[space]:
+                contents = []
+                while content is not None:
+                    length, times, content = content
+                    contents.append((num_packs, size, length, times))
+                rows += reversed(contents)
+                num_packs += size
+        return _as_patterns(rows)
+
+
+def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
+    """Put each sequence, longest first, into the first pack that has room for it.
+
+    Takes and returns what `exact_completion` does. All sequences of one length are placed at once:
+    packs left to right take as many as they have room for, until none is left.
+
+    Example:
+        >>> patterns = first_fit_decreasing(np.bincount([5, 3, 2, 6, 4, 4]), seq_len=8)
+        >>> list(zip(patterns.first_pack.tolist(), patterns.length.tolist()))
+        [(0, 6), (0, 2), (1, 5), (1, 3), (2, 4)]
+
+    Source: Johnson 1973; at most 11/9 OPT + 6/9 packs, Dosa 2007.
+    """
+    space = np.empty(0, dtype=np.int32)
+    opened = 0
+    placed: list[tuple[IntArray, int, IntArray]] = []
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        count = int(counts[length])
+        packs = np.flatnonzero(space[:opened] >= length)
+        room = np.cumsum(space[packs] // length)
+        found = int(room[-1]) if len(room) else 0
+        if found < count:
+            more = -(-(count - found) // (seq_len // length))
+            space = _with_capacity(space, opened + more)
+            space[opened : opened + more] = seq_len
+            packs = np.concatenate([packs, np.arange(opened, opened + more)])
+            room = np.cumsum(space[packs] // length)
+            opened += more
+        last = int(np.searchsorted(room, count))
+        times = np.diff(np.minimum(room[: last + 1], count), prepend=0)
+        packs = packs[: last + 1]
+        space[packs] -= (times * length).astype(np.int32)
+        placed.append((packs, length, times))
+    return _from_placements(placed)
+
+
+def _with_capacity(space: npt.NDArray[np.int32], capacity: int) -> npt.NDArray[np.int32]:
+    if capacity <= len(space):
+        return space
+    grown = np.empty(max(capacity, 2 * len(space)), dtype=np.int32)
+    grown[: len(space)] = space
+    return grown
+
+
+def _from_placements(placed: list[tuple[IntArray, int, IntArray]]) -> Patterns:
+    if not placed:
+        return _as_patterns([])
+    pack = np.concatenate([packs for packs, _, _ in placed])
+    length = np.repeat(
+        np.array([length for _, length, _ in placed], dtype=np.int64),
+        [len(packs) for packs, _, _ in placed],
+    )
+    times = np.concatenate([times for _, _, times in placed])
+    by_pack = np.argsort(pack, kind="stable")
+    ones = np.ones(len(pack), dtype=np.int64)
+    return Patterns(pack[by_pack], ones, length[by_pack], times[by_pack])
+
+
+def _as_patterns(rows: list[tuple[int, int, int, int]]) -> Patterns:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return Patterns(columns[0], columns[1], columns[2], columns[3])

@@ -1,0 +1,150 @@
+"""See Arrow list columns as flat numpy arrays and offsets, and build them so, without copies.
+
+An Arrow list array is one flat buffer of values and `num_rows + 1` offsets into it. Everything in
+this room works on that pair: no Python list of ids exists anywhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.tables import SPAN
+
+__all__ = [
+    "Int32s",
+    "Ranges",
+    "count_up",
+    "flat_list",
+    "list_array",
+    "list_offsets",
+    "one_chunk",
+    "ranges_array",
+    "read_ranges",
+    "string_bytes",
+    "zero_based",
+]
+
+Int32s = npt.NDArray[np.int32]
+Offsets = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranges:
+    """Half-open ranges of many rows: row `i` has those in `offsets[i]:offsets[i + 1]`."""
+
+    starts: Int32s
+    ends: Int32s
+    offsets: Offsets
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, not ranges."""
+        return len(self.offsets) - 1
+
+    def counts(self) -> Offsets:
+        """Ranges of each row."""
+        return np.diff(self.offsets)
+
+    def row_of_each(self) -> npt.NDArray[np.int64]:
+        """Row number of each range."""
+        return np.repeat(np.arange(self.num_rows), self.counts())
+
+
+def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The column as one array; copies only where there are several chunks."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column
+
+
+def list_offsets(array: pa.Array) -> Offsets:
+    """Offsets of a list or string array into its `values`, sliced arrays included."""
+    is_large = pa.types.is_large_list(array.type) or pa.types.is_large_string(array.type)
+    width: type[Any] = np.int64 if is_large else np.int32
+    if len(array) == 0:
+        return np.zeros(1, dtype=width)
+    buffer = array.buffers()[1]
+    return np.frombuffer(buffer, dtype=width)[array.offset : array.offset + len(array) + 1]
+
+
+def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[Any], Offsets]:
+    """Values and offsets of a list column of numbers, without a copy where it is one chunk.
+
+    Offsets need not begin at 0 and the values may hold more than they reach.
+
+    Example:
+        >>> values, offsets = flat_list(pa.array([[7, 8, 9], [5, 6]], pa.list_(pa.int32())))
+        >>> values.tolist(), offsets.tolist()
+        ([7, 8, 9, 5, 6], [0, 3, 5])
+    """
+    array = one_chunk(column)
+    return array.values.to_numpy(zero_copy_only=True), list_offsets(array)
+
+
+def zero_based(values: npt.NDArray[Any], offsets: Offsets) -> tuple[npt.NDArray[Any], Offsets]:
+    """The same list column with offsets from 0 and no value beyond the last offset."""
+    return values[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets]:
+    """UTF-8 bytes and offsets of a string column, without a copy where it is one chunk."""
+    array = one_chunk(column)
+    data = array.buffers()[2] if len(array) else None
+    values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
+    return values, list_offsets(array)
+
+
+def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
+    """Ranges of a column of type list<SPAN>, zero-based.
+
+    Example:
+        >>> column = pa.array([[{"start": 1, "end": 3}], []], pa.list_(SPAN))
+        >>> ranges = read_ranges(column)
+        >>> ranges.starts.tolist(), ranges.ends.tolist(), ranges.offsets.tolist()
+        ([1], [3], [0, 1, 1])
+    """
+    array = one_chunk(column)
+    offsets = list_offsets(array)
+    spans = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    starts, ends = (field.to_numpy(zero_copy_only=True) for field in spans.flatten())
+    return Ranges(starts, ends, offsets - offsets[0])
+
+
+def count_up(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Count from 0 within each run.
+
+    Example:
+        >>> count_up(np.array([3, 1, 2])).tolist()
+        [0, 1, 2, 0, 0, 1]
+    """
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    starts: npt.NDArray[np.int64] = ends - counts
+    return np.arange(total, dtype=np.int64) - np.repeat(starts, counts)
+
+
+def list_array(values: pa.Array, offsets: npt.NDArray[Any], item: pa.DataType) -> pa.Array:
+    """A list array over `values` (not copied) with non-null items."""
+    kind = pa.list_(pa.field("item", item, nullable=False))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
+
+
+def ranges_array(
+    starts: Int32s, ends: Int32s, counts: Sequence[int] | npt.NDArray[Any]
+) -> pa.Array:
+    """A list<SPAN> array whose row `i` has `counts[i]` ranges.
+
+    Example:
+        >>> array = ranges_array(np.array([1], np.int32), np.array([3], np.int32), [1, 0])
+        >>> array.to_pylist()
+        [[{'start': 1, 'end': 3}], []]
+    """
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    spans = pa.StructArray.from_arrays(
+        [pa.array(starts, pa.int32()), pa.array(ends, pa.int32())], fields=list(SPAN)
+    )
+    return list_array(spans, offsets, SPAN)

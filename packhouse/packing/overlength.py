@@ -1,0 +1,148 @@
+"""Decide, before planning, which records are packed and how many of their tokens.
+
+Works on one shard's TOKENIZED table and touches its small columns only: a few ns a record.
+A record is dropped when it is longer than `seq_len` and the policy says so, and when nothing of it
+would be trained (it would cost compute and, alone in a pack, make the loss NaN). Every drop has a
+reason and is counted in rows and tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.errors import SequenceTooLongError
+from packhouse.packing.lists import Ranges, read_ranges
+from packhouse.recipe import PackConfig
+
+__all__ = ["REASONS", "Admitted", "apply_over_length"]
+
+# Reason codes of `Admitted.reasons`, by number; 0 is kept.
+REASONS = ("kept", "over_seq_len", "first_turn_too_long", "nothing_trained")
+_KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admitted:
+    """What of one shard is packed."""
+
+    rows: npt.NDArray[np.int64]
+    """Row numbers of the kept records, ascending, in the shard's table."""
+
+    lengths: npt.NDArray[np.int32]
+    """Tokens to take of each kept record, from its first one; shape of `rows`."""
+
+    reasons: npt.NDArray[np.uint8]
+    """For every row of the shard, the index into `REASONS` of what happened to it."""
+
+    num_tokens: npt.NDArray[np.int32]
+    """Tokens of every row of the shard before the policy."""
+
+    @property
+    def dropped(self) -> npt.NDArray[np.bool_]:
+        """Mask over the shard's rows."""
+        return np.asarray(self.reasons != _KEPT)
+
+    @property
+    def num_truncated(self) -> int:
+        """Kept records that lost tokens."""
+        return int(np.count_nonzero(self.lengths < self.num_tokens[self.rows]))
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Rows and tokens in, kept, truncated and dropped by reason; in = the sum of the rest.
+
+        Example:
+            >>> admitted = Admitted(
+            ...     rows=np.array([0]), lengths=np.array([3], dtype=np.int32),
+            ...     reasons=np.array([0, 1], dtype=np.uint8),
+            ...     num_tokens=np.array([5, 9], dtype=np.int32))
+            >>> admitted.counts()["rows"]
+            {'in': 2, 'kept': 1, 'over_seq_len': 1}
+            >>> admitted.counts()["tokens"]
+            {'in': 14, 'kept': 3, 'truncated': 2, 'over_seq_len': 9}
+        """
+        rows = np.bincount(self.reasons, minlength=len(REASONS))
+        tokens = np.bincount(self.reasons, self.num_tokens, minlength=len(REASONS))
+        kept = int(self.lengths.sum(dtype=np.int64))
+        by_rows = {"in": len(self.reasons), "kept": len(self.rows)}
+        by_tokens = {"in": int(tokens.sum()), "kept": kept, "truncated": int(tokens[0]) - kept}
+        for code, reason in enumerate(REASONS[1:], start=1):
+            if rows[code]:
+                by_rows[reason] = int(rows[code])
+                by_tokens[reason] = int(tokens[code])
+        return {"rows": by_rows, "tokens": by_tokens}
+
+
+def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
+    """Apply `config.over_length` to one shard.
+
+    - `drop`: records over `seq_len` are left out.
+    - `error`: the first one raises.
+    - `truncate_turns`: the leading tokens up to the last trained range's end that fits are kept. A
+      trained range ends with its turn's end token, so no kept answer is unterminated. Where not
+      even the first one fits, the record is dropped as `first_turn_too_long`.
+
+    Strategy `concat` cuts at pack ends by itself, so nothing is over-long there. Records without a
+    trained range stay where they have a `label` (classification by a head), else they are dropped
+    as `nothing_trained`; so is a record whose only trained token is its first, for a sequence's first
+    token is never trained (it would be predicted from the record before).
+
+    Args:
+        tokenized: a shard, schema `tables.TOKENIZED`.
+        config: `seq_len`, `strategy` and `over_length` are read.
+
+    Raises:
+        SequenceTooLongError: policy `error` and a record over `seq_len`.
+    """
+    num_tokens = np.ascontiguousarray(tokenized["num_tokens"].to_numpy(), dtype=np.int32)
+    ranges = read_ranges(tokenized["trained_ranges"])
+    lengths = num_tokens.copy()
+    reasons = np.zeros(len(lengths), dtype=np.uint8)
+    over = num_tokens > config.seq_len
+    if config.strategy != "concat" and over.any():
+        if config.over_length == "error":
+            _raise_too_long(tokenized, int(np.argmax(over)), config.seq_len)
+        if config.over_length == "truncate_turns":
+            lengths[over] = _last_end_within(ranges, config.seq_len)[over]
+            reasons[over & (lengths == 0)] = _FIRST_TURN_TOO_LONG
+        else:
+            reasons[over] = _OVER_SEQ_LEN
+    has_label = tokenized["label"].is_valid().to_numpy(zero_copy_only=False)
+    untrained = ~_has_trained(ranges, lengths) & ~(has_label & (ranges.counts() == 0))
+    reasons[untrained & (reasons == _KEPT)] = _NOTHING_TRAINED
+    rows = np.flatnonzero(reasons == _KEPT)
+    return Admitted(rows, lengths[rows], reasons, num_tokens)
+
+
+def _last_end_within(ranges: Ranges, seq_len: int) -> npt.NDArray[np.int32]:
+    """Largest end of a trained range of each record that is at most `seq_len`; 0 without one."""
+    largest = np.zeros(ranges.num_rows, dtype=np.int32)
+    fits = ranges.ends <= seq_len
+    np.maximum.at(largest, ranges.row_of_each()[fits], ranges.ends[fits])
+    return largest
+
+
+def _has_trained(ranges: Ranges, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Whether any token but the first is trained within the first `lengths` tokens."""
+    row = ranges.row_of_each()
+    trained = np.minimum(ranges.ends, lengths[row]) > np.maximum(ranges.starts, 1)
+    has_trained = np.zeros(ranges.num_rows, dtype=np.bool_)
+    has_trained[row[trained]] = True
+    return has_trained
+
+
+def _raise_too_long(tokenized: pa.Table, index: int, seq_len: int) -> None:
+    record: dict[str, Any] = (
+        tokenized.select(["record_id", "source", "row", "num_tokens"])
+        .slice(index, 1)
+        .to_pylist()[0]
+    )
+    raise SequenceTooLongError(
+        f"record '{record['record_id']}' has {record['num_tokens']:,} tokens, over seq_len "
+        f"{seq_len:,} ({record['source']}, row {record['row']:,}). Set pack.over_length to 'drop' "
+        "or 'truncate_turns', or raise pack.seq_len.",
+        **record,
+        seq_len=seq_len,
+    )

@@ -202,9 +202,8 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
     """Read a recipe from YAML, with `section.key=value` overrides put over it.
 
     Sources, tokenizer and template are relative to the recipe's folder, the store to the working
-    directory; `${PACKHOUSE_X}` and
-    `${PACKHOUSE_X:-default}` are taken from the environment (no other variable is, so that no
-    credential can slip into a recipe).
+    directory. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are taken from the environment; no
+    other variable is, so that no credential can slip into a recipe.
 
     Raises:
         ConfigError: no such file, not YAML, an unknown key or a value out of bounds.

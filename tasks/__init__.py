@@ -1,0 +1,1 @@
+"""Tasks: one file per step of the chain, thin over `packhouse.steps`."""

@@ -1,0 +1,67 @@
+# packhouse: `make` alone prints this list.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.run
+TEST_STAMP := $(VENV)/.test
+DEMO := deployments/demo/recipe.yaml
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## print this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(TEST_STAMP) ## make .venv with everything that work on packhouse needs
+
+demo: $(RUN_STAMP) ## run the whole chain on the sample in the repo; LOCAL=1: without a server
+	@$(BIN)/python -m flows.prepare $(DEMO) $(if $(LOCAL),--local)
+
+check: lint types imports test ## everything that CI runs
+
+lint: $(TEST_STAMP) ## format check, lint, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell packhouse schemas tasks flows tests docs README.md CHANGELOG.md
+
+types: $(TEST_STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhouse
+	$(BIN)/lint-imports
+
+test: $(TEST_STAMP) ## run the tests (PYTEST_ARGS adds to the command)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+fix: $(TEST_STAMP) ## format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(TEST_STAMP) ## compile the pinned requirements anew
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url --extra flows pyproject.toml requirements/build.in \
+		-o requirements/run.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url --extra flows pyproject.toml requirements/build.in \
+		requirements/test.in -o requirements/test.txt
+
+build: $(TEST_STAMP) ## build the wheel into dist/
+	$(BIN)/python -m hatchling build -t wheel
+
+clean: ## remove .venv, caches and the demo's output
+	rm -rf $(VENV) .packhouse .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_STAMP): $(VENV)/bin/python requirements/run.txt pyproject.toml
+	$(BIN)/pip install --quiet --require-hashes -r requirements/run.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(TEST_STAMP): $(RUN_STAMP) requirements/test.txt
+	$(BIN)/pip install --quiet --require-hashes -r requirements/test.txt
+	$(BIN)/pip install --quiet torch==2.13.0
+	@touch $@
+
+.PHONY: help setup demo check lint types imports test fix lock build clean

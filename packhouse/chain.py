@@ -1,0 +1,92 @@
+"""The chain, written once: validate -> format -> tokenize -> pack -> split -> publish.
+
+`run` does a step's jobs and returns their receipts. It is `LocalRunner` here, and Prefect's tasks
+in `flows/prepare.py`; both call `packhouse.steps.execute`, so the bytes are the same either way.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packhouse.jobs import Job, plan_jobs
+from packhouse.last_run import save_last_run
+from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
+from packhouse.progress import job_done, step_progress
+from packhouse.recipe import Recipe
+from packhouse.step_store import Receipt
+from packhouse.steps import execute
+from packhouse.workspace import Workspace
+
+__all__ = ["LocalRunner", "Prepared", "Run", "prepare"]
+
+Run = Callable[[Sequence[Job]], list[Receipt]]
+"""Does the jobs of one step, in any order, and returns their receipts in the order of the jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a run did: the version it published or found, and the account of every row."""
+
+    dataset: str
+    version: str
+    store: str
+    created: bool
+    """False where the version was there already."""
+    ledger: list[LedgerLine]
+    receipts: list[Receipt] = field(repr=False)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Facts of the publish step: files, statistics."""
+
+
+def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
+    """Turn raw rows into a published version.
+
+    Nothing becomes visible in the store unless every step, contract and count held.
+
+    Args:
+        recipe: what to do.
+        run: does the jobs of one step.
+        cache: folder in which the plan is remembered for `packhouse explain`.
+
+    Raises:
+        PackhouseError: see `packhouse.errors`; each names file, place, limit and remedy.
+    """
+    plan = plan_jobs(recipe)
+    done: list[Receipt] = []
+    for jobs in (plan.validate, plan.format, plan.tokenize):
+        done += run(jobs)
+        places = [str(r.path("quarantined.arrow")) for r in done if r.facts.get("quarantined")]
+        check_quarantine(ledger_of(done), recipe.validate_.max_quarantined, places[:3])
+    done += run([plan.pack])
+    done += run([plan.split])
+    ledger = ledger_of(done)
+    done += run([plan.publish])
+    save_last_run(cache, recipe.dataset, plan)
+    published = done[-1].facts
+    return Prepared(
+        dataset=recipe.dataset,
+        version=published["version"],
+        store=recipe.publish.store,
+        created=published["created"],
+        ledger=ledger,
+        receipts=done,
+        facts=dict(published),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRunner:
+    """Does jobs in this process, one after another; parallel work happens inside a step."""
+
+    recipe: Recipe
+    workspace: Workspace
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
+        """Do the jobs in order."""
+        receipts = []
+        with step_progress(jobs[0].step if jobs else "", len(jobs)):
+            for job in jobs:
+                receipts.append(execute(job, self.recipe, self.workspace))
+                job_done(len(receipts))
+        return receipts

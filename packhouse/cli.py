@@ -1,0 +1,95 @@
+"""The `packhouse` command: for people who have data, on any machine, without Prefect.
+
+Commands live in `packhouse/commands/` and are imported when they are called, so that
+`packhouse --help` answers at once. An error of packhouse ends the command with one sentence on
+stderr (or one JSON object, with --json) and the exit code of its class.
+"""
+
+import importlib
+import json
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from packhouse.errors import PackhouseError
+
+__all__ = ["COMMANDS", "cli", "exit_with", "main"]
+
+# name -> (module, one line for the list of commands)
+COMMANDS = {
+    "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
+    "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
+    "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
+    "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
+    "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
+    "diff": ("packhouse.commands.versions", "Compare two versions: rows, tokens, settings."),
+    "ref": ("packhouse.commands.refs", "List, set or roll back refs such as `latest`."),
+    "gc": ("packhouse.commands.gc", "Delete versions no ref needs; shows what first."),
+    "doctor": ("packhouse.commands.doctor", "Prove that a store can guard a publication."),
+    "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
+    "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, tokens, packs, bytes, hits."),
+    "export": ("packhouse.commands.export", "Write a version in the format of a trainer."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PackhouseError as error:
+            exit_with(error, as_json="--json" in sys.argv)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="packhouse")
+def cli() -> None:
+    r"""Look at, check and fetch versions of packed token data; explain and plan recipes.
+
+    \b
+    packhouse ls ./store
+    packhouse show ./store/stanford-alpaca
+    packhouse inspect s3://bucket/store/stanford-alpaca --packs 2
+
+    Every command takes --json. S3 endpoint and credentials come from the usual AWS environment
+    variables and profile.
+    """
+
+
+def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
+    """Print an error as one sentence, or one JSON object, and exit with its class's code."""
+    name = type(error).__name__
+    if as_json:
+        facts = {key: value for key, value in error.facts.items() if _is_plain(value)}
+        click.echo(json.dumps({"error": name, "message": str(error), **facts}, sort_keys=True))
+    else:
+        click.echo(f"{name}: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | dict | list | None)
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="packhouse")
+
+
+if __name__ == "__main__":
+    main()

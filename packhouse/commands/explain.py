@@ -1,0 +1,74 @@
+"""`packhouse explain RECIPE`: which steps would run, and which part of their key changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packhouse.commands.options import recipe_options
+from packhouse.jobs import STEPS, Job, Plan, plan_jobs
+from packhouse.last_run import changed_parts, load_last_run
+from packhouse.recipe import load_recipe
+from packhouse.workspace import Workspace
+
+__all__ = ["explain", "explain_plan"]
+
+
+@click.command()
+@recipe_options
+def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
+    """Say which steps of RECIPE would run now, which are cached, and what changed since last time.
+
+    Nothing is computed: sources and tokenizer are hashed, cached files are checked.
+    """
+    recipe = load_recipe(recipe_path, overrides)
+    plan = plan_jobs(recipe)
+    rows = explain_plan(plan, Workspace(cache=cache), recipe.dataset)
+    if as_json:
+        click.echo(json.dumps({"version_id": plan.version_id, "jobs": rows}))
+    else:
+        _print(rows, plan.version_id)
+
+
+def explain_plan(plan: Plan, workspace: Workspace, dataset: str) -> list[dict[str, Any]]:
+    """Return a row per job: step, shard, whether it is cached, and if not, why not."""
+    last = load_last_run(workspace.cache, dataset)
+    return [_explain_job(job, workspace, last) for job in plan]
+
+
+def _explain_job(
+    job: Job, workspace: Workspace, last: dict[tuple[str, str], dict[str, Any]]
+) -> dict[str, Any]:
+    row = {"step": job.step, "label": job.label, "key": job.key, "cached": True, "why": []}
+    if workspace.steps.find(job.step, job.key) is not None:
+        return row
+    before = last.get((job.step, job.label))
+    if before is None:
+        why = ["new shard" if last and job.shard else "never done"]
+    elif before["key"] == job.key:
+        why = ["its files are gone or were altered"]
+    else:
+        why = changed_parts(before["parts"], dict(job.parts))
+        own = [change for change in why if not change.startswith("inputs:")]
+        why = own or ["an earlier step changed"]
+    return {**row, "cached": False, "why": why}
+
+
+def _print(rows: list[dict[str, Any]], version_id: str) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for step in STEPS:
+        jobs = [row for row in rows if row["step"] == step]
+        runs = [row for row in jobs if not row["cached"]]
+        if not runs:
+            console.print(f"[green]{step:>9}  cached[/] ({len(jobs)} of {len(jobs)} jobs)")
+            continue
+        console.print(f"[yellow]{step:>9}  runs[/] ({len(runs)} of {len(jobs)} jobs)")
+        for row in runs[:5]:
+            label = f"{row['label']}: " if len(jobs) > 1 else ""
+            console.print(f"{'':>11}{label}{'; '.join(row['why'])}", markup=False)
+        if len(runs) > 5:
+            console.print(f"{'':>11}... and {len(runs) - 5} more")
+    console.print(f"  version  {version_id}")

@@ -1,0 +1,152 @@
+"""`packhouse inspect VERSION`: what a trainer will see, tokens coloured by trained or not."""
+
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from packhouse.commands.target import TARGET_HELP, open_target
+from packhouse.errors import ConfigError
+from packhouse.store import OpenVersion
+from packhouse.workspace import Workspace, default_cache
+
+__all__ = ["inspect"]
+
+
+@click.command(help=f"Print packs of a version, trained tokens in green.\n\n{TARGET_HELP}")
+@click.argument("target", metavar="VERSION")
+@click.option("--split", default="train", show_default=True, help="Which split.")
+@click.option("--packs", default=1, show_default=True, help="How many packs.")
+@click.option("--skip", default=0, show_default=True, help="Packs to skip first.")
+@click.option("--tokenizer", help="Tokenizer folder, if this machine did not prepare the version.")
+@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a pack.")
+def inspect(
+    target: str,
+    split: str,
+    packs: int,
+    skip: int,
+    tokenizer: str | None,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Print packs of a version."""
+    opened = open_target(target)
+    decode = _decoder(opened, tokenizer, cache)
+    for number, row in _packs(opened, split, skip, packs):
+        runs = _runs(row)
+        if as_json:
+            click.echo(json.dumps(_as_json(number, row, runs, decode), ensure_ascii=False))
+        else:
+            _print(split, number, row, runs, decode)
+
+
+def _packs(
+    opened: OpenVersion, split: str, skip: int, count: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number, row) of the wanted packs; fetches only the files that hold them."""
+    entries = opened.files("data", split)
+    if not entries:
+        splits = ", ".join(opened.manifest.splits())
+        raise ConfigError(
+            f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
+        )
+    first = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in entries:
+            low, high = max(skip, first), min(skip + count, first + entry.rows)
+            if low < high:
+                path = opened.fetch(entry, Path(folder) / Path(entry.key).name)
+                rows = _read_rows(path, low - first, high - low)
+                yield from zip(range(low, high), rows, strict=True)
+            first += entry.rows
+
+
+def _read_rows(path: Path, start: int, count: int) -> list[dict[str, Any]]:
+    import pyarrow.dataset as ds
+
+    formats = {".parquet": "parquet", ".arrow": "ipc", ".jsonl": "json"}
+    data = ds.dataset(path, format=formats[path.suffix])
+    rows: list[dict[str, Any]] = data.take(range(start, start + count)).to_pylist()
+    return rows
+
+
+def _runs(row: dict[str, Any]) -> list[tuple[int, int, bool]]:
+    """Cut a pack into [start, end) runs of equal colour, never across a record's border."""
+    trained = np.zeros(len(row["input_ids"]), dtype=bool)
+    if "labels" in row:
+        trained[:] = np.asarray(row["labels"]) != -100
+    for span in row.get("trained_ranges") or ():
+        trained[span["start"] : span["end"]] = True
+    borders = np.cumsum(row["seq_lengths"])
+    changes = np.flatnonzero(np.diff(trained)) + 1
+    edges = np.unique(np.concatenate([[0], changes, borders]))
+    return [(int(a), int(b), bool(trained[a])) for a, b in itertools.pairwise(edges)]
+
+
+def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Any:
+    """Return ids -> text, from the tokenizer's snapshot or folder; None: print ids."""
+    from tokenizers import Tokenizer
+
+    from packhouse.tokenization import find_snapshot, load_snapshot
+
+    wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
+    tokenizers = Workspace(cache=cache).tokenizers
+    snapshot = load_snapshot(folder, tokenizers) if folder else find_snapshot(wanted, tokenizers)
+    if snapshot is None:
+        click.echo(
+            "tokenizer unknown here: printing ids; give --tokenizer FOLDER for text", err=True
+        )
+        return None
+    if snapshot.fingerprint != wanted:
+        click.echo("warning: this is not the tokenizer the version was made with", err=True)
+    backend = Tokenizer.from_str(snapshot.backend)
+    return lambda ids: backend.decode(ids, skip_special_tokens=False)
+
+
+def _text(row: dict[str, Any], start: int, end: int, decode: Any) -> str:
+    ids = row["input_ids"][start:end]
+    return decode(ids) if decode else " ".join(map(str, ids)) + " "
+
+
+def _as_json(
+    number: int, row: dict[str, Any], runs: list[tuple[int, int, bool]], decode: Any
+) -> dict[str, Any]:
+    return {
+        "pack": number,
+        "num_tokens": len(row["input_ids"]),
+        "seq_lengths": row["seq_lengths"],
+        "record_ids": row["record_ids"],
+        "runs": [
+            {"start": a, "end": b, "trained": trained, "text": _text(row, a, b, decode)}
+            for a, b, trained in runs
+        ],
+    }
+
+
+def _print(
+    split: str, number: int, row: dict[str, Any], runs: list[tuple[int, int, bool]], decode: Any
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    num_trained = sum(b - a for a, b, trained in runs if trained)
+    console.rule(
+        f"{split} pack {number:,}: {len(row['input_ids']):,} tokens, {num_trained:,} trained, "
+        f"{len(row['seq_lengths'])} records"
+    )
+    borders = dict(
+        zip(np.cumsum([0, *row["seq_lengths"]]).tolist(), row["record_ids"], strict=False)
+    )
+    for start, end, trained in runs:
+        if start in borders:
+            console.print(Text(f"\n-- record {borders[start]} --", style="cyan"))
+        text = Text(_text(row, start, end, decode), style="green" if trained else "dim")
+        console.print(text, end="")
+    console.print()

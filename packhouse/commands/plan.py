@@ -1,0 +1,65 @@
+"""`packhouse plan RECIPE`: a dry run, with rows, tokens, packs, bytes and cache hits."""
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from packhouse.commands.explain import explain_plan
+from packhouse.commands.options import recipe_options
+from packhouse.estimate import Estimate, estimate
+from packhouse.jobs import STEPS, plan_jobs
+from packhouse.recipe import load_recipe
+from packhouse.workspace import Workspace
+
+__all__ = ["plan"]
+
+
+@click.command()
+@recipe_options
+def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
+    """Estimate what RECIPE would give, before any work: rows, tokens, packs, bytes, cache hits.
+
+    Reads a sample of each source; counts exactly what is tokenized already.
+    """
+    recipe = load_recipe(recipe_path, overrides)
+    workspace = Workspace(cache=cache)
+    jobs = plan_jobs(recipe)
+    hits = Counter(
+        row["step"] for row in explain_plan(jobs, workspace, recipe.dataset) if row["cached"]
+    )
+    totals = Counter(job.step for job in jobs)
+    estimated = estimate(recipe, jobs, workspace)
+    cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in STEPS}
+    if as_json:
+        facts = {"version_id": jobs.version_id, **asdict(estimated), "steps": cached}
+        click.echo(json.dumps(facts))
+    else:
+        _print(recipe.dataset, jobs.version_id, estimated, cached)
+
+
+def _print(
+    dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    about = "" if facts.is_exact else "about "
+    console.print(f"[bold]{dataset}[/] {version_id}")
+    console.print(
+        f"  {about}{facts.rows:,} rows, {facts.tokens:,} tokens, {facts.packs:,} packs, "
+        f"{facts.bytes / 2**20:,.1f} MiB"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("source", "rows", "tokens"):
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for source, line in facts.sources.items():
+        table.add_row(source, f"{about}{line['rows']:,}", f"{line['tokens']:,}")
+    console.print(table)
+    console.print(
+        "cached: "
+        + ", ".join(f"{step} {line['cached']}/{line['jobs']}" for step, line in cached.items())
+    )

@@ -1,0 +1,100 @@
+"""Estimate a run before doing it: rows, tokens, packs and bytes, from a sample of each source.
+
+Reads, renders and tokenizes about a megabyte from the front of each source with the very code of
+the run, then scales by bytes. Shards that are tokenized already are counted exactly instead. The
+estimate is as good as the sample is like the rest: a file sorted by length is estimated badly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packhouse.jobs import Plan
+from packhouse.packing import plan_packs
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.sources import read_shard, scan_source
+from packhouse.templates import make_renderer
+from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.workspace import Workspace, read_table
+
+__all__ = ["Estimate", "estimate"]
+
+_Lengths = npt.NDArray[np.integer[Any]]
+_SAMPLE_BYTES = 2**20
+_BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a run would give."""
+
+    rows: int
+    tokens: int
+    packs: int
+    bytes: int
+    is_exact: bool
+    """True where every shard is tokenized already."""
+    sources: Mapping[str, Mapping[str, int]]
+    """Rows and tokens by source file."""
+
+
+def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
+    """Estimate the run of `recipe`; costs a second or two for each source that is not cached."""
+    lengths: list[_Lengths] = []
+    sources: dict[str, dict[str, int]] = {}
+    samples: dict[str, tuple[_Lengths, int]] = {}
+    for validate, tokenize in zip(plan.validate, plan.tokenize, strict=True):
+        shard = validate.shard
+        assert shard is not None
+        assert validate.source is not None
+        receipt = workspace.steps.peek("tokenize", tokenize.key)
+        if receipt is not None:
+            counted = read_table(receipt.path("tokenized.arrow"))["num_tokens"].to_numpy()
+        else:
+            if shard.uri not in samples:
+                samples[shard.uri] = _sample(recipe, validate.source, shard.uri, workspace)
+            sampled, sample_bytes = samples[shard.uri]
+            scale = (shard.byte_end - shard.byte_start) / max(1, sample_bytes)
+            counted = np.resize(sampled, round(len(sampled) * scale))
+        lengths.append(counted)
+        line = sources.setdefault(shard.file, {"rows": 0, "tokens": 0})
+        line["rows"] += len(counted)
+        line["tokens"] += int(counted.sum())
+    tokens = sum(line["tokens"] for line in sources.values())
+    return Estimate(
+        rows=sum(line["rows"] for line in sources.values()),
+        tokens=tokens,
+        packs=_packs(recipe, lengths),
+        bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
+        is_exact=not samples,
+        sources=sources,
+    )
+
+
+def _sample(
+    recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
+) -> tuple[_Lengths, int]:
+    """Token counts of the first megabyte of a file, and how many bytes they come from."""
+    shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
+    rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
+    snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
+    rendered = make_renderer(recipe.format, snapshot, source.label_names).render(rows.validated)
+    result = tokenize_table(
+        rendered.formatted, snapshot, recipe.tokenize, cache=workspace.tokenizers
+    )
+    num_bytes = shards[0].byte_end - shards[0].byte_start
+    return result.tokenized["num_tokens"].to_numpy(), num_bytes
+
+
+def _packs(recipe: Recipe, lengths: list[_Lengths]) -> int:
+    """Packs of all lengths in one plan, as the run would plan them (but for the two sides)."""
+    every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int32)
+    if recipe.pack.strategy != "concat":
+        every = every[every <= recipe.pack.seq_len]
+    if not len(every):
+        return 0
+    plan = plan_packs(every, recipe.pack.seq_len, recipe.pack.strategy, recipe.pack.seed)
+    return plan.num_packs

@@ -1,0 +1,215 @@
+"""The plan of a run: every step of every shard with its key, known before any work is done.
+
+A key is the sha256 of what decides the step's bytes: the keys of its inputs, its section of the
+recipe, the tokenizer's fingerprint, the engine version and the library versions. Hence:
+
+- changing `seq_len` changes the keys of pack, split and publish, and of nothing before them;
+- appending rows to a file changes the keys of its last shards only, up to tokenize;
+- the key of publish is the id of the version, known before the first byte is written.
+
+What does not decide bytes stays out: paths, the store, refs, the encoder, the number of workers.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packhouse.errors import ConfigError
+from packhouse.fingerprint import digest, library_versions
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.sources import SourceShard, scan_source
+from packhouse.tokenization import fingerprint_tokenizer
+
+__all__ = ["ENGINE_VERSIONS", "STEPS", "Job", "Plan", "plan_jobs"]
+
+STEPS = ("validate", "format", "tokenize", "pack", "split", "publish")
+
+# Bump a step's number whenever it writes other bytes for the same input, and say so in the
+# CHANGELOG under Data: every cached result and every version id made with it changes.
+ENGINE_VERSIONS = {
+    "validate": 1,
+    "format": 1,
+    "tokenize": 1,
+    "pack": 1,
+    "split": 1,
+    "publish": 1,
+}
+
+# Libraries whose version may change a step's bytes. The tokenizer's fingerprint holds its own.
+_LIBRARIES = {
+    "validate": ("numpy", "orjson", "pyarrow"),
+    "format": ("jinja2", "pyarrow"),
+    "tokenize": ("numpy", "pyarrow"),
+    "pack": ("numpy", "pyarrow"),
+    "split": ("pyarrow",),
+    "publish": ("pyarrow",),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One step of one shard (or of the whole dataset): what a worker is told to do."""
+
+    step: str
+    key: str
+    parts: Mapping[str, Any]
+    """The components of the key, for `packhouse explain`."""
+    inputs: tuple[tuple[str, str], ...]
+    """(step, key) of the jobs whose output it reads."""
+    label: str
+    """For people: which shard."""
+    shard: SourceShard | None = None
+    source: SourceConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All jobs of a run, step by step."""
+
+    validate: tuple[Job, ...]
+    format: tuple[Job, ...]
+    tokenize: tuple[Job, ...]
+    pack: Job
+    split: Job
+    publish: Job
+
+    @property
+    def version_id(self) -> str:
+        """First 16 hex digits of the key of publish: 64 bits of input address."""
+        return self.publish.key[:16]
+
+    def __iter__(self) -> Iterator[Job]:
+        """Iterate over the jobs in the order of the data's way."""
+        yield from (*self.validate, *self.format, *self.tokenize)
+        yield from (self.pack, self.split, self.publish)
+
+
+def plan_jobs(recipe: Recipe) -> Plan:
+    """Scan the sources and lay out every job with its key.
+
+    Costs one read of the sources (for their sha256) and of the tokenizer's files.
+
+    Raises:
+        SourceError: a source does not exist or cannot be what it says.
+        TokenizerError: the tokenizer folder is not one.
+    """
+    tokenizer = fingerprint_tokenizer(recipe.tokenizer)
+    validate = tuple(_validate_jobs(recipe))
+    format_ = tuple(_format_job(recipe, tokenizer, job) for job in validate)
+    tokenize = tuple(_tokenize_job(recipe, tokenizer, job) for job in format_)
+    sides = recipe.split.model_dump(mode="json")
+    pack = _job("pack", tokenize, {"pack": recipe.pack.model_dump(mode="json"), "split": sides})
+    split = _job("split", [pack], {"split": sides})
+    files = recipe.publish.model_dump(mode="json", exclude={"store", "ref"})
+    publish = _job(
+        "publish",
+        [split],
+        {"publish": files, "dataset": recipe.dataset},
+        also_reads=(*validate, *format_, *tokenize, pack),
+    )
+    return Plan(
+        validate=validate,
+        format=format_,
+        tokenize=tokenize,
+        pack=pack,
+        split=split,
+        publish=publish,
+    )
+
+
+def _job(
+    step: str,
+    inputs: Sequence[Job],
+    parameters: Mapping[str, Any],
+    *,
+    label: str = "all shards",
+    also_reads: Sequence[Job] = (),
+    shard: SourceShard | None = None,
+    source: SourceConfig | None = None,
+) -> Job:
+    parts = {
+        "step": step,
+        "engine": ENGINE_VERSIONS[step],
+        "inputs": [job.key for job in inputs],  # which decide the keys of all before them
+        "libraries": library_versions(_LIBRARIES[step]),
+        **parameters,
+    }
+    return Job(
+        step=step,
+        key=digest(parts),
+        parts=parts,
+        inputs=tuple((job.step, job.key) for job in (*inputs, *also_reads)),
+        label=label,
+        shard=shard,
+        source=source,
+    )
+
+
+def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
+    scanned = [(source, scan_source(source)) for source in recipe.sources]
+    _refuse_same_names(scanned)
+    pairs = [(shard, source) for source, shards in scanned for shard in shards]
+    pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))  # not the recipe's order
+    rules = recipe.validate_.model_dump(mode="json", exclude={"max_quarantined"})
+    for shard, source in pairs:
+        place = {
+            "file": shard.file,
+            "sha256": shard.sha256,
+            "byte_start": shard.byte_start,
+            "row_start": shard.row_start,
+            "file_format": shard.file_format,
+            "row_format": shard.row_format,
+        }
+        parameters = {
+            "shard": place,
+            "source": source.model_dump(mode="json", exclude={"path"}),
+            "validate": rules,
+            "group_by": recipe.split.group_by,
+            "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
+        }
+        label = f"{shard.file} from byte {shard.byte_start:,}"
+        yield _job("validate", [], parameters, shard=shard, source=source, label=label)
+
+
+def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
+    """Lineage says `source/file`; two files of one name would make it ambiguous."""
+    owner: dict[str, str] = {}
+    for _, shards in scanned:
+        for file, uri in {(shard.file, shard.uri) for shard in shards}:
+            if owner.setdefault(file, uri) != uri:
+                raise ConfigError(
+                    f"'{uri}' and '{owner[file]}' are both called '{file}'; "
+                    "give each source its own name",
+                    file=file,
+                )
+
+
+def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
+    assert validated.source is not None
+    parameters = {
+        "format": recipe.format.model_dump(mode="json", exclude={"template"}),
+        "template": _template_identity(recipe.format.template),
+        "label_names": validated.source.label_names,
+        "tokenizer": tokenizer,  # its chat template and control tokens
+    }
+    return _job("format", [validated], parameters, source=validated.source, label=validated.label)
+
+
+def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:
+    parameters = {
+        "tokenize": recipe.tokenize.model_dump(mode="json", exclude={"encoder"}),
+        "tokenizer": tokenizer,
+    }
+    return _job("tokenize", [formatted], parameters, label=formatted.label)
+
+
+def _template_identity(template: str) -> str:
+    if not template.endswith((".jinja", ".j2")):
+        return template
+    path = Path(template)
+    if not path.is_file():
+        raise ConfigError(f"format.template: no file at '{template}'")
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,163 @@
+"""The conservation ledger: where every row and every token of a run went.
+
+For each step: rows_in = rows_out + quarantined + dropped, and from tokenize on the same in tokens.
+It is asserted, not hoped for: a run whose ledger does not add up publishes nothing.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from packhouse.errors import ContractError, EmptyDatasetError, QuarantineLimitError
+from packhouse.step_store import Receipt
+
+__all__ = ["LedgerLine", "check_quarantine", "ledger_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerLine:
+    """Rows and tokens into and out of one step, with a reason for each that did not pass."""
+
+    step: str
+    rows_in: int
+    rows_out: int
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Rows by reason code; each one stands in the quarantine file."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Rows by policy; each one stands in the version's records file."""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens_dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Assert that nothing was lost.
+
+        Raises:
+            ContractError: rows or tokens do not add up.
+
+        Example:
+            >>> LedgerLine(step="pack", rows_in=3, rows_out=2, dropped={"over_length": 1}).check()
+            >>> LedgerLine(step="pack", rows_in=3, rows_out=2).check()
+            Traceback (most recent call last):
+            packhouse.errors.ContractError: step 'pack' lost 1 of 3 rows without a reason
+        """
+        lost = self.rows_in - self.rows_out - _sum(self.quarantined) - _sum(self.dropped)
+        if lost:
+            raise ContractError(
+                f"step '{self.step}' lost {lost:,} of {self.rows_in:,} rows without a reason",
+                step=self.step,
+                lost=lost,
+            )
+        if self.tokens_in is None or self.tokens_out is None:
+            return
+        missing = self.tokens_in - self.tokens_out - _sum(self.tokens_dropped)
+        if missing:
+            raise ContractError(
+                f"step '{self.step}' lost {missing:,} of {self.tokens_in:,} tokens "
+                "without a reason",
+                step=self.step,
+                lost=missing,
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON, counters sorted by reason."""
+        return {
+            key: dict(sorted(value.items())) if isinstance(value, Mapping) else value
+            for key, value in asdict(self).items()
+        }
+
+
+def ledger_of(receipts: Iterable[Receipt]) -> list[LedgerLine]:
+    """Add up the receipts of a run, step by step, check each line, and that the lines join.
+
+    Raises:
+        ContractError: a step lost rows or tokens, or got other rows than the step before put out.
+    """
+    lines: dict[str, LedgerLine] = {}
+    for receipt in receipts:
+        if "rows_in" in receipt.facts:
+            line = _line(receipt)
+            lines[receipt.step] = _add(lines[receipt.step], line) if receipt.step in lines else line
+    ledger = list(lines.values())
+    for line in ledger:
+        line.check()
+    for before, after in itertools.pairwise(ledger):
+        if before.rows_out != after.rows_in:
+            raise ContractError(
+                f"step '{before.step}' put out {before.rows_out:,} rows "
+                f"but '{after.step}' took in {after.rows_in:,}",
+                step=after.step,
+            )
+    return ledger
+
+
+def check_quarantine(ledger: list[LedgerLine], limit: float, places: Iterable[str] = ()) -> None:
+    """Refuse to go on when too many rows are bad, or none is left.
+
+    Args:
+        ledger: lines so far.
+        limit: share of the rows read that may be quarantined.
+        places: files in which the quarantined rows lie, for the message.
+
+    Raises:
+        QuarantineLimitError: over the limit; names the reasons and their counts.
+        EmptyDatasetError: no row is left.
+    """
+    rows = ledger[0].rows_in if ledger else 0
+    reasons: Counter[str] = Counter()
+    for line in ledger:
+        reasons.update(line.quarantined)
+    bad = reasons.total()
+    counts = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
+    where = "; see " + ", ".join(places) if places else ""
+    if rows == 0:
+        raise EmptyDatasetError("the sources hold no rows at all: nothing to publish")
+    if bad == rows:
+        raise EmptyDatasetError(
+            f"all {rows:,} rows are bad ({counts}): nothing to publish{where}",
+            reasons=dict(reasons),
+        )
+    if bad / rows > limit:
+        raise QuarantineLimitError(
+            f"{bad:,} of {rows:,} rows ({bad / rows:.2%}) are bad, over the limit of {limit:.2%}: "
+            f"{counts}{where}. Mend the rows, or raise validate.max_quarantined",
+            reasons=dict(reasons),
+            rows=rows,
+        )
+
+
+def _sum(counts: Mapping[str, int]) -> int:
+    return sum(counts.values())
+
+
+def _line(receipt: Receipt) -> LedgerLine:
+    facts = receipt.facts
+    return LedgerLine(
+        step=receipt.step,
+        rows_in=facts["rows_in"],
+        rows_out=facts["rows_out"],
+        quarantined=facts.get("quarantined", {}),
+        dropped=facts.get("dropped", {}),
+        tokens_in=facts.get("tokens_in"),
+        tokens_out=facts.get("tokens_out"),
+        tokens_dropped=facts.get("tokens_dropped", {}),
+    )
+
+
+def _add(a: LedgerLine, b: LedgerLine) -> LedgerLine:
+    return LedgerLine(
+        step=a.step,
+        rows_in=a.rows_in + b.rows_in,
+        rows_out=a.rows_out + b.rows_out,
+        quarantined=Counter(a.quarantined) + Counter(b.quarantined),
+        dropped=Counter(a.dropped) + Counter(b.dropped),
+        tokens_in=_plus(a.tokens_in, b.tokens_in),
+        tokens_out=_plus(a.tokens_out, b.tokens_out),
+        tokens_dropped=Counter(a.tokens_dropped) + Counter(b.tokens_dropped),
+    )
+
+
+def _plus(a: int | None, b: int | None) -> int | None:
+    return None if a is None and b is None else (a or 0) + (b or 0)

@@ -1,0 +1,124 @@
+"""What a run prints when it ends: what was published, the ledger, and how to load it."""
+
+from typing import Any
+
+from packhouse.chain import Prepared
+from packhouse.jobs import STEPS
+
+__all__ = ["ledger_table", "print_report", "report_json"]
+
+
+def report_json(prepared: Prepared) -> dict[str, Any]:
+    """Return the result of a run as plain JSON."""
+    return {
+        "dataset": prepared.dataset,
+        "version": prepared.version,
+        "store": prepared.store,
+        "created": prepared.created,
+        "ledger": [line.to_json() for line in prepared.ledger],
+        "steps": _steps(prepared),
+        "quarantine": prepared.facts.get("quarantine"),
+        "statistics": prepared.facts.get("statistics"),
+    }
+
+
+def print_report(prepared: Prepared) -> None:
+    """Print the result of a run for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    verb = "published" if prepared.created else "unchanged, already published:"
+    console.print(f"\n[bold green]{verb}[/] [bold]{prepared.dataset}[/] {prepared.version}")
+    uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
+    console.print(f"  in {uri}, ref '{prepared.facts['ref']}'\n")
+    console.print(ledger_table([line.to_json() for line in prepared.ledger]))
+    console.print(_splits_table(prepared.facts["statistics"]))
+    console.print("steps: " + _steps_line(prepared))
+    if prepared.facts.get("quarantine"):
+        rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
+        console.print(f"quarantine: {rows:,} rows in {prepared.facts['quarantine']}")
+    console.print("\nload it:")
+    console.print("  from packhouse.loaders import load_packed", markup=False)
+    console.print(f'  train = load_packed("{uri}", split="train")', markup=False)
+
+
+def ledger_table(lines: list[dict[str, Any]]) -> Any:
+    """Return the ledger as a rich table: rows and tokens into and out of each step."""
+    from rich.table import Table
+
+    table = Table(title="ledger", title_justify="left", box=None, pad_edge=False)
+    table.add_column("step")
+    for name in ("rows in", "rows out", "quarantined", "dropped", "tokens in", "tokens out"):
+        table.add_column(name, justify="right")
+    for line in lines:
+        table.add_row(
+            line["step"],
+            f"{line['rows_in']:,}",
+            f"{line['rows_out']:,}",
+            _reasons(line["quarantined"]),
+            _reasons({**line["dropped"], **_tokens(line["tokens_dropped"])}),
+            _count(line["tokens_in"]),
+            _count(line["tokens_out"]),
+        )
+    return table
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    return "\n".join(f"{reason} {n:,}" for reason, n in sorted(counts.items())) or "-"
+
+
+def _tokens(counts: dict[str, int]) -> dict[str, int]:
+    return {f"{reason} (tokens)": n for reason, n in counts.items()}
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _splits_table(statistics: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="\nsplits", title_justify="left", box=None, pad_edge=False)
+    table.add_column("split")
+    for name in ("packs", "records", "tokens", "trained", "fill", "lower bound"):
+        table.add_column(name, justify="right")
+    for split, facts in statistics.items():
+        table.add_row(
+            split,
+            f"{facts['num_packs']:,}",
+            f"{facts['num_sequences']:,}",
+            f"{facts['num_tokens']:,}",
+            f"{facts['num_trained']:,}",
+            f"{facts['fill']:.2%}",
+            f"{facts['lower_bound']:,}",
+        )
+    return table
+
+
+def _steps(prepared: Prepared) -> list[dict[str, Any]]:
+    rows = []
+    for step in STEPS:
+        receipts = [receipt for receipt in prepared.receipts if receipt.step == step]
+        rows.append(
+            {
+                "step": step,
+                "jobs": len(receipts),
+                "cached": sum(receipt.cached for receipt in receipts),
+                "seconds": round(sum(r.seconds for r in receipts if not r.cached), 3),
+            }
+        )
+    return rows
+
+
+def _steps_line(prepared: Prepared) -> str:
+    parts = []
+    for row in _steps(prepared):
+        if row["cached"] == row["jobs"]:
+            parts.append(f"{row['step']} cached")
+        elif row["cached"]:
+            parts.append(
+                f"{row['step']} {row['cached']} of {row['jobs']} cached, {row['seconds']:.1f} s"
+            )
+        else:
+            parts.append(f"{row['step']} {row['seconds']:.1f} s")
+    return ", ".join(parts)

@@ -1,0 +1,38 @@
+"""The six steps as functions of a job: find it done in the step store, or do it there.
+
+Each step lives in the file of its name and has one entry, `compute`, that reads the files of the
+jobs before it, writes its own into a folder, and returns its counts. `execute` wraps it in the
+cache and is what both the local runner and Prefect's tasks call.
+"""
+
+from packhouse.jobs import Job
+from packhouse.recipe import Recipe
+from packhouse.step_store import Receipt
+from packhouse.steps import format_step, pack, publish, split, tokenize_step, validate
+from packhouse.workspace import Workspace
+
+__all__ = ["execute"]
+
+_COMPUTE = {
+    "validate": validate.compute,
+    "format": format_step.compute,
+    "tokenize": tokenize_step.compute,
+    "pack": pack.compute,
+    "split": split.compute,
+    "publish": publish.compute,
+}
+
+
+def execute(job: Job, recipe: Recipe, workspace: Workspace) -> Receipt:
+    """Do a job, or find it done; its result is durable when this returns.
+
+    Raises:
+        PackhouseError: nothing of a failed job remains.
+    """
+    compute = _COMPUTE[job.step]
+    receipt = workspace.steps.run(
+        job.step, job.key, lambda folder: compute(job, recipe, workspace, folder)
+    )
+    if job.step == "publish":
+        return publish.commit(job, recipe, receipt)
+    return receipt

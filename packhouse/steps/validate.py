@@ -1,0 +1,24 @@
+"""validate: one shard of raw rows -> conversations, and rows that are not."""
+
+from pathlib import Path
+from typing import Any
+
+from packhouse.jobs import Job
+from packhouse.recipe import Recipe
+from packhouse.sources import read_shard
+from packhouse.steps.shard_io import write_outputs
+from packhouse.workspace import Workspace
+
+__all__ = ["compute"]
+
+
+def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
+    """Write `validated.arrow`, and `quarantined.arrow` where a row is bad."""
+    assert job.shard is not None
+    assert job.source is not None
+    rows = read_shard(job.shard, job.source, recipe.validate_, recipe.split.group_by)
+    facts = write_outputs(
+        folder, workspace, "validated", rows.validated, rows.quarantined, rows.notes
+    )
+    origin = {"file": job.shard.file, "row_start": job.shard.row_start, "sha256": job.shard.sha256}
+    return {**facts, "origin": origin}

@@ -1,0 +1,70 @@
+"""Templates: a validated conversation becomes text, and the spans of it that are trained.
+
+`make_renderer` picks the template of a recipe: constants around contents (`alpaca`, `completion`,
+`classification`, `sequence_classification`, `text`), the tokenizer's own chat template (`chat`) or
+a Jinja file. What a template cannot render, or renders without all of the row's text, goes to
+quarantine; a template whose trained spans cannot be proven is refused as a whole.
+"""
+
+from pathlib import Path
+
+from packhouse.errors import ConfigError, TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.templates.chat import ChatEngine
+from packhouse.templates.renderer import Rendered, Renderer, digest
+from packhouse.templates.sandbox import pinned_date
+from packhouse.templates.single_turn import SINGLE_TURN, make_single_turn
+from packhouse.tokenization.snapshot import TokenizerSnapshot
+
+__all__ = ["VERSION", "Rendered", "Renderer", "make_renderer"]
+
+VERSION = 1
+"""Raised whenever the same row and template give other text or spans than before."""
+
+
+def make_renderer(
+    config: FormatConfig, snapshot: TokenizerSnapshot, label_names: list[str] | None = None
+) -> Renderer:
+    """The renderer of `config.template`.
+
+    Costs next to nothing: a chat template is compiled and probed at the first `render`.
+
+    Args:
+        config: the recipe's format section.
+        snapshot: tokenizer whose control tokens and chat template are used.
+        label_names: text of label 0, 1, ...; what `classification` trains.
+
+    Raises:
+        ConfigError: no such template, a Jinja file that cannot be read, or a bad prompt.
+        TemplateError: the tokenizer lacks what the template needs (EOS, a chat template).
+    """
+    name = config.template
+    options = config.model_dump_json()
+    tokens = repr(sorted(snapshot.special_tokens.items()))
+    facts = [str(VERSION), name, options, tokens, str(snapshot.adds_bos), repr(label_names)]
+    if name in SINGLE_TURN:
+        engine = make_single_turn(config, snapshot, label_names)
+        return Renderer(engine, identity=digest(*facts), system=config.system)
+    source, where = _chat_source(name, snapshot)
+    today = pinned_date().isoformat() if "strftime_now" in source else ""
+    facts += [source, repr(sorted(snapshot.added_tokens)), today]
+    chat = ChatEngine(config, snapshot, source, where)
+    return Renderer(chat, identity=digest(*facts), system=config.system)
+
+
+def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:
+    """Jinja source, and what errors call it."""
+    if name.endswith((".jinja", ".j2")):
+        try:
+            return Path(name).read_text(encoding="utf-8"), f"template '{name}'"
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"format.template '{name}' cannot be read: {error}") from None
+    if name != "chat":
+        known = ", ".join([*SINGLE_TURN, "chat"])
+        raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")
+    if not snapshot.chat_template:
+        raise TemplateError(
+            f"the tokenizer ({snapshot.class_name}) has no chat template: set format.template to"
+            " alpaca, completion or text, or to a Jinja file"
+        )
+    return snapshot.chat_template, "the tokenizer's chat template"

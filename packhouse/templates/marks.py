@@ -1,0 +1,268 @@
+r"""Find where a conversation's own text lands in a rendering, by marks that data cannot forge.
+
+Every text that data brings (a *leaf*: content, reasoning, strings in tool calls) is wrapped in two
+private-use characters that occur nowhere in the row. The template is rendered with the marks; with
+the marks taken out again the text must equal the plain rendering, so they changed nothing.
+
+    content "hi"  ->  "<S0>hi<E0>"  ->  "<|im_start|>user\n<S0>hi<E0><|im_end|>\n"
+
+Templates look at contents, too: they trim them, or take `<think>...</think>` apart. Where a mark
+gets in the way of that, *inner* marks go inside of outer whitespace and around such literals.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jinja2 import nodes
+
+from packhouse.templates.renderer import RefusedError
+
+__all__ = ["Leaf", "Marked", "Marker", "Occurrence", "TornError", "inspected_literals"]
+
+# Supplementary private use planes, without the two noncharacters at the end of each.
+_FIRST, _LAST = 0xF0000, 0x10FFFD
+_PRIVATE = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
+
+
+class TornError(Exception):
+    """The template took a marked text apart, or moved its marks."""
+
+
+class Leaf(NamedTuple):
+    """One marked text and the message it belongs to (-1: the tool definitions)."""
+
+    message: int
+    kind: str
+    """`content`, `thought` (reasoning, or content before `</think>`), `call`, `tools`."""
+    text: str
+
+
+class Occurrence(NamedTuple):
+    """A leaf found in the rendering, in bytes of the text."""
+
+    leaf: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A marked rendering with its marks taken out."""
+
+    text: bytes
+    occurrences: list[Occurrence]
+    generation: list[tuple[int, int]]
+    """Byte ranges of the template's own `{% generation %}` blocks."""
+
+
+def inspected_literals(ast: nodes.Template) -> tuple[str, ...]:
+    """String constants that a template looks for in texts: `'</think>' in c`, `c.split('<x>')`.
+
+    Longest first. Whitespace alone and single characters are left out: they trim.
+    """
+    found: set[str] = set()
+    for compare in ast.find_all(nodes.Compare):
+        if any(operand.op in ("in", "notin") for operand in compare.ops):
+            found.update(_constants([compare.expr]))
+    for call in ast.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            found.update(_constants(call.args))
+    for text_filter in ast.find_all(nodes.Filter):
+        if text_filter.name == "replace":
+            found.update(_constants(text_filter.args))
+    return tuple(sorted((t for t in found if len(t.strip()) > 1), key=lambda t: (-len(t), t)))
+
+
+def _constants(expressions: list[nodes.Expr]) -> Iterator[str]:
+    for expression in expressions:
+        if isinstance(expression, nodes.Const) and isinstance(expression.value, str):
+            yield expression.value
+
+
+class Marker:
+    """Marks one conversation.
+
+    Args:
+        messages: as the template gets them.
+        tools: parsed tool definitions.
+        literals: from `inspected_literals`; used only with `inner`.
+        inner: marks go inside outer whitespace and around literals.
+        calls: also mark names and arguments of tool calls.
+        shared: equal texts get equal marks, for templates that compare messages.
+        noisy: matches control tokens; only such strings of the tool definitions are marked.
+
+    Raises:
+        RefusedError: the row holds so much private-use text that no marks are left.
+    """
+
+    def __init__(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        literals: re.Pattern[str] | None,
+        inner: bool,
+        calls: bool,
+        shared: bool,
+        noisy: re.Pattern[str],
+    ) -> None:
+        self.leaves: list[Leaf] = []
+        self._literals = literals if inner else None
+        self._inner = inner
+        self._calls = calls
+        self._known: dict[str, int] | None = {} if shared else None
+        self._order: list[list[int]] = []  # of each mark: the leaves that wear it
+        self._noisy = noisy
+        self._base = _free_base(messages, tools, self._literals)
+        self.messages = [self._message(n, message) for n, message in enumerate(messages)]
+        self.tools = None if tools is None else self._noisy_only(tools)
+
+    def _message(self, number: int, message: dict[str, Any]) -> dict[str, Any]:
+        marked = dict(message)
+        content = message["content"]
+        if isinstance(content, str) and content:
+            marked["content"] = self._text(number, content)
+        if "reasoning_content" in message:
+            thought = self._segment(number, "thought", message["reasoning_content"])
+            marked["thinking"] = marked["reasoning_content"] = thought
+        if self._calls and "tool_calls" in message:
+            marked["tool_calls"] = [self._call(number, call) for call in message["tool_calls"]]
+        return marked
+
+    def _call(self, number: int, call: Any) -> Any:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return call
+        marked = {
+            key: self._deep(number, value) if key in ("name", "arguments") else value
+            for key, value in function.items()
+        }
+        return {**call, "function": marked}
+
+    def _deep(self, number: int, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._segment(number, "call", value)
+        if isinstance(value, dict):
+            return {self._deep(number, k): self._deep(number, v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self._deep(number, item) for item in value]
+        return value
+
+    def _noisy_only(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._segment(-1, "tools", value) if self._noisy.search(value) else value
+        if isinstance(value, dict):
+            return {self._noisy_only(k): self._noisy_only(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self._noisy_only(item) for item in value]
+        return value
+
+    def _text(self, number: int, content: str) -> str:
+        if self._literals is None:
+            return self._segment(number, "content", content)
+        thought_until = content.rfind("</think>")
+        pieces, at = [], 0
+        for match in self._literals.finditer(content):
+            kind = "thought" if match.start() <= thought_until else "content"
+            pieces += [self._segment(number, kind, content[at : match.start()]), match.group()]
+            at = match.end()
+        return "".join([*pieces, self._segment(number, "content", content[at:])])
+
+    def _segment(self, number: int, kind: str, text: str) -> str:
+        core = text.strip() if self._inner else text
+        if not core:
+            return text
+        mark = self._mark(core)
+        self._order[mark].append(len(self.leaves))
+        self.leaves.append(Leaf(number, kind, core))
+        begin, end = chr(self._base + 2 * mark), chr(self._base + 2 * mark + 1)
+        before, _, after = text.partition(core)
+        return f"{before}{begin}{core}{end}{after}"
+
+    def _mark(self, core: str) -> int:
+        mark = len(self._order)
+        if self._known is not None:
+            mark = self._known.setdefault(core, mark)
+        if mark == len(self._order):
+            self._order.append([])
+        return mark
+
+    @property
+    def generation_marks(self) -> tuple[str, str]:
+        """Two more characters, for the template's `{% generation %}` blocks."""
+        first = self._base + 2 * len(self._order)
+        return chr(first), chr(first + 1)
+
+    def read(self, rendering: str) -> Marked:
+        """Take the marks out of a rendering and say where the leaves were.
+
+        Raises:
+            TornError: a leaf does not stand between its marks as one piece.
+        """
+        generation = 2 * len(self._order)
+        seen = [0] * len(self._order)
+        text, occurrences, blocks = bytearray(), [], []
+        opened: tuple[int, int] | None = None
+        block_start = 0
+        at = 0
+        for match in _PRIVATE.finditer(rendering):
+            text += rendering[at : match.start()].encode()
+            at = match.end()
+            mark = ord(match.group()) - self._base
+            if mark == generation:
+                block_start = len(text)
+            elif mark == generation + 1:
+                blocks.append((block_start, len(text)))
+            elif not 0 <= mark < generation:
+                text += match.group().encode()  # the row's own private-use text
+            elif mark % 2 == 0 and opened is None:
+                opened = mark // 2, len(text)
+            elif opened is not None and opened[0] == mark // 2 and mark % 2:
+                occurrences.append(self._occurrence(opened, seen, text))
+                opened = None
+            else:
+                raise TornError
+        if opened is not None:
+            raise TornError
+        text += rendering[at:].encode()
+        return Marked(bytes(text), occurrences, blocks)
+
+    def _occurrence(self, opened: tuple[int, int], seen: list[int], text: bytearray) -> Occurrence:
+        mark, start = opened
+        wearers = self._order[mark]
+        leaf = wearers[min(seen[mark], len(wearers) - 1)]
+        seen[mark] += 1
+        return Occurrence(leaf, start, len(text))
+
+
+def _free_base(
+    messages: list[dict[str, Any]], tools: list[Any] | None, literals: re.Pattern[str] | None
+) -> int:
+    """First code point of a private-use run that the row does not touch and that is long enough."""
+    taken, needed = set[int](), 4
+    for text in _strings([messages, tools]):
+        needed += 2 if literals is None else 2 + 2 * len(literals.findall(text))
+        if not text.isascii():
+            taken.update(map(ord, _PRIVATE.findall(text)))
+    base = _FIRST
+    for point in sorted(taken):
+        if point - base >= needed:
+            break
+        base = point + 1
+    if _LAST - base < needed or 0xFFFFD - needed < base < 0x100000:
+        raise RefusedError("template", "the row holds too much private-use text to be marked")
+    return base
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

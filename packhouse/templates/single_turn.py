@@ -1,0 +1,310 @@
+r"""Templates that are a few constants around the contents: no Jinja, one Arrow join per shape.
+
+    alpaca          preamble, "### Instruction:", "### Input:", "### Response:", answer, EOS
+    completion      prompt, answer, EOS
+    classification  prompt with the text in it, the label's text, EOS
+    sequence_classification   the text between CLS and SEP (or BOS and EOS); nothing is trained
+    text            the text, EOS; all of it is trained
+
+Each begins with BOS where the tokenizer begins with it. A trained span is an answer and its EOS;
+every trained answer has one. What a template has no place for (tools, reasoning, further turns) is
+refused, never left out. 52,000 Alpaca rows take about 0.1 s.
+
+Alpaca beyond Stanford's two texts: further turns repeat the blocks after the EOS of the answer,
+parted by an empty line, without the preamble; a system prompt takes the preamble's place.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.errors import ConfigError, TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.templates.conversations import Conversations, Shape
+from packhouse.templates.renderer import Refusal, Texts
+from packhouse.templates.segments import Filled, Program, Slot, concat_filled, fill
+from packhouse.tokenization.snapshot import TokenizerSnapshot
+
+__all__ = ["SINGLE_TURN", "SingleTurnEngine", "make_single_turn"]
+
+# The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.
+PREAMBLE = (
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request."
+)
+PREAMBLE_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request."
+)
+DEFAULT_PROMPT = "{text}\nLabel: "
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Text that begins and ends a rendering."""
+
+    bos: str
+    eos: str
+
+
+@dataclass(slots=True)
+class SingleTurnEngine:
+    """Renders each shape with the program that `build` makes for it."""
+
+    build: Callable[[Shape], Program | Refusal]
+    label_names: list[str] | None = None
+    needs_label: bool = False
+    takes_label: bool = False
+
+    def render(self, conversations: Conversations) -> Texts:
+        """Fill every shape; refuse the shapes, and the labels, that the template cannot express."""
+        refused: dict[int, Refusal] = {}
+        labels, usable = self._labels(conversations, refused)
+        parts: list[Filled] = []
+        for shape, rows in conversations.shapes(with_context=True):
+            fitting = self._fitting(rows, usable, conversations, refused)
+            program = self.build(self._with_label(shape)) if len(fitting) else None
+            if isinstance(program, Refusal):
+                refused.update(dict.fromkeys(fitting.tolist(), program))
+            elif program is not None:
+                parts.append(fill(program, fitting, _columns(conversations, fitting, labels)))
+        return Texts(concat_filled(parts), refused, Counter())
+
+    def _with_label(self, shape: Shape) -> Shape:
+        return shape[:1] if self.takes_label and len(shape) == 2 and self.label_names else shape
+
+    def _fitting(
+        self,
+        rows: np.ndarray,
+        usable: np.ndarray,
+        conversations: Conversations,
+        refused: dict[int, Refusal],
+    ) -> np.ndarray:
+        rich = rows[~conversations.is_plain[rows]]
+        refused.update(dict.fromkeys(rich.tolist(), _RICH))
+        fitting: np.ndarray = rows[conversations.is_plain[rows] & usable[rows]]
+        return fitting
+
+    def _labels(
+        self, conversations: Conversations, refused: dict[int, Refusal]
+    ) -> tuple[pa.Array | None, np.ndarray]:
+        """Text of every row's label, and which rows have what the template needs of labels."""
+        usable = np.ones(conversations.num_rows, dtype=bool)
+        if not self.takes_label and not self.needs_label:
+            return None, usable
+        given = conversations.label.is_valid().to_numpy(zero_copy_only=False)
+        number = pc.fill_null(conversations.label, 0).to_numpy()
+        if self.needs_label:
+            refused.update({int(row): _UNLABELLED for row in np.flatnonzero(~given)})
+            usable &= given
+        if self.label_names is None:
+            return None, usable
+        known = (number >= 0) & (number < len(self.label_names))
+        for row in np.flatnonzero(given & ~known).tolist():
+            refused[row] = Refusal(
+                "label", f"label {number[row]} is not in 0..{len(self.label_names) - 1}"
+            )
+        names = pa.array(self.label_names, pa.string())
+        texts = names.take(pa.array(np.where(known, number, 0)))
+        return texts, usable & (known | ~given)
+
+
+_RICH = Refusal("template", "tools, tool calls, reasoning or names need the `chat` template")
+_UNLABELLED = Refusal("template", "the row has no label")
+_NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")
+
+
+def _columns(
+    conversations: Conversations, rows: np.ndarray, labels: pa.Array | None
+) -> Callable[[Slot], pa.Array]:
+    def column(slot: Slot) -> pa.Array:
+        if slot.field == "label":
+            assert labels is not None
+            return labels.take(pa.array(rows))
+        whole = conversations.context if slot.field == "context" else conversations.content
+        return whole.take(pa.array(conversations.starts[rows] + slot.message))
+
+    return column
+
+
+def _alpaca(shape: Shape, ends: Ends, trains: Callable[[int], bool]) -> Program | Refusal:
+    system, turns = _split_system(shape)
+    if not turns or not _alternates(turns):
+        return Refusal("template", f"alpaca needs user and assistant in turn, got {_names(shape)}")
+    if any(turn.has_context for turn in shape if turn.role != "user"):
+        return Refusal("template", "alpaca has a place for context in user turns only")
+    items: list[str | Slot] = [ends.bos]
+    trained = []
+    preamble = PREAMBLE_WITH_INPUT if turns[0].has_context else PREAMBLE
+    items.append(Slot(0) if system else preamble)
+    for number, turn in enumerate(turns, start=system):
+        if turn.role == "user":
+            items += ["\n\n### Instruction:\n", Slot(number)]
+            if turn.has_context:
+                items += ["\n\n### Input:\n", Slot(number, "context")]
+            continue
+        items.append("\n\n### Response:")
+        if trains(number):
+            trained.append((len(items), len(items) + 2))
+        items += [Slot(number), ends.eos]
+    return _program(items, trained)
+
+
+def _completion(shape: Shape, ends: Ends, trains: Callable[[int], bool]) -> Program | Refusal:
+    system, turns = _split_system(shape)
+    roles = [turn.role for turn in turns]
+    if roles not in (["user", "assistant"], ["assistant"]):
+        return Refusal("template", f"completion has one prompt and answer, got {_names(shape)}")
+    items: list[str | Slot] = [ends.bos]
+    if system:
+        items += [Slot(0), "\n"]
+    for number, turn in enumerate(turns[:-1], start=system):
+        items.append(Slot(number))
+        if turn.has_context:
+            items += ["\n", Slot(number, "context")]
+    answer = len(shape) - 1
+    trained = [(len(items), len(items) + 2)] if trains(answer) else []
+    return _program([*items, Slot(answer), ends.eos], trained)
+
+
+def _classification(
+    shape: Shape, ends: Ends, trains: Callable[[int], bool], prompt: str, named: bool
+) -> Program | Refusal:
+    wanted = ["user"] if named else ["user", "assistant"]
+    if [turn.role for turn in shape] != wanted:
+        return Refusal("template", f"classification has one text and label, got {_names(shape)}")
+    before, _, after = prompt.partition("{text}")
+    items: list[str | Slot] = [ends.bos + before, *_whole(shape, 0), after]
+    answer = Slot(0, "label") if named else Slot(1)
+    trained = [(len(items), len(items) + 2)] if named or trains(1) else []
+    return _program([*items, answer, ends.eos], trained)
+
+
+def _sequence_classification(shape: Shape, ends: Ends) -> Program | Refusal:
+    if not shape or shape[0].role != "user" or len(shape) > 2:
+        return Refusal("template", f"sequence_classification has one text, got {_names(shape)}")
+    return Program((ends.bos, *_whole(shape, 0), ends.eos), ())
+
+
+def _text(shape: Shape, ends: Ends) -> Program | Refusal:
+    if len(shape) != 1 or shape[0].role not in ("user", "assistant"):
+        return Refusal("template", f"text has one message, got {_names(shape)}")
+    items = [ends.bos, *_whole(shape, 0), ends.eos]
+    return Program(tuple(items), ((0, len(items)),))
+
+
+def _program(items: list[str | Slot], trained: list[tuple[int, int]]) -> Program | Refusal:
+    return Program(tuple(items), tuple(trained)) if trained else _NOTHING
+
+
+def _whole(shape: Shape, message: int) -> list[str | Slot]:
+    if shape[message].has_context:
+        return [Slot(message), "\n", Slot(message, "context")]
+    return [Slot(message)]
+
+
+def _split_system(shape: Shape) -> tuple[int, Shape]:
+    has_system = bool(shape) and shape[0].role == "system"
+    return int(has_system), shape[int(has_system) :]
+
+
+def _alternates(turns: Shape) -> bool:
+    return all(t.role == ("user", "assistant")[n % 2] for n, t in enumerate(turns))
+
+
+def _names(shape: Shape) -> str:
+    roles = [turn.role for turn in shape]
+    return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
+
+
+def trained_turns(shape: Shape, train_on: str) -> set[int]:
+    """Numbers of the messages that are trained: assistant turns of weight other than 0.
+
+    Example:
+        >>> from packhouse.templates.conversations import Turn
+        >>> shape = (Turn("user"), Turn("assistant"), Turn("user"), Turn("assistant"))
+        >>> trained_turns(shape, "assistant"), trained_turns(shape, "last_assistant")
+        ({1, 3}, {3})
+    """
+    answers = [number for number, turn in enumerate(shape) if turn.role == "assistant"]
+    if train_on == "last_assistant":
+        answers = answers[-1:]
+    return {number for number in answers if shape[number].is_trained}
+
+
+SINGLE_TURN = ("alpaca", "completion", "classification", "sequence_classification", "text")
+
+
+def make_single_turn(
+    config: FormatConfig, snapshot: TokenizerSnapshot, label_names: list[str] | None
+) -> SingleTurnEngine:
+    """The engine of one of SINGLE_TURN.
+
+    Raises:
+        TemplateError: the template trains an end of text and the tokenizer has no EOS token.
+        ConfigError: the classification prompt does not hold `{text}` exactly once.
+    """
+    name = config.template
+    if name == "sequence_classification":
+        ends = _encoder_ends(snapshot)
+        return SingleTurnEngine(lambda shape: _sequence_classification(shape, ends), None, True)
+    ends = _decoder_ends(name, snapshot)
+    if name == "text":
+        return SingleTurnEngine(lambda shape: _text(shape, ends))
+    if name == "classification":
+        return _make_classification(config, ends, label_names)
+    build = {"alpaca": _alpaca, "completion": _completion}[name]
+    return SingleTurnEngine(_trained_by(config, lambda shape, trains: build(shape, ends, trains)))
+
+
+def _make_classification(
+    config: FormatConfig, ends: Ends, label_names: list[str] | None
+) -> SingleTurnEngine:
+    prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
+    if prompt.count("{text}") != 1:
+        raise ConfigError(f"format.prompt must hold {{text}} exactly once, got {prompt!r}")
+    named = label_names is not None
+    build = _trained_by(
+        config, lambda shape, trains: _classification(shape, ends, trains, prompt, named)
+    )
+    return SingleTurnEngine(build, label_names, needs_label=named, takes_label=True)
+
+
+def _trained_by(
+    config: FormatConfig, build: Callable[[Shape, Callable[[int], bool]], Program | Refusal]
+) -> Callable[[Shape], Program | Refusal]:
+    if config.train_on == "all":
+        return lambda shape: _all_trained(build(shape, lambda _: True))
+    return lambda shape: build(shape, trained_turns(shape, config.train_on).__contains__)
+
+
+def _all_trained(program: Program | Refusal) -> Program | Refusal:
+    if isinstance(program, Refusal):
+        return program
+    return Program(program.items, ((0, len(program.items)),))
+
+
+def _decoder_ends(template: str, snapshot: TokenizerSnapshot) -> Ends:
+    eos = snapshot.special_tokens.get("eos_token")
+    if not eos:
+        raise TemplateError(
+            f"template '{template}' ends answers with EOS, and the tokenizer"
+            f" ({snapshot.class_name}) has none: without it a model never learns to stop."
+            " Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
+        )
+    return Ends(_bos(snapshot.special_tokens) if snapshot.adds_bos else "", eos)
+
+
+def _encoder_ends(snapshot: TokenizerSnapshot) -> Ends:
+    tokens = snapshot.special_tokens
+    if tokens.get("cls_token") and tokens.get("sep_token"):
+        return Ends(tokens["cls_token"], tokens["sep_token"])
+    return Ends(_bos(tokens) if snapshot.adds_bos else "", tokens.get("eos_token", ""))
+
+
+def _bos(tokens: Mapping[str, str]) -> str:
+    return tokens.get("bos_token") or tokens.get("cls_token") or ""

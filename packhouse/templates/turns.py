@@ -1,0 +1,209 @@
+r"""Which bytes of a rendering an assistant has to learn, proven from the template's own behaviour.
+
+A turn is trained from where the prompt of inference ends to the token that ends the turn:
+
+    <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n
+                                                          ^^^^^^^^^^^^^^^^
+- Its start comes from rendering the turns before it with `add_generation_prompt=True`: that is the
+  prompt a model continues. Templates without a generation prompt (Mistral) start a turn where the
+  turns before it end; a header they write there (`ASSISTANT:`) is no part of the turn.
+- Its end is the first end-of-turn token that the template writes behind the turn's own text. Which
+  token that is comes from a probe conversation, and must be the same for every turn.
+- A template with `{% generation %}` blocks says so itself, and is taken at its word.
+
+Nothing is guessed: where this cannot be shown, the template (`TemplateError`) or the row
+(`RefusedError`) is refused.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from packhouse.errors import TemplateError
+from packhouse.templates.marks import Marked, Marker, Occurrence
+from packhouse.templates.renderer import RefusedError
+
+__all__ = ["TurnRules", "learn_rules", "locate_turns"]
+
+
+class TurnRules(NamedTuple):
+    """How a template opens and closes an assistant turn."""
+
+    has_prompt: bool
+    """Whether `add_generation_prompt` changes anything."""
+    header: bytes
+    """Without a generation prompt: what stands between the turns before and the answer."""
+    end_token: bytes
+    ends_inner_turns: bool
+    """Whether turns before the last one end with `end_token`, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Template text around a turn, in bytes: from `start` to the turn's first leaf at `stop`."""
+
+    start: int
+    stop: int
+    anchor: int
+    """Leaf that ends at `start`, or -1 at the very beginning."""
+
+
+PromptTail = Callable[[int], tuple[int, bytes]]
+"""Message number -> (last leaf, text after it) of the prompt that ends before that message."""
+
+
+def learn_rules(
+    render: Callable[[int, bool], tuple[Marked, Marker] | None],
+    control: re.Pattern[bytes],
+    where: str,
+) -> TurnRules:
+    """Learn a template's rules from probe conversations of plain words.
+
+    Args:
+        render: number of alternating messages and `add_generation_prompt` -> marked rendering;
+            None where the template refuses the conversation.
+        control: matches control tokens.
+        where: what errors call the template.
+
+    Raises:
+        TemplateError: no end token, or no way to tell where an answer starts.
+    """
+    prompt, opened, answered = render(1, False), render(1, True), render(2, False)
+    if answered is None:
+        raise TemplateError(f"{where} refuses a conversation of one user and one assistant turn")
+    first, second = _two(answered[0].occurrences, where)
+    end_token = _end_token(answered[0].text[second.end :], control, where)
+    without = _tail(prompt[0] if prompt else None)
+    with_prompt = _tail(opened[0] if opened else None)
+    gap = answered[0].text[first.end : second.start]
+    header = b""
+    has_prompt = with_prompt is not None and with_prompt != without
+    if not has_prompt and without is not None and gap.startswith(without):
+        header = gap[len(without) :]
+        header = header if header.strip() else b""  # Mistral's space is the answer's
+    longer = render(4, False)
+    return TurnRules(has_prompt, header, end_token, _ends_inner(longer, end_token, control))
+
+
+def _two(occurrences: list[Occurrence], where: str) -> tuple[Occurrence, Occurrence]:
+    if [o.leaf for o in occurrences] != [0, 1]:
+        raise TemplateError(
+            f"{where} does not write each content once and in order: trained turns cannot be found"
+        )
+    return occurrences[0], occurrences[1]
+
+
+def _tail(marked: Marked | None) -> bytes | None:
+    if marked is None or not marked.occurrences:
+        return None
+    return marked.text[marked.occurrences[-1].end :]
+
+
+def _end_token(after: bytes, control: re.Pattern[bytes], where: str) -> bytes:
+    match = control.search(after)
+    if match is None:
+        raise TemplateError(
+            f"{where} writes no control token of the tokenizer after an assistant turn (but"
+            f" {after[:40]!r}): a model trained on it never learns to stop. Use a template that"
+            " ends turns with EOS, or train_on: all."
+        )
+    return match.group()
+
+
+def _ends_inner(
+    longer: tuple[Marked, Marker] | None, end_token: bytes, control: re.Pattern[bytes]
+) -> bool:
+    if longer is None or [o.leaf for o in longer[0].occurrences] != [0, 1, 2, 3]:
+        return True  # nothing longer is ever rendered, or each row has to show it
+    occurrences = longer[0].occurrences
+    match = control.search(longer[0].text[occurrences[1].end : occurrences[2].start])
+    return match is not None and match.group() == end_token
+
+
+def locate_turns(
+    marked: Marked,
+    owners: list[int],
+    roles: list[str],
+    rules: TurnRules,
+    prompt_tail: PromptTail,
+    starts: dict[tuple[str, bool, bytes], int],
+) -> dict[int, tuple[int, int]]:
+    """Byte span of every assistant turn of a rendering.
+
+    Args:
+        marked: the rendering.
+        owners: message number of each leaf.
+        roles: role of each message.
+        rules: of the template.
+        prompt_tail: asked once for every kind of gap.
+        starts: answers of `prompt_tail` so far, by role before, whether first, and gap.
+
+    Raises:
+        RefusedError: a turn's start or end cannot be shown.
+    """
+    turns = {}
+    for number, role in enumerate(roles):
+        if role != "assistant":
+            continue
+        gap, stop, after = _surroundings(marked, owners, roles, number)
+        text = marked.text[gap.start : gap.stop]
+        key = (roles[number - 1] if number else "", gap.anchor < 0, text)
+        if key not in starts:
+            if len(starts) > 4096:
+                starts.clear()
+            starts[key] = _header_length(text, number, gap.anchor, rules, prompt_tail)
+        start = gap.start + starts[key]
+        begin = max(stop, start)
+        end = marked.text.find(rules.end_token, begin, after)
+        if end < 0:
+            raise RefusedError(
+                "template", f"no end token {rules.end_token!r} after message {number} (assistant)"
+            )
+        turns[number] = (start, end + len(rules.end_token))
+    return turns
+
+
+def _surroundings(
+    marked: Marked, owners: list[int], roles: list[str], number: int
+) -> tuple[Gap, int, int]:
+    """The gap before a turn, the end of the turn's last leaf, and where the next leaf starts."""
+    found = marked.occurrences
+    own = [at for at, o in enumerate(found) if owners[o.leaf] == number]
+    if own:
+        first, last = own[0], own[-1]
+        if last - first + 1 != len(own):
+            raise RefusedError("template", f"message {number} (assistant) is torn by other text")
+        stop, end = found[first].start, found[last].end
+    else:
+        first = next((at for at, o in enumerate(found) if owners[o.leaf] > number), len(found))
+        last = first - 1
+        stop = end = -1
+    before = found[first - 1] if first else None
+    after = found[last + 1].start if last + 1 < len(found) else len(marked.text)
+    start = before.end if before else 0
+    if not own:
+        _only_one_inside(owners[before.leaf] if before else -1, number, roles)
+        stop, end = after, start
+    return Gap(start, stop, before.leaf if before else -1), end, after
+
+
+def _only_one_inside(before: int, number: int, roles: list[str]) -> None:
+    if "assistant" in roles[max(before, -1) + 1 : number]:
+        raise RefusedError("template", f"message {number} (assistant) has no text to be found by")
+
+
+def _header_length(
+    gap: bytes, number: int, anchor: int, rules: TurnRules, prompt_tail: PromptTail
+) -> int:
+    last_leaf, tail = prompt_tail(number)
+    if last_leaf == anchor:
+        if gap.startswith(tail) and gap.startswith(rules.header, len(tail)):
+            return len(tail) + len(rules.header)
+        if rules.has_prompt and tail.startswith(gap):
+            return len(gap)  # the prompt already opens something, as `<think>`: not in this turn
+    raise RefusedError(
+        "template",
+        f"the prompt before message {number} (assistant) is no beginning of the rendering:"
+        f" {tail[-40:]!r} against {gap[-40:]!r}",
+    )

@@ -1,4 +1,4 @@
-"""Conversations as Arrow columns: how they are built, when they are sound, and what they are called.
+"""Conversations as Arrow columns: how they are built, when they are sound, what they are called.
 
 A conversation is a list of MESSAGE structs (see `packhouse.tables`). All of a shard's messages lie
 flat behind one another, so rules and identities are computed on whole columns: the order rules are
@@ -153,7 +153,7 @@ class _Flat:
         """Whether a text field is null or only white space."""
         column = self.fields[name]
         sizes = np.asarray(pc.fill_null(pc.binary_length(column), 0))
-        blank = sizes == 0
+        blank: Bools = sizes == 0
         # Text that starts with a visible ASCII character is not blank: look at the rest only.
         unsure = np.flatnonzero(~blank & ~_starts_visibly(column, sizes))
         if len(unsure):
@@ -321,7 +321,7 @@ def conversation_ids(messages: pa.Array, tools: pa.Array, labels: pa.Array) -> p
     flat = _Flat.of(messages)
     joined = _join_messages(flat)
     offsets, data = _string_buffers(joined)
-    view = memoryview(data)
+    view = memoryview(data.data)
     bounds = offsets[flat.offsets].tolist() if len(joined) else [0] * len(flat.offsets)
     sha256 = hashlib.sha256
     if tools.null_count == len(tools) and labels.null_count == len(labels):
@@ -389,7 +389,9 @@ def group_keys(
 
     Example:
         >>> columns = MessageColumns(
-        ...     role=["user", "assistant"] * 2, content=["Hi  there", "A", "hi there ", "B"], count=[2, 2]
+        ...     role=["user", "assistant"] * 2,
+        ...     content=["Hi  there", "A", "hi there ", "B"],
+        ...     count=[2, 2],
         ... )
         >>> group_keys(columns.to_arrow(), pa.array(["x", "y"]), "prompt").unique().to_pylist()
         ['9b96a1fe1d548cbbc960']

@@ -1,0 +1,296 @@
+"""Adapters of rows that hold messages: chat, ShareGPT, bare lists and preference pairs.
+
+Tool calls and tool definitions become JSON text in one canonical form: compact, keys in the file's
+order (templates print them in that order), call arguments as objects whether the file wrote them
+as objects or as text.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import orjson
+
+from packhouse.messages import MessageColumns
+from packhouse.sources.shapes import SHAPES
+
+__all__ = ["BadRowError", "talk_adapter"]
+
+# What files call a role -> the role. A name that is not here is kept, and refused by the rules.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "tool_response": "tool",
+}
+_CALL_ROLES = ("function_call", "tool_call")
+
+
+class BadRowError(Exception):
+    """A row cannot be adapted; caught by the adapters, never seen by users."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class _Output(Protocol):
+    columns: MessageColumns
+    tools: list[str | None]
+
+
+def talk_adapter(row_format: str, renamed: dict[str, str]) -> Callable[[Any, _Output], int]:
+    """Function that appends one row's conversation to the output and returns 1.
+
+    It raises `BadRowError` and then leaves the output as it was.
+    """
+
+    def add(row: Any, out: _Output) -> int:
+        if row_format == "messages":
+            messages, tools, system = row, None, None
+        elif row_format == "preference":
+            messages, tools, system = _read_preference(row, renamed)
+        else:
+            messages, tools, system = _read_talk(row, row_format, renamed)
+        turns = _read_messages(messages)
+        if system:
+            turns.insert(0, ("system", system, None, None, None, None, None))
+        tools = _read_tools(tools)
+        _append(turns, out.columns)
+        out.tools.append(tools)
+        return 1
+
+    return add
+
+
+def _append(turns: list[tuple[Any, ...]], columns: MessageColumns) -> None:
+    for role, content, reasoning, calls, call_id, name, weight in turns:
+        columns.role.append(role)
+        columns.content.append(content)
+        columns.reasoning.append(reasoning)
+        columns.tool_calls.append(calls)
+        columns.tool_call_id.append(call_id)
+        columns.name.append(name)
+        columns.weight.append(weight)
+    columns.count.append(len(turns))
+
+
+def _read_talk(row: Any, row_format: str, renamed: dict[str, str]) -> tuple[Any, Any, str | None]:
+    if not isinstance(row, dict):
+        raise BadRowError("not_an_object", f"the row is {_kind(row)}, not an object")
+    shape = SHAPES[row_format]
+    names = shape.names(row, renamed)
+    field = next(iter(shape.required))
+    if field not in names:
+        has = ", ".join(repr(key[:40]) for key in list(row)[:12]) or "none"
+        raise BadRowError("fields", f"no field {field!r}; the row has {has}")
+    system = row.get(names.get("system", ""))
+    if not isinstance(system, str | None):
+        raise BadRowError("type", f"system is {_kind(system)}, not text")
+    return row[names[field]], row.get(names.get("tools", "")), system
+
+
+def _read_preference(row: Any, renamed: dict[str, str]) -> tuple[Any, Any, str | None]:
+    """The chosen answer as the conversation; `rejected` has no place in supervised data."""
+    if not isinstance(row, dict):
+        raise BadRowError("not_an_object", f"the row is {_kind(row)}, not an object")
+    names = SHAPES["preference"].names(row, renamed)
+    if "chosen" not in names:
+        raise BadRowError("fields", "no field 'chosen'")
+    chosen, prompt = row[names["chosen"]], row.get(names.get("prompt", ""))
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list | None):
+        raise BadRowError("type", f"prompt is {_kind(prompt)}, neither text nor messages")
+    if isinstance(chosen, str):
+        chosen = [{"role": "assistant", "content": chosen}]
+    if not isinstance(chosen, list):
+        raise BadRowError("type", f"chosen is {_kind(chosen)}, neither text nor messages")
+    if prompt and chosen[: len(prompt)] != prompt:
+        chosen = [*prompt, *chosen]
+    system = row.get(names.get("system", ""))
+    if not isinstance(system, str | None):
+        raise BadRowError("type", f"system is {_kind(system)}, not text")
+    return chosen, row.get(names.get("tools", "")), system
+
+
+def _read_messages(messages: Any) -> list[tuple[Any, ...]]:
+    """(role, content, reasoning, tool_calls, tool_call_id, name, weight) of each message."""
+    if not isinstance(messages, list):
+        hint = "; it looks like JSON text, parse it first" if _looks_like_json(messages) else ""
+        raise BadRowError("type", f"the messages are {_kind(messages)}, not a list{hint}")
+    return [_read_message(message, at) for at, message in enumerate(messages)]
+
+
+def _read_message(message: Any, at: int) -> tuple[Any, ...]:
+    if not isinstance(message, dict):
+        raise BadRowError("type", f"message {at} is {_kind(message)}, not an object")
+    raw_role, value = _speaker(message, at)
+    role = _ROLES.get(raw_role, raw_role)
+    # The common case first: text, and nothing but role and content.
+    if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
+        return role, value, None, None, None, None, None
+    calls = _read_calls(message.get("tool_calls"), at)
+    if raw_role in _CALL_ROLES:
+        calls, value = _parse_calls(value, at), ""
+    content, reasoning, part_calls = _read_content(value, calls, at)
+    calls = [*(calls or []), *part_calls] or None
+    reasoning = (
+        _text(message, "reasoning_content", at) or _text(message, "reasoning", at) or reasoning
+    )
+    return (
+        role,
+        content,
+        reasoning or None,
+        orjson.dumps(calls).decode() if calls else None,
+        _text(message, "tool_call_id", at),
+        _text(message, "name", at),
+        _read_weight(message, at),
+    )
+
+
+def _speaker(message: dict[str, Any], at: int) -> tuple[str, Any]:
+    if "role" in message:
+        role, value = message["role"], message.get("content")
+    elif "from" in message:
+        role, value = message["from"], message.get("value")
+    else:
+        raise BadRowError("fields", f"message {at} says neither 'role' nor 'from'")
+    if type(role) is not str:
+        raise BadRowError("type", f"message {at}: role is {_kind(role)}, not text")
+    return role, value
+
+
+def _read_content(value: Any, calls: Any, at: int) -> tuple[str, str | None, list[Any]]:
+    """Text, reasoning and tool calls of a message's content."""
+    if type(value) is str:
+        return value, None, []
+    if value is None and calls:
+        return "", None, []
+    if not isinstance(value, list):
+        what = "content is null without tool calls" if value is None else ""
+        raise BadRowError("type", f"message {at}: {what or f'content is {_kind(value)}, not text'}")
+    texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+    part_calls: list[Any] = []
+    for part in value:
+        kind, text = _read_part(part, at)
+        if kind == "tool_call":
+            part_calls += _parse_calls(text, at)
+        else:
+            texts[kind].append(text)
+    return "".join(texts["text"]), "".join(texts["reasoning"]) or None, part_calls
+
+
+_PART_KINDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning": "reasoning",
+    "thinking": "reasoning",
+    "tool_call": "tool_call",
+}
+
+
+def _read_part(part: Any, at: int) -> tuple[str, Any]:
+    if type(part) is str:
+        return "text", part
+    if not isinstance(part, dict):
+        raise BadRowError("type", f"message {at}: a content part is {_kind(part)}, not an object")
+    kind = _PART_KINDS.get(str(part.get("type", "text")))
+    if kind is None:
+        what = str(part.get("type"))[:40]
+        raise BadRowError("type", f"message {at}: content part of type {what!r}, not text")
+    keys = ("text", "value", "content", part.get("type"))
+    value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
+    if kind != "tool_call" and type(value) is not str:
+        raise BadRowError("type", f"message {at}: a text part holds {_kind(value)}, not text")
+    return kind, value
+
+
+def _read_calls(value: Any, at: int) -> list[Any] | None:
+    if value is None or value == []:
+        return None
+    return _parse_calls(value, at)
+
+
+def _parse_calls(value: Any, at: int) -> list[Any]:
+    """Calls in OpenAI's form from JSON text, one call or a list of calls, in any known form."""
+    if isinstance(value, str):
+        value = _parse_json(value, f"message {at}: the tool call")
+    calls = value if isinstance(value, list) else [value]
+    return [_read_call(call, at) for call in calls]
+
+
+def _read_call(call: Any, at: int) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRowError("tool_calls", f"message {at}: a tool call names no function")
+    arguments = function.get("arguments", function.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _parse_json(arguments or "{}", f"message {at}: the arguments of a tool call")
+    if not isinstance(arguments, dict):
+        raise BadRowError(
+            "tool_calls", f"message {at}: the arguments of a tool call are {_kind(arguments)}"
+        )
+    read: dict[str, Any] = {}
+    if isinstance(call.get("id"), str):
+        read["id"] = call["id"]
+    read["type"] = "function"
+    read["function"] = {"name": function["name"], "arguments": arguments}
+    return read
+
+
+def _read_tools(tools: Any) -> str | None:
+    if tools is None or tools in ("", []):
+        return None
+    if isinstance(tools, str):
+        tools = _parse_json(tools, "tools", reason="tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRowError("tools", "tools is not a list of objects")
+    return orjson.dumps(tools).decode() if tools else None
+
+
+def _parse_json(text: str, what: str, reason: str = "tool_calls") -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRowError(reason, f"{what}: not JSON ({error.msg})") from None
+
+
+def _read_weight(message: dict[str, Any], at: int) -> float | None:
+    """Loss weight: `weight`, `loss_weight` (a number) or `train` (true or false)."""
+    for key in ("weight", "loss_weight", "train"):
+        value = message.get(key)
+        if value is None:
+            continue
+        number = type(value) is bool if key == "train" else type(value) in (int, float)
+        if not number or not math.isfinite(value) or value < 0:
+            raise BadRowError("type", f"message {at}: {key} is {str(value)[:40]!r}, not a weight")
+        return float(value)
+    return None
+
+
+def _text(message: dict[str, Any], key: str, at: int) -> str | None:
+    value = message.get(key)
+    if not isinstance(value, str | None):
+        raise BadRowError("type", f"message {at}: {key} is {_kind(value)}, not text")
+    return value or None
+
+
+def _looks_like_json(value: Any) -> bool:
+    return isinstance(value, str) and value.lstrip()[:1] in ("[", "{")
+
+
+def _kind(value: Any) -> str:
+    names = {type(None): "null", bool: "true or false", str: "text", list: "a list"}
+    return names.get(type(value), "an object" if isinstance(value, dict) else "a number")

@@ -1,0 +1,117 @@
+"""Parse CSV and TSV records: quotes as spreadsheets write them, every record as wide as the header.
+
+A field that starts with a quote runs to the next single quote; newlines in it are text. A record
+of another width, a quote that is closed before its field ends, control characters or bytes that
+are not UTF-8 make that record bad, not the file.
+"""
+
+import csv
+import io
+import re
+
+import numpy as np
+
+from packhouse.sources.records import Failure, Records
+from packhouse.sources.structure import Ints, record_ends
+
+__all__ = ["parse_delimited", "record_spans"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+csv.field_size_limit(2**29)
+
+
+def record_spans(data: bytes) -> Ints:
+    r"""Start and end of each record, line end excluded, blank lines left out.
+
+    Example:
+        >>> record_spans(b'a,b\r\n\n"c\nd",e').tolist()
+        [[0, 3], [6, 13]]
+    """
+    ends = record_ends(data)
+    if not len(ends) or ends[-1] < len(data):
+        ends = np.concatenate([ends, [len(data)]])
+    starts = np.concatenate([[0], ends[:-1]])
+    array = np.frombuffer(data, np.uint8)
+    for byte in (0x0A, 0x0D):
+        closed = (ends > starts) & (array[np.maximum(ends - 1, 0)] == byte) if len(array) else False
+        ends = ends - closed
+    keep = ends > starts
+    return np.stack([starts[keep], ends[keep]], axis=1).astype(np.int64)
+
+
+def parse_delimited(
+    data: bytes, header: tuple[str, ...], delimiter: str, max_row_bytes: int
+) -> Records:
+    r"""Parse records into dicts keyed by `header`; all values are text.
+
+    Example:
+        >>> parse_delimited(b'1,"a ""b"" c"\r\n2\r\n', ("label", "text"), ",", 2**20).rows
+        [{'label': '1', 'text': 'a "b" c'}]
+    """
+    spans = record_spans(data)
+    records = Records([], np.arange(len(spans)), len(spans), spans=lambda: spans)
+    num_lines = len(record_ends(data)) + (not data.endswith(b"\n") and bool(data))
+    if num_lines > len(spans):
+        records.notes["blank_lines"] = num_lines - len(spans)
+    values = _parse_all(data, len(header), delimiter)
+    widest = int((spans[:, 1] - spans[:, 0]).max(initial=0))
+    if values is None or len(values) != len(spans) or widest > max_row_bytes:
+        values = _parse_one_by_one(records, data, len(header), delimiter, max_row_bytes)
+    records.rows = [dict(zip(header, row, strict=True)) for row in values]
+    return records
+
+
+def _parse_all(data: bytes, width: int, delimiter: str) -> list[list[str]] | None:
+    """Every record at once; None where any is bad."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    if _CONTROL.search(text) or "\r" in text.replace("\r\n", ""):
+        return None
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        rows = [row for row in reader if row]
+    except csv.Error:
+        return None
+    return rows if set(map(len, rows)) <= {width} else None
+
+
+def _parse_one_by_one(
+    records: Records, data: bytes, width: int, delimiter: str, max_row_bytes: int
+) -> list[list[str]]:
+    assert records.spans is not None
+    rows, numbers = [], []
+    for number, (start, end) in enumerate(records.spans().tolist()):
+        piece = data[start:end]
+        if len(piece) > max_row_bytes:
+            detail = f"the row has {len(piece):,} bytes, over max_row_bytes {max_row_bytes:,}"
+            records.failures.append(Failure(number, "row_too_long", detail))
+            continue
+        parsed = _parse_record(piece, width, delimiter)
+        if isinstance(parsed, list):
+            rows.append(parsed)
+            numbers.append(number)
+        else:
+            records.failures.append(Failure(number, *parsed))
+    records.numbers = np.array(numbers, np.int64)
+    return rows
+
+
+def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple[str, str]:
+    try:
+        text = piece.decode("utf-8")
+    except UnicodeDecodeError as bad:
+        byte = piece[bad.start]
+        return "encoding", f"byte 0x{byte:02x} at offset {bad.start} of the row is not UTF-8"
+    if found := _CONTROL.search(text):
+        return "control", f"a raw control character 0x{ord(found[0]):02x} in the row"
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return "csv", f"not a record: {error}"
+    if len(rows) != 1:
+        return "csv", "not one record: a bare carriage return or an open quote"
+    if len(rows[0]) != width:
+        return "fields", f"{len(rows[0])} fields where the header has {width}"
+    return rows[0]

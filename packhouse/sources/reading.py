@@ -1,0 +1,239 @@
+"""Read one shard: bytes in, checked conversations and quarantined rows out.
+
+Nothing is lost: every record of the shard is in exactly one of the two tables, and a quarantined
+one keeps its place, its reason and its bytes. Memory is a few times the shard's size.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from packhouse.errors import SourceError
+from packhouse.messages import conversation_ids, group_keys, role_violations
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.sources.adapting import Adapted, adapt
+from packhouse.sources.delimited import parse_delimited
+from packhouse.sources.files import pin_of
+from packhouse.sources.records import Failure, Records, gc_paused, parse_array, parse_lines
+from packhouse.sources.shapes import check_shapes, find_row_format_of_rows
+from packhouse.sources.shards import SourceShard
+from packhouse.sources.streams import read_range
+from packhouse.sources.tabular import parse_tables
+from packhouse.tables import QUARANTINED, VALIDATED
+
+__all__ = ["ShardRows", "read_shard"]
+
+RAW_BYTES = 64 * 2**10
+"""Bytes of a bad row that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """The rows of a shard, good and bad."""
+
+    validated: pa.Table
+    """`tables.VALIDATED`, in the file's order."""
+    quarantined: pa.Table
+    """`tables.QUARANTINED`, in the file's order."""
+    notes: dict[str, int]
+    """Counts of what is no error: `blank_lines`, `bom`, `truncated_files`, `empty_files`,
+    `misnamed_compression`, `bidi_controls` (rows), `extra_paths` (conversations beyond the
+    first of a message tree)."""
+
+
+def read_shard(
+    shard: SourceShard, config: SourceConfig, rules: ValidateConfig, group_by: str
+) -> ShardRows:
+    """Read, check and name the rows of a shard.
+
+    Records seen = quarantined rows + validated rows - `extra_paths`.
+
+    Args:
+        shard: from `scan_source`.
+        config: the source it comes from.
+        rules: what makes a row bad.
+        group_by: `prompt` or `record`, see `messages.group_keys`.
+
+    Returns:
+        Both tables; equal input gives equal tables, whatever the shard sizes.
+
+    Raises:
+        SourceError: the file changed since the scan, mixes shapes, or cannot be read.
+        TransientError: the storage did not answer.
+    """
+    with gc_paused():
+        data, records = _parse(shard, rules)
+        row_format = _settle_format(shard, config, records)
+        if row_format == "auto":
+            adapted = _nothing(records)
+        else:
+            adapted = adapt(records.rows, row_format, config)
+        failures = list(records.failures)
+        failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
+        kept, bad = _apply_rules(adapted, rules, row_format)
+        failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
+        validated = _validated_table(shard, records, kept, group_by)
+        quarantined = _quarantined_table(shard, data, records, failures)
+    extra = validated.num_rows + quarantined.num_rows - records.num_records
+    notes = _notes(shard, records, validated, extra)
+    return ShardRows(validated=validated, quarantined=quarantined, notes=notes)
+
+
+def _parse(shard: SourceShard, rules: ValidateConfig) -> tuple[bytes | None, Records]:
+    if shard.file_format in ("parquet", "arrow"):
+        _check_pin(shard)
+        assert shard.num_rows is not None
+        records = parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows)
+        return None, records
+    data = read_range(shard.uri, shard.compression, shard.byte_start, shard.byte_end)
+    if hashlib.sha256(data).hexdigest() != shard.sha256:
+        raise _changed(shard)
+    if shard.file_format == "jsonl":
+        return data, parse_lines(data, rules.max_row_bytes)
+    if shard.file_format == "json":
+        return data, parse_array(data, rules.max_row_bytes, f"source file '{shard.uri}'")
+    delimiter = "," if shard.file_format == "csv" else "\t"
+    return data, parse_delimited(data, shard.header or (), delimiter, rules.max_row_bytes)
+
+
+def _check_pin(shard: SourceShard) -> None:
+    if pin_of(shard.uri) != (shard.file_size, shard.pin):
+        raise _changed(shard)
+
+
+def _changed(shard: SourceShard) -> SourceError:
+    return SourceError(
+        f"source file '{shard.uri}' changed since it was scanned (bytes {shard.byte_start:,} to "
+        f"{shard.byte_end:,}); run again when nothing writes to it",
+        uri=shard.uri,
+    )
+
+
+def _settle_format(shard: SourceShard, config: SourceConfig, records: Records) -> str:
+    """Format of the shard's rows, with every row checked against it where it was not stated."""
+    row_format = shard.row_format
+    if config.format != "auto" or not records.rows:
+        return row_format
+    if row_format == "auto":
+        row_format = find_row_format_of_rows(records.rows, config, shard.uri)
+    numbers = (records.numbers + shard.row_start).tolist()
+    check_shapes(records.rows, numbers, row_format, config.fields, shard.uri)
+    return row_format
+
+
+def _nothing(records: Records) -> Adapted:
+    """No row is an object or a list, so none has a format."""
+    why = ("not_an_object", "the row is a bare value, not an object")
+    return Adapted(
+        messages=pa.array([], VALIDATED.field("messages").type),
+        tools=pa.array([], pa.string()),
+        labels=pa.array([], pa.int64()),
+        origin=np.zeros(0, np.int64),
+        failures=[(index, *why) for index in range(len(records.rows))],
+    )
+
+
+def _apply_rules(
+    adapted: Adapted, rules: ValidateConfig, row_format: str
+) -> tuple[Adapted, list[tuple[int, str, str]]]:
+    """Take out conversations that break the rules; a tree falls only with its last path."""
+    violations = role_violations(
+        adapted.messages,
+        allow_ends_on_user=rules.allow_ends_on_user,
+        answers={"classification": "label", "text": "text"}.get(row_format, "required"),  # type: ignore[arg-type]
+        max_chars=rules.max_chars,
+    )
+    if not violations:
+        return adapted, []
+    good = np.ones(len(adapted.origin), np.bool_)
+    good[list(violations)] = False
+    alive = set(adapted.origin[good].tolist())
+    bad: dict[int, tuple[int, str, str]] = {}
+    for place, (reason, detail) in violations.items():
+        origin = int(adapted.origin[place])
+        if origin not in alive:
+            bad.setdefault(origin, (origin, reason, detail))
+    mask = pa.array(good)
+    kept = Adapted(
+        messages=adapted.messages.filter(mask),
+        tools=adapted.tools.filter(mask),
+        labels=adapted.labels.filter(mask),
+        origin=adapted.origin[good],
+    )
+    return kept, list(bad.values())
+
+
+def _validated_table(
+    shard: SourceShard, records: Records, kept: Adapted, group_by: str
+) -> pa.Table:
+    ids = conversation_ids(kept.messages, kept.tools, kept.labels)
+    groups = group_keys(kept.messages, ids, group_by)  # type: ignore[arg-type]
+    num_rows = len(kept.origin)
+    source = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(num_rows, np.int32)), pa.array([shard.file])
+    )
+    rows = pa.array(records.numbers[kept.origin] + shard.row_start, pa.int64())
+    columns = [ids, source, rows, kept.messages, kept.tools, kept.labels, groups]
+    return pa.Table.from_arrays(columns, schema=VALIDATED)
+
+
+def _quarantined_table(
+    shard: SourceShard, data: bytes | None, records: Records, failures: list[Failure]
+) -> pa.Table:
+    columns: dict[str, list[Any]] = {name: [] for name in QUARANTINED.names}
+    spans = records.spans() if failures and records.spans is not None else None
+    places = {number: place for place, number in enumerate(records.numbers.tolist())}
+    for failure in sorted(failures):
+        if spans is not None and data is not None:
+            start, end = spans[failure.number].tolist()
+            raw, offset = data[start:end], shard.byte_start + start
+        else:
+            raw, offset = _raw_of(records.rows[places[failure.number]]), None
+        row = shard.row_start + failure.number
+        values = (shard.file, row, offset, "validate", failure.reason, failure.detail)
+        raw_values = (raw[:RAW_BYTES], len(raw), hashlib.sha256(raw).hexdigest())
+        for column, value in zip(columns.values(), values + raw_values, strict=True):
+            column.append(value)
+    return pa.table(columns, schema=QUARANTINED)
+
+
+def _raw_of(row: Any) -> bytes:
+    """A row without bytes of its own (Parquet, Arrow) as JSON."""
+    return orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _notes(
+    shard: SourceShard, records: Records, validated: pa.Table, extra_paths: int
+) -> dict[str, int]:
+    notes = dict(shard.notes)
+    for name, count in records.notes.items():
+        notes[name] = notes.get(name, 0) + count
+    if extra_paths:
+        notes["extra_paths"] = extra_paths
+    if bidi := _bidi_rows(validated):
+        notes["bidi_controls"] = bidi
+    return notes
+
+
+def _bidi_rows(validated: pa.Table) -> int:
+    """Rows whose contents hold a bidirectional control (U+202A-202E, U+2066-2069)."""
+    messages = validated.column("messages").combine_chunks()
+    content = messages.flatten().field("content")
+    data = content.buffers()[2]
+    if data is None:
+        return 0
+    raw = np.frombuffer(data, np.uint8)
+    lead = np.flatnonzero(raw[:-2] == 0xE2) if len(raw) > 2 else np.zeros(0, np.int64)
+    second, third = raw[lead + 1], raw[lead + 2]
+    marks = (second == 0x80) & (third >= 0xAA) & (third <= 0xAE)
+    marks |= (second == 0x81) & (third >= 0xA6) & (third <= 0xA9)
+    if not marks.any():
+        return 0
+    text_ends = np.frombuffer(content.buffers()[1], np.int32)[content.offset + 1 :][: len(content)]
+    touched = np.unique(np.searchsorted(text_ends, lead[marks], side="right"))
+    rows = np.searchsorted(np.asarray(messages.offsets)[1:], touched, side="right")
+    return len(np.unique(rows))

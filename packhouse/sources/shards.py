@@ -1,0 +1,167 @@
+"""Cut the files of a source into shards: byte ranges that hold whole records.
+
+Cuts are made at the last record boundary within `max_shard_bytes` of the shard's start, so they
+depend only on what lies before them: rows appended to a JSONL file or to a JSON array leave every
+earlier shard byte for byte the same, and work keyed by a shard's content is found again. One
+pass per file hashes it, counts its records and finds the cuts; memory is two shards at most.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig
+from packhouse.sources.cutting import CUTTERS, Cut
+from packhouse.sources.files import SourceFile, file_errors, find_files, open_file, source_name
+from packhouse.sources.shapes import find_row_format
+from packhouse.sources.sniffing import FileFormat, compression_of, format_of
+from packhouse.sources.streams import Compression, FileStream
+from packhouse.sources.tabular import scan_tables
+
+__all__ = ["MAX_SHARD_BYTES", "SourceShard", "scan_source"]
+
+MAX_SHARD_BYTES = 32 * 2**20
+HEAD_BYTES = 2**20
+"""Uncompressed bytes looked at to tell formats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceShard:
+    """A range of whole records in one file, and all that is needed to read it again.
+
+    JSON-able: `SourceShard(**json.loads(json.dumps(asdict(shard))))` equals the shard.
+    """
+
+    source: str
+    """Name of the source."""
+    file: str
+    """`source/name`, where the name is the file's path below the source."""
+    uri: str
+    """Absolute path or URL."""
+    file_format: FileFormat
+    compression: Compression
+    byte_start: int
+    """First byte, uncompressed. A JSON array's shards leave out brackets and dividing commas."""
+    byte_end: int
+    """One past the last byte. Parquet and Arrow: 0 and the file's size; rows say what is read."""
+    row_start: int
+    """Number in the file, from 0, of its first record; blank lines and header do not count."""
+    num_rows: int | None
+    """Records in it; None if that needs parsing."""
+    sha256: str
+    """Of the shard's uncompressed bytes; of the whole file for Parquet and Arrow."""
+    file_sha256: str
+    """Of the file as stored."""
+    file_size: int
+    """Bytes of the file as stored."""
+    row_format: str = "auto"
+    """Shape of the rows; `auto` only where no row of the file's head has a known shape."""
+    header: tuple[str, ...] | None = None
+    """Column names of CSV and TSV."""
+    pin: str = ""
+    """Modification time or ETag when scanned; says whether the file changed since."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """What the scan saw: `bom`, `empty_files`, `misnamed_compression`, ... On the first shard."""
+
+    def __post_init__(self) -> None:
+        if self.header is not None:
+            object.__setattr__(self, "header", tuple(self.header))
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the rows that reading gives; key work on it, not on the whole shard.
+
+        Leaves out where the file lies, its time and the digest of the whole file, so that a copied
+        or appended file keeps the identity of its unchanged shards.
+        """
+        known = asdict(self)
+        left_out = ("uri", "pin", "file_sha256", "file_size", "num_rows", "compression")
+        return {name: value for name, value in known.items() if name not in left_out}
+
+
+def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[SourceShard]:
+    """Find a source's files and cut them into shards.
+
+    Args:
+        config: the source.
+        max_shard_bytes: uncompressed bytes of a shard; one record larger than that is a shard.
+
+    Returns:
+        Shards sorted by uri, then by place in the file. A file without rows gives one shard of 0
+        rows, noted as `empty_files`.
+
+    Raises:
+        SourceError: a file cannot be read; names it and the place.
+        TransientError: the storage did not answer.
+    """
+    shards: list[SourceShard] = []
+    for file in find_files(config):
+        shards.extend(_scan_file(file, config, max_shard_bytes))
+    return shards
+
+
+def _scan_file(
+    file: SourceFile, config: SourceConfig, max_shard_bytes: int
+) -> Iterator[SourceShard]:
+    with file_errors(file.uri), open_file(file.uri) as opened:
+        stored_head = opened.read(HEAD_BYTES)
+    compression, notes = compression_of(stored_head, file.name)
+    head = stored_head
+    if compression != "none":
+        head = next(iter(FileStream(file.uri, compression)), b"")[:HEAD_BYTES]
+    file_format = format_of(head, file.name, config.file_format, file.uri)
+    name = source_name(config)
+    common: dict[str, Any] = {
+        "source": name,
+        "file": f"{name}/{file.name}",
+        "uri": file.uri,
+        "file_format": file_format,
+        "compression": compression,
+        "file_size": file.size,
+        "pin": file.pin,
+    }
+    if file_format in ("parquet", "arrow"):
+        if compression != "none":
+            raise SourceError(f"source file '{file.uri}' is compressed {file_format}; unpack it")
+        for facts in scan_tables(file, file_format, config, max_shard_bytes):
+            yield SourceShard(**common, **facts)
+        return
+    yield from _scan_text(file, config, max_shard_bytes, common, head, notes)
+
+
+def _scan_text(
+    file: SourceFile,
+    config: SourceConfig,
+    max_shard_bytes: int,
+    common: dict[str, Any],
+    head: bytes,
+    notes: dict[str, int],
+) -> Iterator[SourceShard]:
+    cutter = CUTTERS[common["file_format"]](file.uri, max_shard_bytes)
+    stream = FileStream(file.uri, common["compression"])
+    cuts: list[Cut] = []
+    for chunk in stream:
+        cuts.extend(cutter.feed(chunk))
+    cuts.extend(cutter.finish())
+    if stream.stored_bytes != file.size:
+        raise SourceError(
+            f"source file '{file.uri}' changed while it was read: {file.size:,} bytes when found, "
+            f"{stream.stored_bytes:,} read; run again when nothing writes to it",
+            uri=file.uri,
+        )
+    row_format: str = config.format
+    if row_format == "auto":
+        row_format = find_row_format(head, common["file_format"], cutter.header, config, file.uri)
+    for number, cut in enumerate(cuts):
+        yield SourceShard(
+            **common,
+            byte_start=cut.start,
+            byte_end=cut.end,
+            row_start=cut.row_start,
+            num_rows=cut.num_rows,
+            sha256=cut.sha256,
+            file_sha256=stream.stored_sha256.hexdigest(),
+            row_format=row_format,
+            header=cutter.header,
+            notes=(notes | cutter.notes) if number == 0 else {},
+        )

@@ -1,0 +1,165 @@
+"""Where a JSON array's elements and a delimited file's records begin and end, found with numpy.
+
+A parser says what a text means but not where its parts lie, and a file larger than memory must be
+cut before it is parsed. Structure needs one pass over bytes: quotes that are not escaped divide
+text from syntax, brackets outside text give the depth, and commas at depth 0 divide elements
+(the idea of simdjson, Langdale and Lemire 2019, with numpy in place of SIMD). About 300 MB/s.
+
+Broken input stays local where it can: no JSON string may hold a raw newline, so a string left
+open ends at the end of its line.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Elements", "line_spans", "record_ends", "split_elements"]
+
+Ints = npt.NDArray[np.int64]
+
+_QUOTE, _BACKSLASH, _COMMA, _NEWLINE = b'"\\,\n'
+_BLOCK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Places in the inside of a JSON array (the bytes after its `[`)."""
+
+    commas: Ints
+    """Offsets of the commas between its elements, rising."""
+
+    end: int | None
+    """Offset of the `]` that closes the array, if it is there."""
+
+
+def split_elements(data: bytes | bytearray | memoryview) -> Elements:
+    r"""Find the commas between the elements of an array, and its end.
+
+    Args:
+        data: bytes after the array's `[`, from the start of an element.
+
+    Returns:
+        Offsets into `data`. After the closing bracket nothing is looked at.
+
+    Example:
+        >>> split_elements(b'{"a": "x,]\\""}, [1, 2], 3] tail')
+        Elements(commas=array([14, 22]), end=25)
+    """
+    state = _State()
+    commas: list[Ints] = []
+    array = np.frombuffer(data, np.uint8)
+    for start in range(0, len(array), _BLOCK_BYTES):
+        found, end = _split_block(array[start : start + _BLOCK_BYTES], state)
+        commas.append(found + start)
+        if end is not None:
+            return Elements(np.concatenate(commas), start + end)
+    return Elements(np.concatenate(commas) if commas else np.zeros(0, np.int64), None)
+
+
+@dataclass(slots=True)
+class _State:
+    """What a block hands on to the next."""
+
+    depth: int = 0
+    in_text: bool = False
+    escapes_next: bool = False
+
+
+def _split_block(block: npt.NDArray[np.uint8], state: _State) -> tuple[Ints, int | None]:
+    quotes = _unescaped_quotes(block, state)
+    folded = block | 0x20  # [ ] become { }
+    opens_or_closes = (folded == 0x7B) | (folded == 0x7D)
+    places = np.flatnonzero(opens_or_closes | (block == _COMMA))
+    places = places[~_in_text(places, quotes, block, state)]
+    kinds = folded[places]
+    steps = (kinds == 0x7B).astype(np.int64) - (kinds == 0x7D)
+    depth = state.depth + np.cumsum(steps)
+    state.depth = int(depth[-1]) if len(depth) else state.depth
+    closings = np.flatnonzero(depth < 0)
+    end = int(places[closings[0]]) if len(closings) else None
+    is_comma = (block[places] == _COMMA) & (depth == 0)
+    if end is not None:
+        is_comma &= places < end
+    return places[is_comma].astype(np.int64), end
+
+
+def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
+    """Offsets of the quotes that begin or end a text."""
+    quotes = np.flatnonzero(block == _QUOTE)
+    slashes = np.flatnonzero(block == _BACKSLASH)
+    escaped_first = state.escapes_next
+    state.escapes_next = False
+    if escaped_first:
+        if len(slashes) and slashes[0] == 0:
+            slashes = slashes[1:]
+        elif len(quotes) and quotes[0] == 0:
+            quotes = quotes[1:]
+    if not len(slashes):
+        return quotes
+    # A character is escaped when an odd number of backslashes runs up to it.
+    new_run = np.concatenate([[True], np.diff(slashes) != 1])
+    run_starts = np.maximum.accumulate(np.where(new_run, np.arange(len(slashes)), 0))
+    is_odd = (np.arange(len(slashes)) - run_starts) % 2 == 0
+    escaping = slashes[is_odd]
+    state.escapes_next = bool(len(escaping)) and int(escaping[-1]) == len(block) - 1
+    preceded = np.searchsorted(escaping, quotes - 1)
+    preceded[preceded == len(escaping)] = 0
+    if not len(escaping):
+        return quotes
+    plain: Ints = quotes[escaping[preceded] != quotes - 1]
+    return plain
+
+
+def _in_text(
+    places: Ints, quotes: Ints, block: npt.NDArray[np.uint8], state: _State
+) -> npt.NDArray[np.bool_]:
+    before = np.searchsorted(quotes, places) + state.in_text  # quotes before each place
+    newlines = np.flatnonzero(block == _NEWLINE)
+    at_line_start = np.searchsorted(quotes, newlines) + state.in_text
+    if (at_line_start % 2).any():  # a text open at the end of its line: count from line starts
+        starts = np.concatenate([[0], at_line_start])
+        before = before - starts[np.searchsorted(newlines, places)]
+        state.in_text = bool((len(quotes) + state.in_text - at_line_start[-1]) % 2)
+    else:
+        state.in_text = bool((len(quotes) + state.in_text) % 2)
+    inside: npt.NDArray[np.bool_] = before % 2 == 1
+    return inside
+
+
+def line_spans(data: bytes) -> Ints:
+    r"""Start and end of each line that is not blank, line end excluded.
+
+    Only `\n` ends a line; U+2028, U+0085 and a lone `\r` are text.
+
+    Example:
+        >>> line_spans(b"ab\n\n  \ncd\r\n").tolist()
+        [[0, 2], [7, 10]]
+    """
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == _NEWLINE)
+    starts = np.concatenate([[0], ends + 1])
+    ends = np.concatenate([ends, [len(data)]])
+    keep = ends > starts
+    unsure = np.flatnonzero(keep)
+    unsure = unsure[array[starts[unsure]] <= 0x20]
+    keep[unsure] = [bool(data[starts[i] : ends[i]].strip()) for i in unsure]
+    return np.stack([starts[keep], ends[keep]], axis=1)
+
+
+def record_ends(data: bytes | bytearray | memoryview) -> Ints:
+    r"""Offsets just after the newline that ends each complete record of CSV or TSV.
+
+    A newline inside quotes belongs to its field: an even number of quotes lies before a record's
+    end. `""` inside quotes counts twice, so it changes nothing.
+
+    Example:
+        >>> record_ends(b'a,"b\nc"\nd,e\nf').tolist()
+        [8, 12]
+    """
+    array = np.frombuffer(data, np.uint8)
+    newlines = np.flatnonzero(array == _NEWLINE)
+    quotes = np.flatnonzero(array == _QUOTE)
+    if len(quotes):
+        newlines = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
+    return newlines + 1

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from packhouse.recipe import load_recipe
+from packhouse.sources import read_shard, scan_source
+
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 FILES = ("instructions.jsonl", "chats.jsonl")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -89,6 +92,21 @@ def test_bad_rows_are_one_of_each_kind_and_stand_where_they_are_listed(bad_rows)
     ]
     for file, row, _, raw in bad_rows:
         assert lines(file)[row] == raw
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=FILES)
+def test_validation_refuses_exactly_the_listed_rows(bad_rows, at):
+    recipe = load_recipe(DEMO / "recipe.yaml")
+    source = recipe.sources[at]
+    (shard,) = scan_source(source)
+
+    rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
+
+    refused = rows.quarantined.select(["row", "reason", "raw"]).to_pylist()
+    assert [(r["row"], r["reason"], r["raw"]) for r in refused] == [
+        (row, reason, raw) for file, row, reason, raw in bad_rows if file == FILES[at]
+    ]
+    assert rows.validated.num_rows == len(lines(FILES[at])) - len(refused)
 
 
 def test_instructions_are_alpaca_rows_with_an_answer(bad_rows):

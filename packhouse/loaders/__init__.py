@@ -1,0 +1,43 @@
+"""What a trainer imports: datasets, collators, masks and microbatches.
+
+Nothing is imported until it is asked for: `load_packed` needs no torch, all else does
+(`pip install packhouse[torch]`).
+"""
+
+from importlib import import_module
+from typing import Any
+
+_MODULES = {
+    "ClassificationCollator": "collators",
+    "PackedCollator": "collators",
+    "PaddedCollator": "collators",
+    "PackedDataset": "dataset",
+    "PackingHandle": "enabling",
+    "PackingReport": "checking",
+    "StreamingPackedDataset": "streaming",
+    "balance_rows": "microbatches",
+    "block_causal_mask": "masks",
+    "block_mask": "masks",
+    "check_packing": "checking",
+    "count_targets": "microbatches",
+    "cu_seqlens": "masks",
+    "enable_packing": "enabling",
+    "load_packed": "versions",
+    "packed_mask_mod": "masks",
+    "prepare_finetuning_batch": "microbatches",
+    "segment_ids": "masks",
+    "split_batch_into_microbatches": "microbatches",
+    "token_loss": "microbatches",
+}
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,245 @@
+"""Prepare a transformers model so that packed records do not attend across their boundaries.
+
+transformers 5 cuts attention where `position_ids` do not rise by one, but only if the model gets
+no `attention_mask` and makes no cache - and by default it makes one. A tiny Llama's logits are
+then off by 9 where the right way is off by 1e-5, silently. `enable_packing` puts a guard before
+the decoder's forward pass that, for packed batches only, turns the cache off, drops a mask that
+says nothing (all ones, right padding), reads a mask of record numbers 1, 1, 2, 2, 0 as boundaries,
+and refuses what cannot be right. Generation and unpacked batches pass through untouched.
+
+The guard costs one comparison of T positions a step. `check_packing` proves the result.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from packhouse.errors import ConfigError, ContractError
+from packhouse.loaders.masks import segment_ids
+
+__all__ = ["FAMILIES", "PackingHandle", "enable_packing"]
+
+# Families whose tiny models pass `check_packing` in the tests, by `model_type`.
+FAMILIES = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+)
+
+_LAYERS = {"full_attention", "sliding_attention"}
+_DENSE = {"eager", "sdpa", "flex_attention"}
+_FLASH = {"flash_attention_2", "flash_attention_3", "flash_attention_4"}
+
+
+class PackingHandle:
+    """Undoes `enable_packing`, by `disable()` or at the end of a `with` block."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], Any]] = []
+
+    def disable(self) -> None:
+        """Put everything back as it was; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> "PackingHandle":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.disable()
+
+
+def enable_packing(target: Any, *, attn_implementation: str | None = None) -> PackingHandle:
+    """Make packed batches safe for a model, or for every model built from a config or a name.
+
+    Args:
+        target: a model (wrapped by PEFT or DDP too); a config; a `model_type` as 'mistral'; or a
+            folder or name that `AutoConfig` knows. All but a model guard the decoder class of
+            that family in this process, whenever its models are made.
+        attn_implementation: also switch the model or config to this one.
+
+    Returns:
+        A handle whose `disable()` undoes it.
+
+    Raises:
+        ConfigError: a family, layer type or attention implementation not known to keep apart.
+
+    Example:
+        >>> handle = enable_packing("llama")
+        >>> handle.disable()
+    """
+    handle = PackingHandle()
+    try:
+        if isinstance(target, torch.nn.Module):
+            _enable_model(target, attn_implementation, handle)
+        elif isinstance(target, str):
+            _enable_config(_named_config(target), attn_implementation, handle)
+        else:
+            _enable_config(target, attn_implementation, handle)
+    except BaseException:
+        handle.disable()
+        raise
+    return handle
+
+
+def _enable_model(model: torch.nn.Module, attention: str | None, handle: PackingHandle) -> None:
+    decoders = [m for m in model.modules() if _is_decoder(m)]
+    if not decoders:
+        _check_family(getattr(model, "config", None))
+        raise ConfigError(f"{type(model).__name__} holds no decoder of its config's family")
+    for decoder in decoders:
+        config = decoder.config
+        _check_family(config)
+        _configure(config, attention, handle)
+        signature = inspect.signature(decoder.forward)
+        guard = functools.partial(_before_forward, signature)
+        hook = decoder.register_forward_pre_hook(guard, with_kwargs=True)
+        handle._undo.append(hook.remove)
+
+
+def _is_decoder(module: torch.nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    return config is not None and type(module) is _decoder_class(config)
+
+
+def _enable_config(config: Any, attention: str | None, handle: PackingHandle) -> None:
+    _check_family(config)
+    _configure(config, attention, handle)
+    decoder = _decoder_class(config)
+    plain = decoder.forward
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _guard(self.config, signature, (self, *args), kwargs)
+        return plain(*args, **kwargs)
+
+    decoder.forward = guarded
+
+    def restore() -> None:
+        if decoder.forward is guarded:
+            decoder.forward = plain
+
+    handle._undo.append(restore)
+
+
+def _decoder_class(config: Any) -> Any:
+    from transformers import AutoModel
+
+    mapping = AutoModel._model_mapping
+    return mapping[type(config)] if type(config) in mapping else None
+
+
+def _named_config(name: str) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    return CONFIG_MAPPING[name]() if name in CONFIG_MAPPING else AutoConfig.from_pretrained(name)
+
+
+def _check_family(config: Any) -> None:
+    family = getattr(config, "model_type", None)
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"enable_packing does not know model type '{family}'; known: {', '.join(FAMILIES)}. "
+            "If check_packing passes with use_cache=False and no attention_mask, it needs no help"
+        )
+    odd = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
+    if odd:
+        raise ConfigError(f"layers of type '{odd[0]}' carry state across packed records")
+
+
+def _configure(config: Any, attention: str | None, handle: PackingHandle) -> None:
+    old_cache, old_attention = config.use_cache, config._attn_implementation
+    chosen = attention or old_attention
+    if chosen is not None and chosen not in _DENSE | _FLASH:
+        raise ConfigError(
+            f"attention '{chosen}' is not known to keep packed records apart; use one of "
+            f"{', '.join(sorted(_DENSE | _FLASH))}"
+        )
+    config.use_cache = False
+    handle._undo.append(lambda: setattr(config, "use_cache", old_cache))
+    if attention is not None:
+        config._attn_implementation = attention
+        handle._undo.append(lambda: setattr(config, "_attn_implementation", old_attention))
+
+
+def _before_forward(
+    signature: inspect.Signature, module: Any, args: Any, kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return _guard(module.config, signature, args, kwargs)
+
+
+def _guard(
+    config: Any, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that the decoder is called with instead."""
+    given = dict(kwargs) | dict(zip(signature.parameters, args, strict=False))
+    self = () if "self" not in given else (given.pop("self"),)
+    mask = given.get("attention_mask")
+    if given.get("past_key_values") is not None:
+        return args, dict(kwargs)  # generation
+    positions = given.get("position_ids")
+    if positions is None and _holds_numbers(mask):
+        positions = _numbers_to_positions(mask)
+    if positions is None or not _is_packed(positions):
+        return args, dict(kwargs)
+    _refuse(config, positions, mask)
+    given |= {"position_ids": positions, "attention_mask": None, "use_cache": False}
+    return self, given
+
+
+def _holds_numbers(mask: Any) -> bool:
+    is_matrix = isinstance(mask, torch.Tensor) and mask.ndim == 2
+    return is_matrix and mask.dtype != torch.bool and bool((mask > 1).any())
+
+
+def _numbers_to_positions(mask: torch.Tensor) -> torch.Tensor:
+    """Record numbers to positions: [1, 1, 2, 2, 0] -> [0, 1, 0, 1, 0]."""
+    place = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
+    is_first = torch.ones_like(mask, dtype=torch.bool)
+    is_first[:, 1:] = mask[:, 1:] != mask[:, :-1]
+    starts = torch.where(is_first, place, 0).cummax(-1).values
+    return place - starts
+
+
+def _is_packed(positions: torch.Tensor) -> bool:
+    return positions.ndim == 2 and bool((torch.diff(positions, dim=-1) != 1).any())
+
+
+def _refuse(config: Any, positions: torch.Tensor, mask: Any) -> None:
+    if config._attn_implementation in _FLASH and positions.shape[0] > 1:
+        raise ContractError(
+            f"flash attention keeps packed records apart in one row only, got {positions.shape[0]} "
+            "rows; lay them behind one another with PackedCollator"
+        )
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+        raise ContractError(
+            "a packed batch came with a mask of its own; the model would use it in place of the "
+            "record boundaries and its sliding window. Leave attention_mask out"
+        )
+    if _holds_numbers(mask):
+        cuts = torch.diff(segment_ids(positions), dim=-1) != 0
+        if not bool((cuts | (torch.diff(mask, dim=-1) == 0)).all()):
+            raise ContractError("attention_mask numbers records that position_ids do not cut")
+    elif bool((torch.diff(mask.int(), dim=-1) > 0).any()):
+        raise ContractError("a packed batch is padded on the left; use PackedCollator, or no pads")

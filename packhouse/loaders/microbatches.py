@@ -1,0 +1,188 @@
+"""Cut a global batch into microbatches, and weigh their losses so that the cut does not show.
+
+Averaging the mean losses of microbatches weighs a token by how few trained tokens its microbatch
+has. Divide each microbatch's summed loss by the trained tokens of the global batch instead
+(`count_targets`, `token_loss`): the sum over microbatches, and over ranks once gradients are
+summed, is the mean over all tokens, whatever the cut.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from packhouse.errors import ConfigError
+from packhouse.loaders.rows import IGNORE_INDEX
+
+__all__ = [
+    "balance_rows",
+    "count_targets",
+    "prepare_finetuning_batch",
+    "split_batch_into_microbatches",
+    "token_loss",
+]
+
+Batch = dict[str, Any]
+
+
+def split_batch_into_microbatches(
+    batch: Mapping[str, Any], num_microbatches: int, enforce_divisible: bool = True
+) -> list[Batch]:
+    """Cut a global batch into microbatches along the first dimension.
+
+    Each tensor is cut along its own first dimension; a list as long as the batch is cut at the
+    same rows; scalars, None and everything else go into every microbatch as they are.
+
+    Args:
+        batch: a tensor at least; the first one with a dimension sets the batch size.
+        num_microbatches: how many to make.
+        enforce_divisible: fail if the batch size is not a multiple; else sizes differ by one.
+
+    Raises:
+        MicrobatchError: no tensor, or a batch size that is not a multiple; also a ValueError.
+
+    Example:
+        >>> batch = {"tokens": torch.arange(8).view(4, 2), "ids": ["a", "b", "c", "d"], "lr": None}
+        >>> first, second = split_batch_into_microbatches(batch, 2)
+        >>> second["tokens"].tolist(), second["ids"], second["lr"]
+        ([[4, 5], [6, 7]], ['c', 'd'], None)
+    """
+    if num_microbatches < 1:
+        raise MicrobatchError(f"num_microbatches must be positive, got {num_microbatches}")
+    tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and v.ndim}
+    if not tensors:
+        raise MicrobatchError("a batch needs at least one tensor with a batch dimension")
+    size = next(iter(tensors.values())).shape[0]
+    if enforce_divisible and size % num_microbatches:
+        raise MicrobatchError(
+            f"batch size {size} is not divisible by num_microbatches {num_microbatches}; change "
+            "one of them, or set enforce_divisible=False"
+        )
+    parts = {key: _parts(value, size, num_microbatches) for key, value in batch.items()}
+    return [{key: part[n] for key, part in parts.items()} for n in range(num_microbatches)]
+
+
+class MicrobatchError(ConfigError, ValueError):
+    """A batch that cannot be cut as asked; a ValueError too, as peers raise."""
+
+
+def prepare_finetuning_batch(
+    data_iterator: Iterator[Mapping[str, Any]] | None,
+    num_microbatches: int,
+    default_seq_length: int,
+    seq_key: str = "tokens",
+) -> tuple[Iterator[Batch] | None, int]:
+    """Take one global batch and return its microbatches and their common length.
+
+    Args:
+        data_iterator: gives global batches; None on pipeline stages that read no data.
+        num_microbatches: how many to cut a global batch into.
+        default_seq_length: length where the batch has no tensor [batch, length] at `seq_key`.
+        seq_key: whose second dimension is the length, in tokens.
+
+    Returns:
+        An iterator over the microbatches (None if `data_iterator` is) and the length in tokens.
+
+    Example:
+        >>> loader = iter([{"tokens": torch.zeros(4, 240)}])
+        >>> microbatches, seq_length = prepare_finetuning_batch(loader, 2, 2048)
+        >>> seq_length, [m["tokens"].shape[0] for m in microbatches]
+        (240, [2, 2])
+    """
+    if data_iterator is None:
+        return None, default_seq_length
+    batch = next(data_iterator)
+    tokens = batch.get(seq_key)
+    seq_length = default_seq_length
+    if isinstance(tokens, torch.Tensor) and tokens.ndim >= 2:
+        seq_length = int(tokens.shape[1])
+    return iter(split_batch_into_microbatches(batch, num_microbatches)), seq_length
+
+
+def balance_rows(num_tokens: Sequence[int], num_microbatches: int) -> list[list[int]]:
+    """Deal rows to microbatches so that each has about as many tokens.
+
+    Longest first, each to the microbatch with fewest tokens: at most 4/3 of the best possible
+    maximum (Graham 1969). Every microbatch gets a row. Within one, rows keep their order.
+
+    Args:
+        num_tokens: tokens of each row.
+        num_microbatches: how many to make, at most the number of rows.
+
+    Returns:
+        Row numbers of each microbatch; each row appears once.
+
+    Example:
+        >>> balance_rows([5, 3, 2, 6], 2)
+        [[2, 3], [0, 1]]
+    """
+    if not 1 <= num_microbatches <= len(num_tokens):
+        raise MicrobatchError(f"{len(num_tokens)} rows cannot fill {num_microbatches} microbatches")
+    loads = [(0, 0, number) for number in range(num_microbatches)]
+    dealt: list[list[int]] = [[] for _ in range(num_microbatches)]
+    for row in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+        tokens, rows, number = heapq.heappop(loads)
+        dealt[number].append(row)
+        heapq.heappush(loads, (tokens + num_tokens[row], rows + 1, number))
+    return [sorted(rows) for rows in dealt]
+
+
+def count_targets(batches: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> int:
+    """Trained tokens of a batch or of all microbatches of a global batch.
+
+    Counted after the shift: a label at the first position is nobody's target. Sum it over ranks
+    before use.
+
+    Example:
+        >>> count_targets({"labels": torch.tensor([[5, 6, -100, 8]])})
+        2
+    """
+    each = [batches] if isinstance(batches, Mapping) else batches
+    return sum(int((batch["labels"][..., 1:] != IGNORE_INDEX).sum()) for batch in each)
+
+
+def token_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    num_targets: float,
+    loss_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Cross-entropy of one microbatch, as its share of the global batch's mean per token.
+
+    Args:
+        logits: [batch, T, vocabulary].
+        labels: [batch, T], unshifted, -100 where not trained.
+        num_targets: trained tokens of the **global** batch (`count_targets`), or the sum of its
+            weights where `loss_weights` are given.
+        loss_weights: [batch, T], unshifted.
+
+    Returns:
+        A scalar; those of all microbatches add up to the loss of the global batch.
+
+    Example:
+        >>> logits, labels = torch.zeros(1, 3, 4), torch.tensor([[-100, 1, 2]])
+        >>> round(token_loss(logits, labels, num_targets=2).item(), 4)  # ln 4
+        1.3863
+    """
+    targets = labels[..., 1:].reshape(-1).to(logits.device)
+    scores = logits[..., :-1, :].reshape(-1, logits.shape[-1]).float()
+    losses = torch.nn.functional.cross_entropy(
+        scores, targets, ignore_index=IGNORE_INDEX, reduction="none"
+    )
+    if loss_weights is not None:
+        losses = losses * loss_weights[..., 1:].reshape(-1).to(losses)
+    return losses.sum() / num_targets
+
+
+def _parts(value: Any, size: int, num: int) -> Sequence[Any]:
+    """`num` parts of one entry of a batch of `size` rows."""
+    if isinstance(value, torch.Tensor) and value.ndim:
+        return list(torch.tensor_split(value, num, dim=0))
+    if isinstance(value, list) and len(value) == size:
+        # 7 rows in 3 parts: 3 + 2 + 2, where tensor_split cuts too
+        small, larger = divmod(size, num)
+        ends = [n * small + min(n, larger) for n in range(num + 1)]
+        return [value[low:high] for low, high in itertools.pairwise(ends)]
+    return [value] * num

@@ -175,21 +175,37 @@ def read(key: str) -> Steps[Blob | None]:
 def put_data(key: str, body: FileBody) -> Steps[None]:
     """Write a data file create-only; a file that is there already must hold the same bytes.
 
+    A file that vanishes before we could look at it was collected behind a tombstone. It is written
+    again, and the tombstone is found at the commit.
+
     Raises:
         IntegrityError: the key holds other bytes than its name says.
     """
-    try:
-        tag = yield from request(Create(key, body))
-    except PreconditionFailedError:
-        info: ObjectInfo = yield from request(Stat(key))
-        tag = info.etag if info.size == body.size else ""
-    # On most stores the tag of a single PUT is the MD5; where it is not, ask for the bytes.
-    if tag != body.md5 and (yield from request(Fingerprint(key))) != body.sha256:
+    while True:
+        try:
+            is_whole = yield from _create_and_compare(key, body)
+        except ObjectNotFoundError:
+            continue
+        if is_whole:
+            return
         raise IntegrityError(
             f"'{key}' holds other bytes than '{body.path}' (sha256 {body.sha256}); the store "
             "damaged it, or it was written by hand. Remove that object and publish again",
             key=key,
         )
+
+
+def _create_and_compare(key: str, body: FileBody) -> Steps[bool]:
+    try:
+        tag = yield from request(Create(key, body))
+    except PreconditionFailedError:
+        info: ObjectInfo = yield from request(Stat(key))
+        tag = info.etag if info.size == body.size else ""
+    if tag == body.md5:
+        return True
+    # On most stores the tag of a single PUT is the MD5; where it is not, ask for the bytes.
+    fingerprint: str = yield from request(Fingerprint(key))
+    return fingerprint == body.sha256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

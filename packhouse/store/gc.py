@@ -1,0 +1,151 @@
+"""Reclaim what crashed or outrun publishers left behind, without ever touching what is committed.
+
+Age alone cannot tell a dead publisher from a slow one: by age alone a version is lost that is
+committed between the look and the deletion. So collection first takes the commit slot itself,
+create-only, with a tombstone. From then on nobody can commit there: a late publisher finds the
+tombstone and starts over in the next generation. Only then are objects deleted. The grace period
+spares slow publishers that work; safety does not depend on it. Ages are told by the store's clock.
+
+Tombstones stay for ever (about 100 bytes each): removing one would open its slot to a publisher
+that uploaded before the deletion.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from packhouse.store.layout import check_name, is_version, manifest_key
+from packhouse.store.manifest import Manifest, Tombstone
+from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
+from packhouse.store.publish import read_slot_steps
+from packhouse.store.steps import Clock, Create, Delete, ListAll, Steps, request, run
+
+__all__ = ["DEFAULT_GRACE_S", "Garbage", "GcReport", "collect_garbage", "find_garbage"]
+
+DEFAULT_GRACE_S = 24 * 3600.0
+"""Seconds since the last sign of life after which an uncommitted attempt counts as abandoned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Garbage:
+    """Objects of one version folder that no reader can reach."""
+
+    dataset: str
+    version: str
+    reason: Literal["abandoned", "collected", "stray"]
+    """`abandoned`: never committed; `collected`: behind a tombstone, from a late upload or a gc
+    that was stopped; `stray`: beside a committed version, but not one of its files."""
+    objects: tuple[ObjectInfo, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all objects together."""
+        return sum(info.size for info in self.objects)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GcReport:
+    """What a collection found, and what it deleted (nothing, in a dry run)."""
+
+    garbage: tuple[Garbage, ...]
+    num_deleted: int
+    num_unfinished_uploads: int
+    dry_run: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all garbage found."""
+        return sum(garbage.num_bytes for garbage in self.garbage)
+
+
+def collect_garbage(
+    store: ObjectStore, dataset: str, *, grace_s: float = DEFAULT_GRACE_S, dry_run: bool = True
+) -> GcReport:
+    """Find garbage of a dataset and, unless it is a dry run, delete it behind tombstones.
+
+    Safe beside any number of publishers, readers and other collections, and may be killed anywhere.
+    """
+    check_name("dataset", dataset)
+    garbage = run(store, find_garbage_steps(dataset, grace_s))
+    deleted = 0 if dry_run else sum(run(store, collect_steps(item)) for item in garbage)
+    uploads = store.abort_uploads(grace_s, dry_run=dry_run)
+    return GcReport(
+        garbage=tuple(garbage),
+        num_deleted=deleted,
+        num_unfinished_uploads=uploads,
+        dry_run=dry_run,
+    )
+
+
+def find_garbage(
+    store: ObjectStore, dataset: str, *, grace_s: float = DEFAULT_GRACE_S
+) -> list[Garbage]:
+    """What a collection would delete now."""
+    check_name("dataset", dataset)
+    return run(store, find_garbage_steps(dataset, grace_s))
+
+
+def find_garbage_steps(dataset: str, grace_s: float) -> Steps[list[Garbage]]:
+    """List once, then look at the commit slot of each version folder."""
+    now: float = yield from request(Clock())
+    listed: list[ObjectInfo] = yield from request(ListAll(f"{dataset}/v/"))
+    found = []
+    for version, objects in _by_version(listed):
+        slot = yield from read_slot_steps(dataset, version)
+        reason, dead = _judge(dataset, version, slot, objects, now - grace_s)
+        if dead:
+            item = Garbage(dataset=dataset, version=version, reason=reason, objects=tuple(dead))
+            found.append(item)
+    return found
+
+
+def _by_version(listed: Sequence[ObjectInfo]) -> Iterator[tuple[str, list[ObjectInfo]]]:
+    for version, group in groupby(listed, key=lambda info: info.key.split("/")[2]):
+        if is_version(version):
+            yield version, list(group)
+
+
+def _judge(
+    dataset: str,
+    version: str,
+    slot: Manifest | Tombstone | None,
+    objects: Sequence[ObjectInfo],
+    before: float,
+) -> tuple[Literal["abandoned", "collected", "stray"], list[ObjectInfo]]:
+    """Why objects of a version folder are dead, and which."""
+    others = [info for info in objects if info.key != manifest_key(dataset, version)]
+    if isinstance(slot, Tombstone):
+        return "collected", others
+    if isinstance(slot, Manifest):
+        folder = f"{dataset}/v/{version}/"
+        named = {folder + entry.key for entry in slot.files}
+        old = [info for info in others if info.last_modified < before]
+        return "stray", [info for info in old if info.key not in named]
+    is_alive = any(info.last_modified >= before for info in others)
+    return "abandoned", [] if is_alive else others
+
+
+def collect_steps(garbage: Garbage) -> Steps[int]:
+    """Fence the folder if it is not committed, then delete. Returns the number of deletions."""
+    objects: Sequence[ObjectInfo] = garbage.objects
+    if garbage.reason == "abandoned":
+        if not (yield from fence_steps(garbage.dataset, garbage.version)):
+            return 0  # committed since we looked
+        prefix = f"{garbage.dataset}/v/{garbage.version}/"
+        objects = yield from request(ListAll(prefix))  # with what arrived since we looked
+    doomed = [i for i in objects if i.key != manifest_key(garbage.dataset, garbage.version)]
+    for info in doomed:
+        yield from request(Delete(info.key))
+    return len(doomed)
+
+
+def fence_steps(dataset: str, version: str) -> Steps[bool]:
+    """Take the commit slot with a tombstone; False if a manifest has it."""
+    tombstone = Tombstone(dataset=dataset, version=version)
+    try:
+        yield from request(Create(manifest_key(dataset, version), tombstone.to_bytes()))
+    except PreconditionFailedError:  # a manifest, another collection, or our own lost success
+        slot = yield from read_slot_steps(dataset, version)
+        return isinstance(slot, Tombstone)
+    return True

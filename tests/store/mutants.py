@@ -1,0 +1,188 @@
+"""Protocol mutants: one line of the production text changed, each a mistake that others made.
+
+`mutated` compiles the changed function in its own module and puts it wherever the store's modules
+imported it. A mutant whose old line is no longer in the production text fails, so the list cannot
+outlive the code.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+
+from packhouse.store import gc, publish, refs, steps
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    module: ModuleType
+    function: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant(
+        "collection by age alone, without a tombstone",
+        gc,
+        "fence_steps",
+        "tombstone = Tombstone(",
+        "return True\n    tombstone = Tombstone(",
+    ),
+    Mutant(
+        "collection takes any full commit slot for its tombstone",
+        gc,
+        "fence_steps",
+        "return isinstance(slot, Tombstone)",
+        "return True",
+    ),
+    Mutant(
+        "collection deletes before the tombstone",
+        gc,
+        "collect_steps",
+        'if garbage.reason == "abandoned":',
+        "for info in objects:\n        yield from request(Delete(info.key))\n"
+        '    if garbage.reason == "abandoned":',
+    ),
+    Mutant(
+        "collection takes all files beside a manifest for strays",
+        gc,
+        "_judge",
+        "if info.key not in named",
+        "if True",
+    ),
+    Mutant(
+        "collection leaves what comes late behind a tombstone",
+        gc,
+        "_judge",
+        'return "collected", others',
+        'return "collected", []',
+    ),
+    Mutant(
+        "manifest before data",
+        publish,
+        "publish_steps",
+        "yield All(_upload(ours, uploads))\n"
+        "        manifest, created = yield from _commit_steps(ours)",
+        "manifest, created = yield from _commit_steps(ours)\n"
+        "        yield All(_upload(ours, uploads))",
+    ),
+    Mutant(
+        "a refused commit is taken for our own",
+        publish,
+        "_commit_steps",
+        "slot = yield from read_slot_steps(ours.dataset, ours.version)",
+        "slot = ours",
+    ),
+    Mutant(
+        "tombstones are ignored",
+        publish,
+        "find_slot_steps",
+        "if not isinstance(slot, Tombstone):\n            return slot, generation",
+        "return (slot if isinstance(slot, Manifest) else None), generation",
+    ),
+    Mutant(
+        "other bytes at the same version id are no alarm",
+        publish,
+        "_check_same",
+        "if ours.manifest_id == theirs.manifest_id:",
+        "if True:",
+    ),
+    Mutant(
+        "collection leaves strays beside a manifest",
+        gc,
+        "_judge",
+        'return "stray", [info for info in old if info.key not in named]',
+        'return "stray", []',
+    ),
+    Mutant(
+        "the ref moves before the commit",
+        publish,
+        "publish_steps",
+        "yield All(_upload(ours, uploads))",
+        "yield from move_ref_steps(draft.dataset, 'latest', ours.version, once=True)\n"
+        "        yield All(_upload(ours, uploads))",
+    ),
+    Mutant(
+        "a publisher does not look at the past of the ref",
+        refs,
+        "_is_done",
+        "return current.held(version)",
+        "return current.version == version",
+    ),
+    Mutant(
+        "a move does not know itself again",
+        refs,
+        "_is_done",
+        "if current.made(write_id):",
+        "if False:",
+    ),
+    Mutant(
+        "a lost answer counts as done",
+        refs,
+        "move_ref_steps",
+        "cause = error",
+        "return moved",
+    ),
+    Mutant(
+        "a refused swap counts as done",
+        refs,
+        "move_ref_steps",
+        "cause: PackhouseError = ConflictError(f\"ref '{name}' is too contended: {error}\")",
+        "return moved",
+    ),
+    Mutant(
+        "the ref forgets its past",
+        refs,
+        "next_ref",
+        "past=(left, *current.past)[:MAX_PAST]",
+        "past=()",
+    ),
+    Mutant(
+        "the count of moves stands still",
+        refs,
+        "next_ref",
+        "seq=current.seq + 1",
+        "seq=current.seq",
+    ),
+    Mutant(
+        "a file that was there and vanishes is an error",
+        steps,
+        "put_data",
+        "except ObjectNotFoundError:\n            continue",
+        "finally:\n            pass",
+    ),
+    Mutant(
+        "a lost answer of a write counts as done",
+        steps,
+        "request",
+        "attempt += 1",
+        "if isinstance(wanted, Create):\n                return ''\n            attempt += 1",
+    ),
+]
+
+
+@contextmanager
+def mutated(mutant: Mutant) -> Iterator[None]:
+    original = getattr(mutant.module, mutant.function)
+    source = inspect.getsource(original)
+    assert source.count(mutant.old) >= 1, f"'{mutant.name}': the production text has changed"
+    namespace = vars(mutant.module)
+    changed: dict[str, object] = {}
+    code = compile(source.replace(mutant.old, mutant.new), mutant.name, "exec")
+    exec(code, namespace, changed)
+    places = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("packhouse.store") and getattr(module, mutant.function, None) is original
+    ]
+    for module in places:
+        setattr(module, mutant.function, changed[mutant.function])
+    try:
+        yield
+    finally:
+        for module in places:
+            setattr(module, mutant.function, original)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packhouse import messages, packing, splitting, templates, tokenization
 from packhouse.errors import ConfigError
 from packhouse.fingerprint import digest, library_versions
 from packhouse.recipe import Recipe, SourceConfig
@@ -27,15 +28,15 @@ __all__ = ["ENGINE_VERSIONS", "STEPS", "Job", "Plan", "plan_jobs"]
 
 STEPS = ("validate", "format", "tokenize", "pack", "split", "publish")
 
-# Bump a step's number whenever it writes other bytes for the same input, and say so in the
-# CHANGELOG under Data: every cached result and every version id made with it changes.
+# A room raises its VERSION, or a step its number here, whenever it writes other bytes for the same
+# input; the CHANGELOG says so under Data. Every key made with it, and every version id, changes.
 ENGINE_VERSIONS = {
-    "validate": 1,
-    "format": 1,
-    "tokenize": 1,
-    "pack": 1,
-    "split": 1,
-    "publish": 1,
+    "validate": f"1.{messages.VERSION}",
+    "format": f"1.{templates.VERSION}",
+    "tokenize": f"1.{tokenization.VERSION}",
+    "pack": f"1.{packing.VERSION}.{splitting.VERSION}",
+    "split": "1",
+    "publish": "1",
 }
 
 # Libraries whose version may change a step's bytes. The tokenizer's fingerprint holds its own.

@@ -47,7 +47,7 @@ class Workspace:
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a table as an uncompressed Arrow IPC file, which readers map instead of loading."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+        writer.write_table(table.unify_dictionaries())  # a file holds one dictionary per column
 
 
 def read_table(path: Path) -> pa.Table:

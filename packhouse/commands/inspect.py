@@ -93,7 +93,8 @@ def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Any:
     """Return ids -> text, from the tokenizer's snapshot or folder; None: print ids."""
     from tokenizers import Tokenizer
 
-    from packhouse.tokenization import find_snapshot, load_snapshot
+    from packhouse.tokenization import load_snapshot
+    from packhouse.tokenization.loading import find_snapshot
 
     wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
     tokenizers = Workspace(cache=cache).tokenizers

@@ -8,7 +8,7 @@ half a million at a time. Order follows (file, row) and the seed, never how rows
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from packhouse.jobs import Job
 from packhouse.packing import (
-    REASONS,
     Admitted,
     GatherTally,
     PackStatistics,
@@ -26,6 +25,7 @@ from packhouse.packing import (
     gather,
     plan_packs,
 )
+from packhouse.packing.overlength import REASONS
 from packhouse.progress import advance
 from packhouse.recipe import PackConfig, Recipe
 from packhouse.splitting import sides
@@ -87,13 +87,16 @@ class _Packing:
         self.tally = GatherTally()
         self.lengths = lengths
         self.vocab_size = vocab_size
-        self.is_classification = any(shard["label"].null_count < len(shard) for shard in shards)
+        self.trained_in: Literal["record", "pack", "nothing"] = "record"
+        if config.strategy == "concat":
+            self.trained_in = "pack"
+        if any(shard["label"].null_count < len(shard) for shard in shards):
+            self.trained_in = "nothing"
         self.batches = gather(shards, self.plan, lengths, rows, tally=self.tally)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        allow_untrained = self.plan.strategy == "concat" or self.is_classification
         for batch in self.batches:
-            check_packed(batch, self.plan.seq_len, self.vocab_size, allow_untrained=allow_untrained)
+            check_packed(batch, self.plan.seq_len, self.vocab_size, trained_in=self.trained_in)
             advance(batch.num_rows / self.plan.num_packs / 2)
             yield batch
 

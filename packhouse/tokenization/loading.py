@@ -23,7 +23,7 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["fingerprint_tokenizer", "load_snapshot"]
+__all__ = ["find_snapshot", "fingerprint_tokenizer", "load_snapshot"]
 
 # `config.json` counts: without it some tokenizers (BERT's) load as another class.
 _PATTERNS = (
@@ -85,6 +85,11 @@ def load_snapshot(folder: str | Path, cache: Path | None = None) -> TokenizerSna
     if file is not None:
         _keep(file, snapshot)
     return snapshot
+
+
+def find_snapshot(fingerprint: str, cache: Path) -> TokenizerSnapshot | None:
+    """Return the snapshot that `load_snapshot` kept in `cache` under a fingerprint, if any."""
+    return _read_kept(cache / f"tokenizer-{fingerprint}.json", fingerprint)
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:

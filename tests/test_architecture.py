@@ -1,0 +1,115 @@
+"""Promises about the house itself."""
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import click
+import pytest
+
+import packhouse
+from packhouse.cli import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("packhouse", "schemas", "tasks", "flows")
+FLOW_FILES = sorted((ROOT / "flows").glob("*.py"))
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sorted(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement", ["import packhouse", "import packhouse.cli", "import packhouse.loaders"]
+)
+def test_importing_the_library_loads_nothing_heavy(statement):
+    loaded = modules_loaded_by(statement)
+    assert not {"prefect", "torch", "transformers", "datasets", "pandera"} & loaded
+
+
+def test_a_local_run_needs_no_prefect():
+    assert "prefect" not in modules_loaded_by("import flows.command, packhouse.chain, schemas")
+
+
+def public_modules():
+    for info in pkgutil.walk_packages(packhouse.__path__, "packhouse."):
+        yield info.name
+
+
+@pytest.mark.parametrize("name", sorted(public_modules()))
+def test_all_is_sorted_and_complete(name):
+    source = Path(importlib.util.find_spec(name).origin).read_text()
+    tree = ast.parse(source)
+    listed, defined = None, set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            listed = ast.literal_eval(node.value)
+    if not tree.body or (len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr)):
+        return  # a package that only holds its docstring
+    assert listed is not None, f"{name} has no __all__"
+    assert listed == sorted(listed), f"{name}.__all__ is not sorted"
+
+
+@pytest.mark.parametrize("path", FLOW_FILES, ids=lambda path: path.name)
+def test_flow_files_hold_no_class_and_no_task(path):
+    for node in ast.parse(path.read_text()).body:
+        assert not isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.FunctionDef):
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            assert not any("task" in decorator for decorator in decorators)
+
+
+@pytest.mark.parametrize("path", FLOW_FILES, ids=lambda path: path.name)
+def test_no_flow_file_shadows_a_module(path):
+    """`flows/x.py:flow` puts flows/ first on sys.path, so x must not be importable elsewhere."""
+    if path.stem == "__init__":
+        return
+    assert path.stem not in sys.stdlib_module_names
+    assert path.stem not in {*ROOMS, "docker", "tests", "bench", "deployments"}
+    found = importlib.util.find_spec(path.stem)
+    assert found is None, f"{path.stem} is also {found}"
+
+
+def test_docker_is_no_package():
+    assert not (ROOT / "docker" / "__init__.py").exists()
+
+
+def commands(group: click.Group, prefix: str = ""):
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            yield f"{prefix}{name}", command
+            if isinstance(command, click.Group):
+                yield from commands(command, f"{prefix}{name} ")
+
+
+@pytest.mark.parametrize(("name", "command"), sorted(commands(cli)), ids=lambda x: str(x))
+def test_every_command_has_help_json_and_a_line_in_the_readme(name, command):
+    assert command.help
+    assert len(command.help) > 20
+    if not isinstance(command, click.Group):
+        assert "--json" in {opt for parameter in command.params for opt in parameter.opts}
+    assert name.split()[0] in COMMANDS
+    assert f"packhouse {name.split()[0]}" in (ROOT / "README.md").read_text()
+
+
+def test_the_wheel_holds_packhouse_and_nothing_else(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"packhouse"}

@@ -178,7 +178,8 @@ class LocalStore(ObjectStore):
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        lock = self._own("locks") / hashlib.sha256(key.encode()).hexdigest()[:16]
+        # 256 locks for all keys: few enough to leave them there, and collisions only wait.
+        lock = self._own("locks") / hashlib.sha256(key.encode()).hexdigest()[:2]
         with lock.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -230,9 +231,12 @@ def _chunks(body: bytes | FileBody) -> Iterator[bytes]:
     if isinstance(body, bytes):
         yield body
         return
-    with body.path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+    try:
+        with body.path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+    except FileNotFoundError:
+        raise IntegrityError(f"'{body.path}' vanished while it was being published") from None
 
 
 def _link(staged: Path, target: Path) -> None:

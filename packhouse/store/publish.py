@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import ConfigError, ConflictError, IntegrityError, StoreRefusedError
+from packhouse.store.doctor import require_guarded
 from packhouse.store.layout import check_name, check_vid, file_key, manifest_key, version_name
 from packhouse.store.manifest import (
     FACTS,
@@ -108,6 +109,7 @@ def publish_version(
     check_vid(vid)
     if ref is not None:
         check_name("ref", ref)
+    require_guarded(store)
     uploads = name_files(files)
     draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
     return run(store, publish_steps(draft, uploads, ref))

@@ -14,7 +14,7 @@ import email.utils
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class S3Store(ObjectStore):
     def get(self, key: str) -> Blob:
         with self._request(key):
             answer = self._client.get_object(**self._at(key))
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 return Blob(body.read(), answer["ETag"].strip('"'))
 
     @override
@@ -70,7 +70,7 @@ class S3Store(ObjectStore):
         wanted = f"bytes={start}-{start + length - 1}"
         with self._request(key):
             answer = self._client.get_object(**self._at(key), Range=wanted)
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 data: bytes = body.read()
         if "ContentRange" in answer:
             return data
@@ -80,7 +80,7 @@ class S3Store(ObjectStore):
     def chunks(self, key: str) -> Iterator[bytes]:
         with self._request(key):
             answer = self._client.get_object(**self._at(key))
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 yield from body.iter_chunks(_CHUNK_BYTES)
 
     @override
@@ -89,7 +89,7 @@ class S3Store(ObjectStore):
         with self._request(key):
             answer = self._client.get_object(**self._at(key), **wanted)
             mode = "ab" if not offset or "ContentRange" in answer else "wb"
-            with answer["Body"] as body, path.open(mode) as out:
+            with closing(answer["Body"]) as body, path.open(mode) as out:
                 for chunk in body.iter_chunks(_CHUNK_BYTES):
                     out.write(chunk)
 
@@ -179,7 +179,11 @@ class S3Store(ObjectStore):
                 f"'{body.path}' has {body.size:,} bytes, over {self.max_put_bytes:,} of one "
                 "guarded PUT; lower publish.max_file_mb"
             )
-        with body.path.open("rb") as file:
+        try:
+            file = body.path.open("rb")
+        except FileNotFoundError:
+            raise IntegrityError(f"'{body.path}' vanished while it was being published") from None
+        with file:
             return self._put_object(key, file, bytes.fromhex(body.md5), condition)
 
     def _put_object(self, key: str, body: Any, md5: bytes, condition: dict[str, str]) -> str:

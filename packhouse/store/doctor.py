@@ -1,0 +1,346 @@
+"""Qualify a store by trying it: can it guard a publication, and is it what it says?
+
+Object stores that speak S3 differ in what they do with conditions: some ignore `If-None-Match`,
+some answer 501, one let two of sixteen racing writers win, one wants `If-Match` unquoted. None
+says so. `examine` tries everything that publication relies on, in a folder of its own under the
+root, and removes it; about 15 s on a local S3 server. `require_guarded` is the quick form: five
+requests, once per process and store, before the first publication.
+"""
+
+import hashlib
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from packhouse.errors import (
+    IntegrityError,
+    PackhouseError,
+    StoreError,
+    StoreRefusedError,
+    TransientError,
+)
+from packhouse.store.objects import (
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    file_body,
+)
+from packhouse.store.steps import Clock, Create, Read, Swap, request, run
+
+__all__ = ["Check", "examine", "require_guarded"]
+
+_MAX_SKEW_S = 15 * 60.0
+"""S3 refuses requests that are signed more than this from its own time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Outcome of one check."""
+
+    name: str
+    status: Literal["pass", "warn", "fail"]
+    """`warn`: publication works, and something that would be good to have is missing."""
+    detail: str
+
+
+def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) -> list[Check]:
+    """Try everything that publication relies on.
+
+    Args:
+        store: what to examine; objects are written under `doctor-<random>/` and removed.
+        num_races: races for one key, create-only, and as many by compare-and-swap.
+        num_racers: threads in each race.
+
+    Returns:
+        Checks in a fixed order; the store is fit if none is `fail`.
+
+    Raises:
+        StoreError: it cannot be tried at all: no such bucket, wrong credentials.
+    """
+    run(store, request(Clock()))
+    folder = f"doctor-{uuid.uuid4().hex[:12]}"
+    trials: list[tuple[str, Callable[[], str]]] = [
+        ("create-only", lambda: _create_only(store, f"{folder}/create")),
+        ("compare-and-swap", lambda: _compare_and_swap(store, f"{folder}/swap")),
+        ("create races", lambda: _create_races(store, f"{folder}/race", num_races, num_racers)),
+        ("swap races", lambda: _swap_races(store, f"{folder}/count", num_races, num_racers)),
+        ("read after write", lambda: _read_after_write(store, f"{folder}/read")),
+        ("list after write", lambda: _list_after_write(store, f"{folder}/list")),
+        ("ranged reads", lambda: _ranges(store, f"{folder}/range")),
+        ("damaged upload", lambda: _damaged_upload(store, f"{folder}/damaged")),
+        ("aborted upload", lambda: _aborted_upload(store, f"{folder}/aborted")),
+        ("clock", lambda: _clock(store)),
+    ]
+    with _cleaned(store, folder):
+        return [_judged(name, trial) for name, trial in trials]
+
+
+def require_guarded(store: ObjectStore) -> None:
+    """Refuse a store that ignores conditions; asked once per process and root.
+
+    Raises:
+        StoreRefusedError: a condition was ignored or is not supported.
+    """
+    with _GUARDED_LOCK:
+        if store.uri in _GUARDED:
+            return
+    key = f"doctor-{uuid.uuid4().hex[:12]}/probe"
+    try:
+        _create_only(store, key)
+        _compare_and_swap(store, f"{key}-swap")
+    except _FailedCheckError as error:
+        raise StoreRefusedError(
+            f"{store.uri} cannot guard a publication: {error}. Use another store; "
+            "`packhouse doctor storage` shows all checks"
+        ) from None
+    finally:
+        for name in (key, f"{key}-swap"):
+            with suppress(PackhouseError):
+                store.delete(name)
+    with _GUARDED_LOCK:
+        _GUARDED.add(store.uri)
+
+
+_GUARDED: set[str] = set()
+_GUARDED_LOCK = threading.Lock()
+
+
+class _FailedCheckError(Exception):
+    """The store did not do what publication relies on."""
+
+
+class _WarningError(Exception):
+    """The store lacks something that publication can do without."""
+
+
+def _judged(name: str, trial: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "pass", trial())
+    except _WarningError as warning:
+        return Check(name, "warn", str(warning))
+    except _FailedCheckError as failure:
+        return Check(name, "fail", str(failure))
+    except StoreRefusedError as refusal:
+        return Check(name, "fail", str(refusal))
+    except (StoreError, TransientError) as error:
+        return Check(name, "fail", f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def _cleaned(store: ObjectStore, folder: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with suppress(PackhouseError):
+            for info in list(store.list(f"{folder}/")):
+                store.delete(info.key)
+
+
+def _create_only(store: ObjectStore, key: str) -> str:
+    run(store, request(Create(key, b"first")))
+    try:
+        run(store, request(Create(key, b"second")))
+    except PreconditionFailedError:
+        pass
+    else:
+        raise _FailedCheckError("a second create-only write of one key was accepted")
+    if run(store, request(Read(key))).data != b"first":
+        raise _FailedCheckError("a refused create-only write changed the object")
+    return "a second writer is refused, and the first one's bytes stay"
+
+
+def _compare_and_swap(store: ObjectStore, key: str) -> str:
+    first = run(store, request(Create(key, b"1")))
+    second = run(store, request(Swap(key, b"2", first)))
+    if first == second:
+        raise _FailedCheckError("two bodies have one ETag")
+    try:
+        run(store, request(Swap(key, b"3", first)))
+    except PreconditionFailedError:
+        pass
+    else:
+        raise _FailedCheckError("a swap with an outdated ETag was accepted")
+    run(store, request(Swap(key, b"4", second)))
+    if run(store, request(Read(key))).data != b"4":
+        raise _FailedCheckError("swaps do not leave the last accepted bytes")
+    try:
+        run(store, request(Swap(f"{key}-absent", b"5", second)))
+    except PreconditionFailedError:
+        return "outdated and absent ETags are refused"
+    raise _FailedCheckError("a swap of an absent key was accepted")
+
+
+def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int) -> str:
+    counts = []
+    with ThreadPoolExecutor(num_racers) as pool:
+        for race in range(num_races):
+            start = threading.Barrier(num_racers)
+            place = f"{key}-{race}"
+            bodies = [f"racer {n} of race {race}".encode() for n in range(num_racers)]
+            won = list(pool.map(lambda body: _races(store, place, body, start), bodies))  # noqa: B023
+            counts.append(sum(won))
+            left = store.get(place).data
+            if sum(won) == 1 and left != bodies[won.index(True)]:
+                raise _FailedCheckError(f"race {race}: the loser's bytes are in the store")
+    wrong = [count for count in counts if count != 1]
+    if wrong:
+        raise _FailedCheckError(f"{len(wrong)} of {num_races} races had {max(wrong)} winners")
+    return f"{num_races} races of {num_racers} writers, one winner each"
+
+
+def _races(store: ObjectStore, key: str, body: bytes, start: threading.Barrier) -> bool:
+    start.wait(timeout=60)
+    for _ in range(100):
+        try:
+            store.put_create(key, body)
+        except PreconditionFailedError:
+            return bool(store.get(key).data == body)  # our own lost success counts
+        except TransientError:
+            time.sleep(0.02)
+        else:
+            return True
+    raise _FailedCheckError("a race was not decided in 100 tries")
+
+
+def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -> str:
+    """Every racer adds 1 to a counter, again and again; no addition may get lost."""
+    store.put_create(key, b"0 start")
+    each = -(-num_swaps // num_racers)
+    with ThreadPoolExecutor(num_racers) as pool:
+        futures = [pool.submit(_count_up, store, key, each) for _ in range(num_racers)]
+        for future in futures:
+            future.result()
+    total = int(store.get(key).data.split()[0])
+    if total != each * num_racers:
+        raise _FailedCheckError(f"{each * num_racers} swaps were accepted and {total} took place")
+    return f"{total} swaps by {num_racers} writers, none lost"
+
+
+def _count_up(store: ObjectStore, key: str, times: int) -> None:
+    done = 0
+    while done < times:
+        blob = store.get(key)
+        # A fresh name in each body: equal bodies would have equal tags.
+        body = f"{int(blob.data.split()[0]) + 1} {uuid.uuid4().hex}".encode()
+        try:
+            store.put_if_match(key, body, blob.etag)
+        except PreconditionFailedError:
+            continue
+        except TransientError:
+            if store.get(key).data != body:
+                continue
+        done += 1
+
+
+def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
+    tag = run(store, request(Create(key, b"0")))
+    for number in range(1, times):
+        body = str(number).encode()
+        tag = run(store, request(Swap(key, body, tag)))
+        if run(store, request(Read(key))).data != body:
+            raise _FailedCheckError(f"write {number} was acknowledged and an older one was read")
+    try:
+        store.get(f"{key}-new")
+    except ObjectNotFoundError:
+        pass
+    run(store, request(Create(f"{key}-new", b"here")))
+    if run(store, request(Read(f"{key}-new"))).data != b"here":
+        raise _FailedCheckError("an object that was absent is still absent after its write")
+    return f"{times} writes, each read at once"
+
+
+def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
+    for number in range(times):
+        run(store, request(Create(f"{key}/{number:03d}", b"x")))
+        if sum(1 for _ in store.list(f"{key}/")) != number + 1:
+            raise _FailedCheckError(f"object {number} was acknowledged and is not listed")
+    for number in range(times):
+        store.delete(f"{key}/{number:03d}")
+    if any(True for _ in store.list(f"{key}/")):
+        raise _FailedCheckError("deleted objects are listed")
+    return f"{times} writes and deletions, each listed at once"
+
+
+def _ranges(store: ObjectStore, key: str) -> str:
+    run(store, request(Create(key, bytes(range(200)))))
+    if store.get_range(key, 10, 5) != bytes(range(10, 15)):
+        raise _FailedCheckError("a ranged read returns other bytes")
+    with tempfile.TemporaryDirectory(prefix="packhouse-doctor-") as folder:
+        path = Path(folder) / "part"
+        path.write_bytes(bytes(range(100)))
+        store.download(key, path, offset=100)
+        if path.read_bytes() != bytes(range(200)):
+            raise _FailedCheckError("a download does not resume")
+    return "a range is that range, and downloads resume"
+
+
+def _damaged_upload(store: ObjectStore, key: str) -> str:
+    """Send bytes that are not those of their Content-MD5, as a damaged request would."""
+    from packhouse.store.local import LocalStore
+
+    with tempfile.TemporaryDirectory(prefix="packhouse-doctor-") as folder:
+        path = Path(folder) / "body"
+        path.write_bytes(b"as hashed")
+        body = replace(file_body(path), md5=hashlib.md5(b"x", usedforsecurity=False).hexdigest())
+        try:
+            store.put_create(key, body)
+        except (IntegrityError, TransientError):
+            return "bytes that differ from their checksum are refused"
+    assert not isinstance(store, LocalStore), "the local store compares digests itself"
+    raise _WarningError("damaged uploads are accepted; publishing compares ETags instead")
+
+
+def _aborted_upload(store: ObjectStore, key: str) -> str:
+    """An upload that breaks off must leave nothing that a reader could see."""
+    from packhouse.store.s3 import S3Store
+
+    if isinstance(store, S3Store):
+        return _aborted_multipart(store, key)
+    with tempfile.TemporaryDirectory(prefix="packhouse-doctor-") as folder:
+        gone = file_body(_write(Path(folder) / "body"))
+        os.unlink(gone.path)  # noqa: PTH108
+        with suppress(PackhouseError):
+            store.put_create(key, gone)
+    if any(True for _ in store.list(key)):
+        raise _FailedCheckError("an upload that broke off is visible")
+    return "an upload that broke off is invisible"
+
+
+def _write(path: Path) -> Path:
+    path.write_bytes(b"never sent")
+    return path
+
+
+def _aborted_multipart(store: Any, key: str) -> str:
+    where = {"Bucket": store.bucket, "Key": store.prefix + key}
+    with store._request(key):
+        upload = store._client.create_multipart_upload(**where)["UploadId"]
+        store._client.upload_part(**where, UploadId=upload, PartNumber=1, Body=b"x" * 5 * 2**20)
+    if any(True for _ in store.list(key)):
+        raise _FailedCheckError("an upload that is not complete is listed")
+    try:
+        store.get(key)
+    except ObjectNotFoundError:
+        pass
+    else:
+        raise _FailedCheckError("an upload that is not complete can be read")
+    with store._request(key):
+        store._client.abort_multipart_upload(**where, UploadId=upload)
+    return "unfinished and aborted uploads are invisible"
+
+
+def _clock(store: ObjectStore) -> str:
+    skew = run(store, request(Clock())) - time.time()
+    if abs(skew) > _MAX_SKEW_S:
+        raise _FailedCheckError(f"its clock is {skew:+,.0f} s from ours, over {_MAX_SKEW_S:.0f} s")
+    if abs(skew) > 60:
+        raise _WarningError(f"its clock is {skew:+,.0f} s from ours")
+    return f"{skew:+.1f} s from ours"

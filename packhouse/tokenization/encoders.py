@@ -100,6 +100,13 @@ def text_offsets(texts: pa.StringArray) -> npt.NDArray[np.int32]:
     return np.frombuffer(buffer, np.int32)[texts.offset : texts.offset + len(texts) + 1]
 
 
+def text_bases(texts: pa.StringArray) -> npt.NDArray[np.int64]:
+    """Where each text begins in the bytes of all of them, from 0; shape [num_texts + 1]."""
+    bases: npt.NDArray[np.int64] = text_offsets(texts).astype(np.int64)
+    bases -= bases[0]
+    return bases
+
+
 def text_bytes(texts: pa.StringArray) -> npt.NDArray[np.uint8]:
     """All bytes of texts, behind one another; not copied."""
     offsets = text_offsets(texts)

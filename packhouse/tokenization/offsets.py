@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.tokenization.encoders import load_tokenizer, text_bytes, text_offsets
+from packhouse.tokenization.encoders import load_tokenizer, text_bases, text_bytes
 from packhouse.tokenization.pipeline import Pipeline
 
-__all__ = ["Located", "ParityError", "locate_tokens"]
+__all__ = ["EncodedRows", "ParityError", "byte_ranges", "locate_tokens"]
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -31,22 +31,28 @@ class ParityError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Located:
-    """Byte ranges of tokens, in the bytes of all texts behind one another."""
+class EncodedRows:
+    """Ids of rows, one after another, and the bytes of the text that each of them covers."""
+
+    ids: Int32s
+    """Ids of all rows, shape [num_tokens]."""
+
+    offsets: Int64s
+    """Where each row's ids begin, shape [num_rows + 1]."""
 
     starts: Int64s
-    """First byte of each token; never falls from one token to the next. Shape [num_tokens]."""
+    """First byte of each token, counted over the texts of all rows; never falls."""
 
     ends: Int64s
     """Byte behind each token; a token may be zero bytes wide."""
 
     is_exact: Bools
-    """Rows whose tokens' bytes, joined, are the text. Shape [num_texts]."""
+    """Rows whose tokens' bytes, joined, are the text. Shape [num_rows]."""
 
 
 def locate_tokens(
     texts: pa.StringArray, ids: Int32s, offsets: Int64s, pipeline: Pipeline, backend: str
-) -> Located:
+) -> EncodedRows:
     """Find the bytes of each token.
 
     Args:
@@ -59,8 +65,7 @@ def locate_tokens(
     Raises:
         ParityError: HF gives such a row other ids.
     """
-    bases = text_offsets(texts).astype(np.int64)
-    bases -= bases[0]
+    bases = text_bases(texts)
     if pipeline.token_bytes is None:
         starts, ends = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
         is_exact = np.diff(bases) == np.diff(offsets)
@@ -71,7 +76,7 @@ def locate_tokens(
         span = slice(offsets[row], offsets[row + 1])
         starts[span] = bases[row] + first
         ends[span] = bases[row] + last
-    return Located(starts, ends, is_exact)
+    return EncodedRows(ids, offsets, starts, ends, is_exact)
 
 
 def _by_widths(

@@ -52,6 +52,9 @@ class Pipeline:
     dropout: float | None
     """BPE dropout; any but None or 0 makes ids random."""
 
+    model_size: int
+    """Ids of the model's own vocabulary are in [0, model_size); other added tokens are above."""
+
     unk_id: int | None
     """Id of the unknown token, if the model has one."""
 
@@ -92,6 +95,7 @@ def read_pipeline(backend: str) -> Pipeline:
         added=added,
         model_type=model["type"],
         dropout=model.get("dropout"),
+        model_size=1 + _max_id(model["vocab"]),
         unk_id=_unk_id(model, tokens),
         has_word_marks=has_word_marks,
         token_bytes=token_bytes,
@@ -122,15 +126,18 @@ def _added_tokens(entries: list[dict[str, Any]]) -> tuple[AddedToken, ...]:
     return tuple(sorted(tokens, key=lambda token: token.id))
 
 
+def _max_id(vocab: Any) -> int:
+    # Unigram's vocabulary is [[piece, score], ...] in the order of ids.
+    return max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
+
+
 def _tokens_by_id(vocab: Any, added: tuple[AddedToken, ...]) -> list[str]:
+    tokens = [""] * (1 + max(_max_id(vocab), *(token.id for token in added), -1))
     if isinstance(vocab, dict):
-        size = 1 + max(max(vocab.values(), default=-1), max((t.id for t in added), default=-1))
-        tokens = [""] * size
         for text, index in vocab.items():
             tokens[index] = text
-    else:  # Unigram: [[piece, score], ...] in the order of ids
-        size = 1 + max(len(vocab) - 1, max((t.id for t in added), default=-1))
-        tokens = [piece for piece, _ in vocab] + [""] * (size - len(vocab))
+    else:
+        tokens[: len(vocab)] = [piece for piece, _ in vocab]
     return tokens
 
 

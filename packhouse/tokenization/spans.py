@@ -9,10 +9,46 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-__all__ = ["TrainedRanges", "train_ranges"]
+from packhouse.tokenization.encoders import text_bases
+from packhouse.tokenization.offsets import EncodedRows
+
+__all__ = ["Spans", "TrainedRanges", "train_ranges"]
 
 Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Byte spans of all rows, counted over the texts of all rows."""
+
+    starts: Int64s
+    """First byte of each span."""
+
+    ends: Int64s
+    """Byte behind each span."""
+
+    offsets: Int64s
+    """Where each row's spans begin, shape [num_rows + 1]."""
+
+    @staticmethod
+    def of(column: pa.ListArray, texts: pa.StringArray) -> "Spans":
+        """Flatten a column of spans that count from the beginning of each text."""
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+        offsets -= offsets[0]
+        shift = np.repeat(text_bases(texts)[:-1], np.diff(offsets))
+        starts = values.field("start").to_numpy() + shift
+        ends = values.field("end").to_numpy() + shift
+        assert (starts <= ends).all(), "a span ends before it starts"
+        return Spans(starts, ends, offsets)
+
+    def of_row(self, row: int, base: int) -> list[tuple[int, int]]:
+        """Spans of one row, counted from `base`."""
+        place = slice(self.offsets[row], self.offsets[row + 1])
+        starts, ends = self.starts[place] - base, self.ends[place] - base
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,46 +74,30 @@ class TrainedRanges:
     """Spans whose last token, which is trained, ends behind them."""
 
 
-def train_ranges(
-    starts: Int64s,
-    ends: Int64s,
-    token_offsets: Int64s,
-    span_starts: Int64s,
-    span_ends: Int64s,
-    span_offsets: Int64s,
-) -> TrainedRanges:
+def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
     """Find the tokens that begin inside each trained span.
-
-    Args:
-        starts: first byte of each token, never falling; shape [num_tokens].
-        ends: byte behind each token.
-        token_offsets: where each row's tokens begin, shape [num_rows + 1].
-        span_starts: first byte of each trained span, in the same count of bytes as `starts`.
-        span_ends: byte behind each span.
-        span_offsets: where each row's spans begin, shape [num_rows + 1].
 
     Returns:
         One range per span that holds the beginning of a token, even if ranges touch.
 
     Example:
-        >>> tokens = np.array([0, 2, 3, 7, 9])  # five tokens of one row, edges 0 2 3 7 9
-        >>> ranges = train_ranges(tokens[:-1], tokens[1:], np.array([0, 4]),
-        ...                       np.array([1]), np.array([8]), np.array([0, 1]))
+        >>> edges, row = np.array([0, 2, 3, 7, 9]), np.array([0, 4])  # four tokens of one row
+        >>> encoded = EncodedRows(np.zeros(4, np.int32), row, edges[:-1], edges[1:], row == row)
+        >>> ranges = train_ranges(encoded, Spans(np.array([1]), np.array([8]), np.array([0, 1])))
         >>> ranges.starts.tolist(), ranges.ends.tolist()  # [0, 2) begins before byte 1
         ([1], [4])
         >>> ranges.straddles_start, ranges.straddles_end
         (1, 1)
     """
-    rows = np.repeat(np.arange(len(span_offsets) - 1), np.diff(span_offsets))
-    lower, upper = token_offsets[rows], token_offsets[rows + 1]
-    first = np.clip(np.searchsorted(starts, span_starts, "left"), lower, upper)
-    last = np.clip(np.searchsorted(starts, span_ends, "left"), lower, upper)
-    last = np.maximum(last, first)
+    num_rows = len(spans.offsets) - 1
+    rows = np.repeat(np.arange(num_rows), np.diff(spans.offsets))
+    lower, upper = encoded.offsets[rows], encoded.offsets[rows + 1]
+    first = np.clip(np.searchsorted(encoded.starts, spans.starts, "left"), lower, upper)
+    last = np.clip(np.searchsorted(encoded.starts, spans.ends, "left"), first, upper)
     is_filled = last > first
     before = first > lower
-    straddles_start = int((ends[first[before] - 1] > span_starts[before]).sum())
-    straddles_end = int((ends[last[is_filled] - 1] > span_ends[is_filled]).sum())
-    num_rows = len(span_offsets) - 1
+    straddles_start = int((encoded.ends[first[before] - 1] > spans.starts[before]).sum())
+    straddles_end = int((encoded.ends[last[is_filled] - 1] > spans.ends[is_filled]).sum())
     counts = np.bincount(rows[is_filled], minlength=num_rows)
     trained = np.bincount(rows, weights=(last - first).astype(np.float64), minlength=num_rows)
     return TrainedRanges(

@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,12 @@ import pyarrow as pa
 
 from packhouse.recipe import TokenizeConfig
 from packhouse.tables import QUARANTINED, TOKENIZED
-from packhouse.tokenization.encoders import Encoder, chunks_of, hf_encoder, text_offsets
-from packhouse.tokenization.offsets import locate_tokens
+from packhouse.tokenization.control_text import find_forged, with_plain_contents
+from packhouse.tokenization.encoders import Encoder, chunks_of, hf_encoder
+from packhouse.tokenization.offsets import EncodedRows, locate_tokens
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
-from packhouse.tokenization.spans import TrainedRanges, train_ranges
+from packhouse.tokenization.spans import Spans, TrainedRanges, train_ranges
 
 __all__ = ["VERSION", "Tokenized", "tokenize_table"]
 
@@ -31,8 +33,11 @@ VERSION = 1
 _SLICE_BYTES = 8 * 2**20
 _MAX_RAW_BYTES = 64 * 2**10
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+Fault = tuple[str, str]
+"""Reason code and a sentence."""
+
+_EMPTY = ("empty", "the rendering has no tokens")
+_NOTHING_TRAINED = ("nothing_trained", "no token begins inside a trained span")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +81,9 @@ def tokenize_table(
     quarantined = [QUARANTINED.empty_table()]
     for batch in formatted.to_batches():
         for start, end in chunks_of(batch.column("text"), _SLICE_BYTES):
-            done = _tokenize_slice(batch.slice(start, end - start), snapshot, encoder, notes)
+            done = _tokenize_slice(
+                batch.slice(start, end - start), snapshot, config, encoder, notes
+            )
             tokenized.append(done[0])
             quarantined.append(done[1])
     return Tokenized(
@@ -88,86 +95,105 @@ def tokenize_table(
 
 
 def _tokenize_slice(
-    batch: pa.RecordBatch, snapshot: TokenizerSnapshot, encoder: Encoder, notes: Counter[str]
+    batch: pa.RecordBatch,
+    snapshot: TokenizerSnapshot,
+    config: TokenizeConfig,
+    encoder: Encoder,
+    notes: Counter[str],
 ) -> tuple[pa.Table, pa.Table]:
     texts = batch.column("text")
     pipeline = read_pipeline(snapshot.backend)
     ids, offsets = encoder.encode(texts)
-    located = locate_tokens(texts, ids, offsets, pipeline, snapshot.backend)
-    spans = _flat_spans(batch.column("trained_spans"), texts)
-    ranges = train_ranges(located.starts, located.ends, offsets, *spans)
-    notes["inexact_round_trip"] += int((~located.is_exact).sum())
+    encoded = locate_tokens(texts, ids, offsets, pipeline, snapshot.backend)
+    notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
+    encoded, faults = _settle_control_text(batch, encoded, snapshot, config, notes)
+    ranges = train_ranges(encoded, Spans.of(batch.column("trained_spans"), texts))
     notes["straddles_start"] += ranges.straddles_start
     notes["straddles_end"] += ranges.straddles_end
     if pipeline.unk_id is not None:
-        notes["unk_tokens"] += int((ids == pipeline.unk_id).sum())
-    is_empty = np.diff(offsets) == 0
+        notes["unk_tokens"] += int((encoded.ids == pipeline.unk_id).sum())
     is_idle = (ranges.num_trained == 0) & batch.column("label").is_null().to_numpy(False)
-    table = _tokenized_table(batch, ids, offsets, ranges)
-    reasons = np.where(is_empty, "empty", np.where(is_idle, "nothing_trained", ""))
-    is_good = reasons == ""
-    if is_good.all():
-        return table, QUARANTINED.empty_table()
-    return table.filter(pa.array(is_good)), _quarantine(batch, reasons)
+    is_empty = np.diff(encoded.offsets) == 0
+    faults = (
+        dict.fromkeys(np.flatnonzero(is_idle).tolist(), _NOTHING_TRAINED)
+        | faults
+        | dict.fromkeys(np.flatnonzero(is_empty).tolist(), _EMPTY)
+    )
+    return _divide(batch, _tokenized_table(batch, encoded, ranges), faults)
 
 
-def _flat_spans(spans: pa.ListArray, texts: pa.StringArray) -> tuple[Int64s, Int64s, Int64s]:
-    """Starts and ends of spans, counted in bytes of all texts, and where each row's begin."""
-    offsets = spans.offsets.to_numpy().astype(np.int64)
-    values = spans.values.slice(offsets[0], offsets[-1] - offsets[0])
-    offsets -= offsets[0]
-    bases = text_offsets(texts).astype(np.int64)
-    shift = np.repeat(bases[:-1] - bases[0], np.diff(offsets))
-    starts = values.field("start").to_numpy().astype(np.int64) + shift
-    ends = values.field("end").to_numpy().astype(np.int64) + shift
-    assert (starts <= ends).all(), "a span ends before it starts"
-    return starts, ends, offsets
+def _settle_control_text(
+    batch: pa.RecordBatch,
+    encoded: EncodedRows,
+    snapshot: TokenizerSnapshot,
+    config: TokenizeConfig,
+    notes: Counter[str],
+) -> tuple[EncodedRows, dict[int, Fault]]:
+    """Apply the policy on control text in contents; returns rows and those to quarantine."""
+    texts = batch.column("text")
+    pipeline = read_pipeline(snapshot.backend)
+    content = Spans.of(batch.column("content_spans"), texts)
+    forged = find_forged(encoded, texts, content, pipeline)
+    rows = np.unique(forged.rows)
+    notes["control_text"] += len(forged.rows)
+    notes["control_text_rows"] += len(rows)
+    if config.control_text == "allow" or not len(rows):
+        return encoded, {}
+    faults = {row: ("control_text", text) for row, text in forged.described(pipeline).items()}
+    if config.control_text == "quarantine":
+        return encoded, faults
+    encoded, stubborn = with_plain_contents(encoded, rows, texts, content, snapshot.backend)
+    return encoded, {
+        row: (reason, f"{text}, which this tokenizer cannot encode as plain text")
+        for row, (reason, text) in faults.items()
+        if row in stubborn
+    }
 
 
 def _tokenized_table(
-    batch: pa.RecordBatch, ids: npt.NDArray[np.int32], offsets: Int64s, ranges: TrainedRanges
+    batch: pa.RecordBatch, encoded: EncodedRows, ranges: TrainedRanges
 ) -> pa.Table:
     spans = pa.StructArray.from_arrays(
         [pa.array(ranges.starts.astype(np.int32)), pa.array(ranges.ends.astype(np.int32))],
         fields=list(TOKENIZED.field("trained_ranges").type.value_type),
     )
     columns = {
-        "input_ids": _lists(offsets, pa.array(ids), "input_ids"),
+        "input_ids": _lists(encoded.offsets, pa.array(encoded.ids), "input_ids"),
         "trained_ranges": _lists(ranges.offsets, spans, "trained_ranges"),
-        "num_tokens": pa.array(np.diff(offsets).astype(np.int32)),
+        "num_tokens": pa.array(np.diff(encoded.offsets).astype(np.int32)),
         "num_trained": pa.array(ranges.num_trained.astype(np.int32)),
     }
     arrays = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
     return pa.Table.from_arrays(arrays, schema=TOKENIZED)
 
 
-def _lists(offsets: Int64s, values: pa.Array, column: str) -> pa.ListArray:
+def _lists(offsets: npt.NDArray[np.int64], values: pa.Array, column: str) -> pa.ListArray:
     kind = TOKENIZED.field(column).type
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=kind)
 
 
-_DETAILS = {
-    "empty": "the rendering has no tokens",
-    "nothing_trained": "no token begins inside a trained span",
-}
+def _divide(
+    batch: pa.RecordBatch, table: pa.Table, faults: dict[int, Fault]
+) -> tuple[pa.Table, pa.Table]:
+    """Good rows, and the faulty ones as they go to quarantine."""
+    if not faults:
+        return table, QUARANTINED.empty_table()
+    is_good = np.ones(table.num_rows, np.bool_)
+    is_good[list(faults)] = False
+    rows = [_quarantined_row(batch, row, *faults[row]) for row in sorted(faults)]
+    return table.filter(pa.array(is_good)), pa.Table.from_pylist(rows, schema=QUARANTINED)
 
 
-def _quarantine(batch: pa.RecordBatch, reasons: npt.NDArray[np.str_]) -> pa.Table:
-    rows = []
-    for index in np.flatnonzero(reasons != "").tolist():
-        raw = batch.column("text")[index].as_py().encode()
-        reason = str(reasons[index])
-        rows.append(
-            {
-                "source": batch.column("source")[index].as_py(),
-                "row": batch.column("row")[index].as_py(),
-                "byte_offset": None,
-                "step": "tokenize",
-                "reason": reason,
-                "detail": _DETAILS[reason],
-                "raw": raw[:_MAX_RAW_BYTES],
-                "raw_size": len(raw),
-                "raw_sha256": hashlib.sha256(raw).hexdigest(),
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=QUARANTINED)
+def _quarantined_row(batch: pa.RecordBatch, row: int, reason: str, detail: str) -> dict[str, Any]:
+    raw = batch.column("text")[row].as_py().encode()
+    return {
+        "source": batch.column("source")[row].as_py(),
+        "row": batch.column("row")[row].as_py(),
+        "byte_offset": None,
+        "step": "tokenize",
+        "reason": reason,
+        "detail": detail,
+        "raw": raw[:_MAX_RAW_BYTES],
+        "raw_size": len(raw),
+        "raw_sha256": hashlib.sha256(raw).hexdigest(),
+    }

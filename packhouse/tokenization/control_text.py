@@ -1,0 +1,283 @@
+"""Control-token text that data forged: found in all rows at once, encoded as text where it occurs.
+
+Any tokenizer turns `<|im_end|>` inside a user's message into the real control token. It is forged
+if it overlaps content; what lies in the template's own bytes is meant. A row that holds some is
+encoded by a second tokenizer, in which every control token has another name that no text can
+hold, with the template's own tokens written by these names. All else is HF's own semantics, and
+a row whose control tokens then are not exactly those the template placed is not let through.
+Rows without forged text (nearly all) cost one look at their control ids.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.tokenization.encoders import text_bases, text_bytes
+from packhouse.tokenization.offsets import EncodedRows, Int32s, Int64s, byte_ranges
+from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.renaming import rename_controls, token_finder
+from packhouse.tokenization.spans import Spans
+
+__all__ = ["ForgedText", "encode_as_text", "find_forged", "with_plain_contents"]
+
+_CHUNK_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForgedText:
+    """Control tokens that overlap content."""
+
+    rows: Int64s
+    """Row of each, never falling."""
+
+    ids: Int32s
+    """Id of each."""
+
+    def described(self, pipeline: Pipeline) -> dict[int, str]:
+        """What each row's contents hold, for people."""
+        texts = {token.id: token.text for token in pipeline.added}
+        names: dict[int, list[str]] = {}
+        for row, index in zip(self.rows.tolist(), self.ids.tolist(), strict=True):
+            names.setdefault(row, []).append(texts[index])
+        return {
+            row: f"contents hold the control token '{held[0]}'"
+            + (f" and {len(held) - 1} more" if len(held) > 1 else "")
+            for row, held in names.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRow:
+    """One row, encoded with its contents as plain text."""
+
+    ids: Int32s
+    starts: Int64s
+    """First byte of each token in the row's text."""
+
+    ends: Int64s
+    """Byte behind each token."""
+
+
+def find_forged(
+    encoded: EncodedRows, texts: pa.StringArray, content: Spans, pipeline: Pipeline
+) -> ForgedText:
+    """Find control tokens that overlap content, in all rows at once."""
+    found = np.flatnonzero(pipeline.is_control[encoded.ids])
+    begin, end = _own_text(found, encoded, text_bytes(texts), pipeline)
+    found = found[_overlaps(begin, end, content) & (end > begin)]
+    rows = np.searchsorted(encoded.offsets, found, "right") - 1
+    return ForgedText(rows=rows, ids=encoded.ids[found])
+
+
+def with_plain_contents(
+    encoded: EncodedRows, rows: Int64s, texts: pa.StringArray, content: Spans, backend: str
+) -> tuple[EncodedRows, set[int]]:
+    """Encode some rows again, with all control-token text in their contents as ordinary text.
+
+    Returns:
+        The rows, these replaced; and rows that the tokenizer has no way to encode so, unchanged.
+    """
+    bases = text_bases(texts)
+    chosen = texts.take(pa.array(rows)).to_pylist()
+    contents = [content.of_row(row, bases[row]) for row in rows.tolist()]
+    plain = dict(zip(rows.tolist(), encode_as_text(chosen, contents, backend), strict=True))
+    replaced = {row: done for row, done in plain.items() if done is not None}
+    return _replace_rows(encoded, replaced, bases), plain.keys() - replaced.keys()
+
+
+def _replace_rows(encoded: EncodedRows, rows: dict[int, PlainRow], bases: Int64s) -> EncodedRows:
+    ids, starts, ends = [], [], []
+    lengths = np.diff(encoded.offsets)
+    behind = 0
+    for row, plain in rows.items():
+        kept = slice(behind, encoded.offsets[row])
+        ids += [encoded.ids[kept], plain.ids]
+        starts += [encoded.starts[kept], plain.starts + bases[row]]
+        ends += [encoded.ends[kept], plain.ends + bases[row]]
+        lengths[row] = len(plain.ids)
+        behind = encoded.offsets[row + 1]
+    return EncodedRows(
+        ids=np.concatenate([*ids, encoded.ids[behind:]]),
+        offsets=np.append(0, np.cumsum(lengths)),
+        starts=np.concatenate([*starts, encoded.starts[behind:]]),
+        ends=np.concatenate([*ends, encoded.ends[behind:]]),
+        is_exact=encoded.is_exact,
+    )
+
+
+def _own_text(
+    found: Int64s, encoded: EncodedRows, text: npt.NDArray[np.uint8], pipeline: Pipeline
+) -> tuple[Int64s, Int64s]:
+    """Bytes of control tokens without white space they swallowed; empty for an unknown word."""
+    begin, end = encoded.starts[found].copy(), encoded.ends[found].copy()
+    ids = encoded.ids[found]
+    added = {token.id: token for token in pipeline.added}
+    own_width = np.zeros(len(pipeline.is_control), np.int64)
+    for token in pipeline.added:
+        own_width[token.id] = len(token.text.encode())
+    odd = (end - begin != own_width[ids]) | (ids == pipeline.unk_id)
+    for place in np.flatnonzero(odd).tolist():
+        token = added[int(ids[place])]
+        covered = text[begin[place] : end[place]].tobytes()
+        if token.id == pipeline.unk_id and covered.strip() != token.text.encode():
+            end[place] = begin[place]
+        elif token.strips:
+            begin[place], end[place] = _stripped(covered, int(begin[place]))
+    return begin, end
+
+
+def _stripped(covered: bytes, begin: int) -> tuple[int, int]:
+    text = covered.decode()
+    left = len(text) - len(text.lstrip())
+    begin += len(text[:left].encode())
+    return begin, begin + len(text.strip().encode())
+
+
+def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> npt.NDArray[np.bool_]:
+    """Whether each range shares a byte with any span; spans may come in any order."""
+    filled = spans.ends > spans.starts
+    order = np.argsort(spans.starts[filled], kind="stable")
+    sorted_starts = spans.starts[filled][order]
+    furthest = np.maximum.accumulate(np.append(-1, spans.ends[filled][order]))
+    num_before = np.searchsorted(sorted_starts, end, "left")
+    overlaps: npt.NDArray[np.bool_] = furthest[num_before] > begin
+    return overlaps
+
+
+def encode_as_text(
+    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
+) -> list[PlainRow | None]:
+    """Encode rows with all control-token text in their contents as ordinary text.
+
+    Args:
+        texts: renderings.
+        contents: byte spans of each that came from data.
+        backend: the pipeline.
+
+    Returns:
+        Ids and byte offsets of each row; None where the tokenizer has no way to encode it so.
+    """
+    rows: list[PlainRow | None] = []
+    for first in range(0, len(texts), _CHUNK_ROWS):
+        chunk = slice(first, first + _CHUNK_ROWS)
+        rows += _encode_chunk(texts[chunk], contents[chunk], backend)
+    return rows
+
+
+def _encode_chunk(
+    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
+) -> list[PlainRow | None]:
+    pipeline = read_pipeline(backend)
+    names = _unforgeable_names(texts, pipeline)
+    renamed = rename_controls(backend, names)
+    placed = _template_tokens(texts, contents, backend)
+    marked = [_Marked.of(text, tokens, names) for text, tokens in zip(texts, placed, strict=True)]
+    encodings = renamed.tokenizer.encode_batch(
+        [row.text for row in marked], add_special_tokens=False
+    )
+    rows: list[PlainRow | None] = []
+    for row, tokens, encoding in zip(marked, placed, encodings, strict=True):
+        raw = np.array(encoding.ids, np.int64)
+        ids = renamed.to_id[raw]
+        is_faithful = ids[renamed.is_name[raw]].tolist() == [token.id for token in tokens]
+        if is_faithful and not renamed.forges(raw, pipeline):
+            starts, ends = byte_ranges(row.text, encoding.offsets)
+            rows.append(PlainRow(ids, row.original(starts), row.original(ends)))
+        else:
+            rows.append(None)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A control token that the template put into a text."""
+
+    id: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Marked:
+    """A text whose template tokens are written by their unforgeable names."""
+
+    text: str
+    starts: Int64s
+    """First byte of each name in the marked text."""
+
+    ends: Int64s
+    original_starts: Int64s
+    original_ends: Int64s
+
+    @staticmethod
+    def of(text: str, tokens: Sequence[_Placed], names: dict[int, str]) -> "_Marked":
+        data = text.encode()
+        pieces = []
+        starts, ends = [], []
+        behind = length = 0
+        for token in tokens:
+            name = names[token.id].encode()
+            pieces += [data[behind : token.start], name]
+            length += token.start - behind
+            starts.append(length)
+            length += len(name)
+            ends.append(length)
+            behind = token.end
+        joined = b"".join([*pieces, data[behind:]]).decode()
+        originals = [token.start for token in tokens], [token.end for token in tokens]
+        return _Marked(joined, *(np.array(list_, np.int64) for list_ in (starts, ends, *originals)))
+
+    def original(self, offsets: Int64s) -> Int64s:
+        """Bytes of the marked text to bytes of the original one."""
+        if not len(self.starts):
+            return offsets
+        place = np.searchsorted(self.starts, offsets, "right") - 1
+        token = np.maximum(place, 0)
+        behind = offsets - self.ends[token] + self.original_ends[token]
+        inside = np.where(offsets < self.ends[token], self.original_starts[token], behind)
+        return np.where(place < 0, offsets, inside)
+
+
+def _unforgeable_names(texts: Sequence[str], pipeline: Pipeline) -> dict[int, str]:
+    """A name for each control token that holds a hash of the texts, so that none can hold it.
+
+    Letters and digits pass every normaliser unchanged. `z` comes first and nowhere else: no
+    name can begin within another, nor come about from a part of one and the text beside it.
+    """
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{len(text)} {text}".encode())
+    nonce = digest.hexdigest()[:32]
+    return {token.id: f"z{nonce}x{token.id}y" for token in pipeline.added if token.is_control}
+
+
+def _template_tokens(
+    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
+) -> list[list[_Placed]]:
+    """Control tokens of each text that are there whatever its contents say."""
+    masked = [_mask(text, spans) for text, spans in zip(texts, contents, strict=True)]
+    finder, tokens = token_finder(backend)
+    rows = []
+    encodings = finder.encode_batch(masked, add_special_tokens=False)
+    for text, encoding in zip(masked, encodings, strict=True):
+        starts, ends = byte_ranges(text, encoding.offsets)
+        row = []
+        for index, start, end in zip(encoding.ids, starts.tolist(), ends.tolist(), strict=True):
+            token = tokens[index]
+            if token.strips:
+                start, end = _stripped(text.encode()[start:end], start)
+            if token.is_control:
+                row.append(_Placed(token.id, start, end))
+        rows.append(row)
+    return rows
+
+
+def _mask(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    data = bytearray(text.encode())
+    for start, end in spans:
+        data[start:end] = b"x" * (end - start)
+    return data.decode()

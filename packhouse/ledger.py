@@ -151,12 +151,16 @@ def _add(a: LedgerLine, b: LedgerLine) -> LedgerLine:
         step=a.step,
         rows_in=a.rows_in + b.rows_in,
         rows_out=a.rows_out + b.rows_out,
-        quarantined=Counter(a.quarantined) + Counter(b.quarantined),
-        dropped=Counter(a.dropped) + Counter(b.dropped),
+        quarantined=_both(a.quarantined, b.quarantined),
+        dropped=_both(a.dropped, b.dropped),
         tokens_in=_plus(a.tokens_in, b.tokens_in),
         tokens_out=_plus(a.tokens_out, b.tokens_out),
-        tokens_dropped=Counter(a.tokens_dropped) + Counter(b.tokens_dropped),
+        tokens_dropped=_both(a.tokens_dropped, b.tokens_dropped),
     )
+
+
+def _both(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return dict(Counter(a) + Counter(b))
 
 
 def _plus(a: int | None, b: int | None) -> int | None:

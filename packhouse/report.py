@@ -31,7 +31,10 @@ def print_report(prepared: Prepared) -> None:
     console.print(f"\n[bold green]{verb}[/] [bold]{prepared.dataset}[/] {prepared.version}")
     uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
     console.print(f"  in {uri}, ref '{prepared.facts['ref']}'\n")
-    console.print(ledger_table([line.to_json() for line in prepared.ledger]))
+    lines = [line.to_json() for line in prepared.ledger]
+    console.print(ledger_table(lines))
+    for line in lines:
+        _print_reasons(console, line)
     console.print(_splits_table(prepared.facts["statistics"]))
     console.print("steps: " + _steps_line(prepared))
     if prepared.facts.get("quarantine"):
@@ -55,20 +58,19 @@ def ledger_table(lines: list[dict[str, Any]]) -> Any:
             line["step"],
             f"{line['rows_in']:,}",
             f"{line['rows_out']:,}",
-            _reasons(line["quarantined"]),
-            _reasons({**line["dropped"], **_tokens(line["tokens_dropped"])}),
+            _count(sum(line["quarantined"].values()) or None),
+            _count(sum(line["dropped"].values()) or None),
             _count(line["tokens_in"]),
             _count(line["tokens_out"]),
         )
     return table
 
 
-def _reasons(counts: dict[str, int]) -> str:
-    return "\n".join(f"{reason} {n:,}" for reason, n in sorted(counts.items())) or "-"
-
-
-def _tokens(counts: dict[str, int]) -> dict[str, int]:
-    return {f"{reason} (tokens)": n for reason, n in counts.items()}
+def _print_reasons(console: Any, line: dict[str, Any]) -> None:
+    for what, unit in (("quarantined", ""), ("dropped", " rows"), ("tokens_dropped", " tokens")):
+        if line[what]:
+            reasons = ", ".join(f"{reason} {n:,}{unit}" for reason, n in line[what].items())
+            console.print(f"  {line['step']} {what.removeprefix('tokens_')}: {reasons}")
 
 
 def _count(value: int | None) -> str:
@@ -82,7 +84,8 @@ def _splits_table(statistics: dict[str, Any]) -> Any:
     table.add_column("split")
     for name in ("packs", "records", "tokens", "trained", "fill", "lower bound"):
         table.add_column(name, justify="right")
-    for split, facts in statistics.items():
+    for split in sorted(statistics, reverse=True):  # train before eval
+        facts = statistics[split]
         table.add_row(
             split,
             f"{facts['num_packs']:,}",

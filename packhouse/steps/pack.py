@@ -8,7 +8,7 @@ half a million at a time. Order follows (file, row) and the seed, never how rows
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,16 +87,18 @@ class _Packing:
         self.tally = GatherTally()
         self.lengths = lengths
         self.vocab_size = vocab_size
-        self.trained_in: Literal["record", "pack", "nothing"] = "record"
-        if config.strategy == "concat":
-            self.trained_in = "pack"
-        if any(shard["label"].null_count < len(shard) for shard in shards):
-            self.trained_in = "nothing"
+        is_classification = any(shard["label"].null_count < len(shard) for shard in shards)
+        self.allow_untrained = config.strategy == "concat" or is_classification
         self.batches = gather(shards, self.plan, lengths, rows, tally=self.tally)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self.batches:
-            check_packed(batch, self.plan.seq_len, self.vocab_size, trained_in=self.trained_in)
+            check_packed(
+                batch,
+                self.plan.seq_len,
+                self.vocab_size,
+                allow_untrained=self.allow_untrained,
+            )
             advance(batch.num_rows / self.plan.num_packs / 2)
             yield batch
 

@@ -39,8 +39,8 @@ def check_packed(
         seq_len: pack size in tokens.
         vocab_size: ids are in [0, vocab_size).
         layout: whether the table has `labels` or `trained_ranges`.
-        allow_untrained: do not ask for a trained token in every record and pack. Right for pieces
-            of records (strategy `concat`) and for rows whose target is their `label`.
+        allow_untrained: do not ask for a trained token in every record and so in every pack. Right
+            for pieces of records (strategy `concat`) and for rows whose target is their `label`.
 
     Raises:
         ContractError: with `row`, `column` and the first value that breaks the contract.
@@ -90,9 +90,14 @@ class _Rows:
             column = one_chunk(self.batch[name])
             if name == "label":
                 continue
-            if column.null_count or (pa.types.is_list(column.type) and column.flatten().null_count):
-                index = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-                self._refuse(name, _Place(index, 0), "is null, or holds a null")
+            if column.null_count:
+                row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                self._refuse(name, _Place(row, 0), "is null")
+            items = column.flatten()
+            if items.null_count:
+                at = int(np.argmax(items.is_null().to_numpy(zero_copy_only=False)))
+                place = self._place(at, list_offsets(column) - list_offsets(column)[0])
+                self._refuse(name, place, f"[{place.index}] is null")
 
     def check_lengths(self) -> None:
         num_tokens = np.diff(self.offsets)
@@ -104,6 +109,8 @@ class _Rows:
                 _Place(row, 0),
                 f"has {num_tokens[row]:,} tokens, over seq_len {self.seq_len:,}",
             )
+        if (num_tokens == 0).any():
+            self._refuse("input_ids", _Place(int(np.argmax(num_tokens == 0)), 0), "has no token")
         self._first("seq_lengths", self.seq_lengths < 1, self.seq_lengths, self.seq_offsets, _ZERO)
         totals = np.concatenate([[0], np.cumsum(self.seq_lengths, dtype=np.int64)])
         self._same("seq_lengths", np.diff(totals[self.seq_offsets]), num_tokens, "tokens")
@@ -147,13 +154,10 @@ class _Rows:
         self._first("seq_lengths", is_trained[first], self.seq_lengths, self.seq_offsets, limit)
 
     def check_trained(self, is_trained: npt.NDArray[np.bool_]) -> None:
+        # Every pack holds a record, so where every record trains every pack does.
         num_trained = np.add.reduceat(is_trained, self._sequence_starts(), dtype=np.int64)
         limit = "tokens long, has no trained token"
         self._first("seq_lengths", num_trained == 0, self.seq_lengths, self.seq_offsets, limit)
-        # Every record trains, so a pack trains unless it holds no record at all.
-        empty = np.diff(self.seq_offsets) == 0
-        if empty.any():
-            self._refuse("seq_lengths", _Place(int(np.argmax(empty)), 0), "holds no record")
 
     def check_positions(self) -> None:
         positions, offsets = zero_based(*flat_list(self.batch["position_ids"]))
@@ -179,9 +183,12 @@ class _Rows:
     ) -> None:
         if bad.any():
             at = int(np.argmax(bad))
-            row = int(np.searchsorted(offsets, at, side="right")) - 1
-            place = _Place(row, at - int(offsets[row]))
+            place = self._place(at, offsets)
             self._refuse(column, place, f"[{place.index}] = {values[at]} {limit}", values[at])
+
+    def _place(self, at: int, offsets: Values) -> _Place:
+        row = int(np.searchsorted(offsets, at, side="right")) - 1
+        return _Place(row, at - int(offsets[row]))
 
     def _refuse(self, column: str, place: _Place, what: str, value: Any = None) -> NoReturn:
         row = self.first_row + place.row

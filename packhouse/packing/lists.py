@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Int32s = npt.NDArray[np.int32]
-Offsets = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -86,8 +86,8 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
 
     Strategy `concat` cuts at pack ends by itself, so nothing is over-long there. Records without a
     trained range stay where they have a `label` (classification by a head), else they are dropped
-    as `nothing_trained`; so is a record whose only trained token is its first, for a sequence's first
-    token is never trained (it would be predicted from the record before).
+    as `nothing_trained`; so is a record whose only trained token is its first, for a sequence's
+    first token is never trained (it would be predicted from the record before).
 
     Args:
         tokenized: a shard, schema `tables.TOKENIZED`.

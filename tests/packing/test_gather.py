@@ -1,0 +1,207 @@
+"""Gathering: equal to a naive implementation, whatever the shards and batches."""
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse.packing import GatherTally, PackStatistics, gather, plan_packs
+from packhouse.packing.plan import STRATEGIES, PackPlan
+from packhouse.packing.statistics import length_histogram
+from packhouse.tables import PACKED, TOKENIZED
+
+
+@st.composite
+def records(draw):
+    ids = draw(st.lists(st.integers(0, 99), min_size=1, max_size=12))
+    cuts = sorted(draw(st.sets(st.integers(0, len(ids)), max_size=4)))
+    return ids, list(zip(cuts[::2], cuts[1::2], strict=False))
+
+
+def naive(rows, plan: PackPlan, lengths, kept) -> list[dict]:
+    packs = []
+    for pack in range(plan.num_packs):
+        out = {"input_ids": [], "trained_ranges": [], "seq_lengths": [], "record_ids": []}
+        for place in range(plan.pack_offsets[pack], plan.pack_offsets[pack + 1]):
+            sequence = int(plan.order[place])
+            start = 0 if plan.starts is None else int(plan.starts[place])
+            end = int(lengths[sequence] if plan.ends is None else plan.ends[place])
+            record = rows[kept[sequence]]
+            ranges = [(r["start"], r["end"]) for r in record["trained_ranges"]]
+            trained = [any(a <= token < b for a, b in ranges) for token in range(start, end)]
+            trained[0] = False
+            base = len(out["input_ids"])
+            out["trained_ranges"] += [base + token for token, is_in in enumerate(trained) if is_in]
+            out["input_ids"] += record["input_ids"][start:end]
+            out["seq_lengths"].append(end - start)
+            out["record_ids"].append(record["record_id"])
+        packs.append(out)
+    return packs
+
+
+def as_naive(table: pa.Table) -> list[dict]:
+    rows = table.drop_columns(["label"]).to_pylist()
+    for row in rows:
+        spans = row["trained_ranges"]
+        row["trained_ranges"] = [t for s in spans for t in range(s["start"], s["end"])]
+    return rows
+
+
+def cut(table: pa.Table, places: list[int]) -> list[pa.Table]:
+    edges = [0, *sorted(places), table.num_rows]
+    return [table.slice(a, b - a) for a, b in pairwise(edges)]
+
+
+def packed(shards, plan, lengths, rows=None, **options) -> pa.Table:
+    return pa.Table.from_batches(gather(shards, plan, lengths, rows, **options), PACKED)
+
+
+def test_two_records_in_one_pack(tokenized):
+    table = tokenized([([7, 8, 9], [(1, 3)]), ([5, 6], [(0, 2)])])
+    tally = GatherTally()
+
+    batch = packed(
+        [table], plan_packs(np.array([3, 2]), 8), np.array([3, 2], np.int32), tally=tally
+    )
+
+    assert batch.drop_columns(["label"]).to_pylist() == [
+        {
+            "input_ids": [7, 8, 9, 5, 6],
+            "trained_ranges": [{"start": 1, "end": 3}, {"start": 4, "end": 5}],
+            "seq_lengths": [3, 2],
+            "record_ids": ["rec0", "rec1"],
+        }
+    ]
+    assert batch["label"].to_pylist() == [None]
+    assert tally == GatherTally(
+        num_packs=1, num_tokens=5, num_sequences=2, num_trained=3, num_first_masked=1
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_equal_to_a_naive_gather_for_any_shards_and_batches(tokenized, strategy, data):
+    table = tokenized(data.draw(st.lists(records(), max_size=12)))
+    num = table.num_rows
+    kept = sorted(data.draw(st.sets(st.integers(0, num - 1)))) if num else []
+    full = table["num_tokens"].to_numpy()[kept]
+    cuts = np.array([data.draw(st.integers(1, int(n))) for n in full], dtype=np.int32)
+    lengths = full.astype(np.int32) if strategy == "concat" else cuts
+    plan = plan_packs(lengths, 12, strategy, seed=1)
+    shards = cut(table, data.draw(st.lists(st.integers(0, num), max_size=3)))
+    batch_tokens = data.draw(st.sampled_from([1, 20, 2**19]))
+
+    result = packed(
+        shards, plan, lengths, np.array(kept, dtype=np.int64), batch_tokens=batch_tokens
+    )
+
+    result.validate(full=True)
+    assert as_naive(result) == naive(table.to_pylist(), plan, lengths, kept)
+
+
+def test_bytes_do_not_depend_on_shards_chunks_or_batches(tokenized):
+    rng = np.random.Generator(np.random.PCG64(0))
+    table = tokenized([([int(i)] * int(i), [(1, int(i))]) for i in rng.integers(2, 30, 300)])
+    lengths = table["num_tokens"].to_numpy().astype(np.int32)
+    plan = plan_packs(lengths, 64)
+
+    def stream(shards, batch_tokens):
+        whole = packed(shards, plan, lengths, batch_tokens=batch_tokens).combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, PACKED) as writer:
+            writer.write_table(whole)
+        return sink.getvalue().to_pybytes()
+
+    chunked = pa.concat_tables(cut(table, [10, 200]))
+    streams = {
+        stream([table], 2**19),
+        stream(cut(table, [1, 100, 100, 250]), 100),
+        stream([chunked], 1000),
+        stream([chunked.slice(0, 50), chunked.slice(50)], 1),
+    }
+    assert len(streams) == 1
+
+
+def test_packs_can_be_gathered_in_parts(tokenized):
+    table = tokenized([([i, i, i], [(1, 3)]) for i in range(10)])
+    lengths = np.full(10, 3, dtype=np.int32)
+    plan = plan_packs(lengths, 6)
+
+    parts = [
+        packed([table], plan, lengths, first_pack=first, last_pack=last)
+        for first, last in ((0, 2), (2, 3), (3, None))
+    ]
+
+    assert pa.concat_tables(parts).equals(packed([table], plan, lengths))
+
+
+def test_batches_stay_valid_when_the_next_ones_are_made(tokenized):
+    table = tokenized([([i, i, i], [(1, 3)]) for i in range(10)])
+    lengths = np.full(10, 3, dtype=np.int32)
+    plan = plan_packs(lengths, 3, "none")
+
+    batches = list(gather([table], plan, lengths, batch_tokens=3))
+
+    assert [batch["input_ids"][0].as_py()[0] for batch in batches] == list(range(10))
+
+
+def test_a_label_is_carried_where_a_pack_is_one_record(tokenized):
+    table = tokenized([([1, 2], []), ([3, 4], [])], labels=[1, 0])
+    lengths = np.array([2, 2], dtype=np.int32)
+
+    alone = packed([table], plan_packs(lengths, 4, "none"), lengths)
+    together = packed([table], plan_packs(lengths, 4, "best_fit"), lengths)
+
+    assert alone["label"].to_pylist() == [1, 0]
+    assert together["label"].to_pylist() == [None]
+
+
+def test_a_length_over_its_record_is_a_broken_invariant(tokenized):
+    lengths = np.array([3], dtype=np.int32)
+    with pytest.raises(AssertionError, match="over its record"):
+        packed([tokenized([([1, 2], [(0, 2)])])], plan_packs(lengths, 4), lengths)
+
+
+def test_no_shards_make_no_packs():
+    lengths = np.empty(0, dtype=np.int32)
+    plan = plan_packs(lengths, 4)
+
+    assert packed([], plan, lengths).num_rows == 0
+    assert packed([TOKENIZED.empty_table()], plan, lengths).num_rows == 0
+
+
+def test_statistics_add_up(tokenized):
+    table = tokenized([([1] * n, [(0, n)]) for n in (5, 3, 2, 6, 4)])
+    lengths = table["num_tokens"].to_numpy().astype(np.int32)
+    plan = plan_packs(lengths, 8)
+    tally = GatherTally()
+    packed([table], plan, lengths, tally=tally)
+
+    statistics = PackStatistics.of(plan, lengths, tally).to_dict()
+
+    assert statistics == {
+        "seq_len": 8,
+        "strategy": "best_fit",
+        "num_sequences": 5,
+        "num_packs": 3,
+        "num_tokens": 20,
+        "num_trained": 15,
+        "num_first_masked": 5,
+        "lower_bound": 3,
+        "length_histogram": [(2, 1), (3, 1), (4, 1), (5, 1), (6, 1)],
+        "num_padding": 4,
+        "fill": 0.833333,
+    }
+
+
+@given(lengths=st.lists(st.integers(1, 2**20), max_size=50))
+def test_every_length_is_in_the_histogram_at_most_a_quarter_below_its_edge(lengths):
+    histogram = length_histogram(np.array(lengths, dtype=np.int32))
+
+    edges = [edge for edge, count in histogram for _ in range(count)]
+    assert len(edges) == len(lengths)
+    assert all(n <= edge < 1.25 * n + 1 for n, edge in zip(sorted(lengths), edges, strict=True))

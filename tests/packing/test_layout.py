@@ -1,0 +1,124 @@
+"""Published columns: labels, positions, order, and what the schema says of them."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packhouse.packing import (
+    IGNORE_INDEX,
+    expand_labels,
+    position_ids,
+    published_schema,
+    to_layout,
+)
+from packhouse.packing.layout import trained_mask
+from packhouse.tables import PACKED
+
+
+def packed_rows() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "input_ids": [7, 8, 9, 5, 6],
+                "trained_ranges": [{"start": 1, "end": 3}, {"start": 4, "end": 5}],
+                "seq_lengths": [3, 2],
+                "record_ids": ["a", "b"],
+                "label": None,
+            },
+            {
+                "input_ids": [4, 3],
+                "trained_ranges": [{"start": 1, "end": 2}],
+                "seq_lengths": [2],
+                "record_ids": ["c"],
+                "label": 1,
+            },
+        ],
+        PACKED,
+    )
+
+
+def test_labels_are_unshifted_and_ignored_where_not_trained():
+    assert expand_labels(packed_rows()).tolist() == [-100, 8, 9, -100, 6, -100, 3]
+    assert expand_labels(packed_rows()).dtype == np.int32
+
+
+def test_labels_of_a_slice_are_those_of_its_rows():
+    assert expand_labels(packed_rows().slice(1)).tolist() == [-100, 3]
+
+
+def test_touching_ranges_are_one_run():
+    assert trained_mask(np.array([1, 3]), np.array([3, 5]), 5).tolist() == [False] + [True] * 4
+
+
+@given(st.lists(st.integers(1, 40), max_size=30))
+def test_positions_count_up_from_zero_in_each_sequence(lengths):
+    expected = [position for length in lengths for position in range(length)]
+
+    assert position_ids(np.array(lengths, dtype=np.int32)).tolist() == expected
+
+
+def test_layout_labels_with_positions():
+    batch = to_layout(packed_rows(), "labels", position_ids=True)
+
+    assert batch.to_pylist() == [
+        {
+            "input_ids": [7, 8, 9, 5, 6],
+            "labels": [IGNORE_INDEX, 8, 9, IGNORE_INDEX, 6],
+            "seq_lengths": [3, 2],
+            "record_ids": ["a", "b"],
+            "position_ids": [0, 1, 2, 0, 1],
+        },
+        {
+            "input_ids": [4, 3],
+            "labels": [IGNORE_INDEX, 3],
+            "seq_lengths": [2],
+            "record_ids": ["c"],
+            "position_ids": [0, 1],
+        },
+    ]
+
+
+def test_layout_compact_keeps_ranges():
+    batch = to_layout(packed_rows(), "compact", with_label=True)
+
+    assert batch.schema.names == [
+        "input_ids",
+        "trained_ranges",
+        "seq_lengths",
+        "record_ids",
+        "label",
+    ]
+    assert expand_labels(batch).tolist() == expand_labels(packed_rows()).tolist()
+    assert batch["label"].to_pylist() == [None, 1]
+
+
+@pytest.mark.parametrize("layout", ["labels", "compact"])
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("with_label", [False, True])
+def test_batches_have_the_published_schema(layout, positions, with_label):
+    for batch in (packed_rows(), packed_rows().slice(1), packed_rows().slice(2)):
+        published = to_layout(batch, layout, positions, with_label)
+        published.validate(full=True)
+        expected = published_schema(layout, positions, with_label)
+        assert published.schema.equals(expected, check_metadata=True)
+
+
+def test_metadata_states_the_shift():
+    assert published_schema("labels").metadata == {
+        b"packhouse.contract": b"1",
+        b"packhouse.layout": b"labels",
+        b"packhouse.labels": b"unshifted",
+        b"packhouse.ignore_index": b"-100",
+    }
+
+
+def test_metadata_survives_parquet(tmp_path):
+    import pyarrow.parquet as pq
+
+    batch = to_layout(packed_rows())
+    pq.write_table(pa.Table.from_batches([batch]), tmp_path / "packs.parquet")
+
+    read = pq.read_schema(tmp_path / "packs.parquet")
+    assert read.metadata[b"packhouse.labels"] == b"unshifted"

@@ -1,0 +1,91 @@
+"""The over-length policy: what is dropped, cut or refused, and that all of it is counted."""
+
+import numpy as np
+import pytest
+
+from packhouse.errors import SequenceTooLongError
+from packhouse.packing.overlength import REASONS, apply_over_length
+from packhouse.recipe import PackConfig
+
+TWO_TURNS = (list(range(10)), [(2, 4), (6, 9)])  # prompt, answer, prompt, answer, a line end
+SHORT = ([1, 2, 3], [(1, 3)])
+
+
+def config(over_length: str, seq_len: int = 8, strategy: str = "best_fit") -> PackConfig:
+    return PackConfig(seq_len=seq_len, over_length=over_length, strategy=strategy)
+
+
+def test_drop_leaves_out_and_counts(tokenized):
+    admitted = apply_over_length(tokenized([SHORT, TWO_TURNS, SHORT]), config("drop"))
+
+    assert admitted.rows.tolist() == [0, 2]
+    assert admitted.lengths.tolist() == [3, 3]
+    assert admitted.dropped.tolist() == [False, True, False]
+    assert [REASONS[code] for code in admitted.reasons] == ["kept", "over_seq_len", "kept"]
+    assert admitted.counts() == {
+        "rows": {"in": 3, "kept": 2, "over_seq_len": 1},
+        "tokens": {"in": 16, "kept": 6, "truncated": 0, "over_seq_len": 10},
+    }
+
+
+def test_truncate_turns_cuts_behind_the_last_whole_answer(tokenized):
+    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns"))
+
+    assert admitted.lengths.tolist() == [4]
+    assert admitted.num_truncated == 1
+    assert admitted.counts()["tokens"] == {"in": 10, "kept": 4, "truncated": 6}
+
+
+def test_truncate_turns_takes_an_answer_that_ends_at_the_limit(tokenized):
+    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len=9))
+
+    assert admitted.lengths.tolist() == [9]
+
+
+def test_truncate_turns_drops_a_record_whose_first_answer_does_not_fit(tokenized):
+    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len=3))
+
+    assert admitted.rows.tolist() == []
+    assert admitted.counts()["rows"] == {"in": 1, "kept": 0, "first_turn_too_long": 1}
+
+
+def test_truncate_turns_leaves_records_that_fit_alone(tokenized):
+    # The trailing line end behind the last trained range is not cut off.
+    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len=10))
+
+    assert admitted.lengths.tolist() == [10]
+
+
+def test_error_names_record_place_limit_and_remedy(tokenized):
+    with pytest.raises(
+        SequenceTooLongError,
+        match=r"'rec1' has 10 tokens, over seq_len 8 \(demo/demo.jsonl, row 1\)\. Set .*'drop'",
+    ) as caught:
+        apply_over_length(tokenized([SHORT, TWO_TURNS]), config("error"))
+    assert (caught.value.row, caught.value.seq_len) == (1, 8)
+
+
+def test_concat_knows_no_over_length(tokenized):
+    admitted = apply_over_length(tokenized([TWO_TURNS]), config("error", strategy="concat"))
+
+    assert admitted.lengths.tolist() == [10]
+
+
+@pytest.mark.parametrize("ranges", [[], [(0, 1)]])
+def test_a_record_that_would_train_nothing_is_dropped(tokenized, ranges):
+    admitted = apply_over_length(tokenized([([1, 2, 3], ranges)]), config("drop"))
+
+    assert admitted.counts()["rows"] == {"in": 1, "kept": 0, "nothing_trained": 1}
+
+
+def test_a_record_with_a_label_needs_no_trained_token(tokenized):
+    table = tokenized([([1, 2, 3], []), ([1, 2, 3], [])], labels=[1, None])
+
+    assert apply_over_length(table, config("drop")).rows.tolist() == [0]
+
+
+def test_slices_and_empty_shards_are_read_as_such(tokenized):
+    table = tokenized([TWO_TURNS, SHORT, TWO_TURNS])
+
+    assert apply_over_length(table.slice(1, 2), config("drop")).reasons.tolist() == [0, 1]
+    assert apply_over_length(table.slice(0, 0), config("drop")).lengths.dtype == np.int32

@@ -1,0 +1,172 @@
+"""The contract of packed rows: a good table passes, and each check bites on one wrong value."""
+
+import copy
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from packhouse.errors import ContractError
+from packhouse.packing import check_packed, published_schema, to_layout
+from packhouse.tables import PACKED
+
+GOOD = [
+    {
+        "input_ids": [7, 8, 9],
+        "trained_ranges": [{"start": 1, "end": 3}],
+        "labels": [-100, 8, 9],
+        "position_ids": [0, 1, 2],
+        "seq_lengths": [3],
+        "record_ids": ["z"],
+        "label": None,
+    },
+    {
+        "input_ids": [7, 8, 9, 5, 6],
+        "trained_ranges": [{"start": 1, "end": 3}, {"start": 4, "end": 5}],
+        "labels": [-100, 8, 9, -100, 6],
+        "position_ids": [0, 1, 2, 0, 1],
+        "seq_lengths": [3, 2],
+        "record_ids": ["a", "b"],
+        "label": None,
+    },
+]
+LABELS = published_schema("labels", position_ids=True)
+
+
+def check(rows, layout="labels", **options):
+    if layout == "compact":
+        table = pa.Table.from_pylist([{k: row[k] for k in PACKED.names} for row in rows], PACKED)
+    else:
+        table = pa.Table.from_pylist([{k: row[k] for k in LABELS.names} for row in rows], LABELS)
+    check_packed(table, seq_len=5, vocab_size=10, layout=layout, **options)
+
+
+def corrupted(**columns):
+    rows = copy.deepcopy(GOOD)
+    rows[1].update(columns)
+    return rows
+
+
+@pytest.mark.parametrize("layout", ["labels", "compact"])
+def test_good_rows_pass(layout):
+    check(GOOD, layout)
+    check([], layout)
+
+
+SPAN = "start", "end"
+
+
+def spans(*pairs):
+    return [dict(zip(SPAN, pair, strict=True)) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("layout", "columns", "message"),
+    [
+        ("labels", {"labels": [-100, 8, 9, -100]}, "labels are 4, but it has 5 tokens"),
+        ("labels", {"labels": [-100, 8, 9, -100, 7]}, "labels[4] = 7 is neither its token's id"),
+        ("labels", {"labels": [-100, 8, 9, 5, 6]}, "seq_lengths[1] = 2 tokens long, has a trained"),
+        ("labels", {"labels": [-100, 8, 9, -100, -100]}, "seq_lengths[1] = 2 tokens long, has no"),
+        ("labels", {"input_ids": [7, 8, 9, 10, 6]}, "input_ids[3] = 10 is outside the vocabulary"),
+        ("labels", {"input_ids": [7, 8, 9, -1, 6]}, "input_ids[3] = -1 is outside the vocabulary"),
+        ("labels", {"input_ids": [7, 8, 9, 5, 6, 6]}, "input_ids has 6 tokens, over seq_len 5"),
+        ("labels", {"seq_lengths": [3, 1]}, "seq_lengths add up to 4, but it has 5 tokens"),
+        ("labels", {"seq_lengths": [3, 2, 0]}, "seq_lengths[2] = 0 is not a positive number"),
+        ("labels", {"seq_lengths": [6, -1]}, "seq_lengths[1] = -1 is not a positive number"),
+        ("labels", {"record_ids": ["a"]}, "record_ids are 1, but it has 2 seq_lengths"),
+        ("labels", {"position_ids": [0, 1, 2, 3, 4]}, "position_ids[3] = 3 does not count up"),
+        ("labels", {"position_ids": [0, 1, 2, 0]}, "position_ids are 4, but it has 5 tokens"),
+        ("compact", {"trained_ranges": spans((1, 3), (3, 5))}, "seq_lengths[1] = 2 tokens long, h"),
+        ("compact", {"trained_ranges": spans((1, 3))}, "seq_lengths[1] = 2 tokens long, has no"),
+        ("compact", {"trained_ranges": spans((1, 3), (2, 5))}, "trained_ranges[1] = 2 begins befo"),
+        ("compact", {"trained_ranges": spans((-1, 3), (4, 5))}, "trained_ranges[0] = -1 begins be"),
+        ("compact", {"trained_ranges": spans((1, 1), (4, 5))}, "trained_ranges[0] = 1 begins a ra"),
+        ("compact", {"trained_ranges": spans((1, 3), (4, 6))}, "trained_ranges[1] = 4 begins a ra"),
+        (
+            "compact",
+            {"input_ids": [], "trained_ranges": [], "seq_lengths": [], "record_ids": []},
+            "input_ids has no token",
+        ),
+    ],
+)
+def test_one_wrong_value_is_found_with_its_place(layout, columns, message):
+    with pytest.raises(ContractError, match=re.escape(f"packed row 1: {message}")) as caught:
+        check(corrupted(**columns), layout)
+    assert caught.value.row == 1
+
+
+def test_rows_are_numbered_through_batches():
+    batch = pa.RecordBatch.from_pylist([{k: r[k] for k in LABELS.names} for r in GOOD], LABELS)
+    bad = pa.RecordBatch.from_pylist(
+        [{k: r[k] for k in LABELS.names} for r in corrupted(seq_lengths=[3, 3])], LABELS
+    )
+
+    with pytest.raises(ContractError, match="packed row 3: seq_lengths add up to 6"):
+        check_packed(pa.Table.from_batches([batch, bad]), 5, 10, "labels")
+
+
+def test_slices_are_checked_as_such():
+    rows = [{k: row[k] for k in LABELS.names} for row in corrupted(labels=[7, 8, 9, -100, 6])]
+    batch = pa.RecordBatch.from_pylist([*rows, rows[0]], LABELS)
+
+    check_packed(batch.slice(2), 5, 10, "labels")
+    with pytest.raises(ContractError, match="packed row 0: seq_lengths"):
+        check_packed(batch.slice(1), 5, 10, "labels")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("input_ids", None, "packed row 1: input_ids is null"),
+        ("labels", [-100, 8, None, -100, 6], r"packed row 1: labels\[2\] is null"),
+    ],
+)
+def test_nulls_are_found(column, value, message):
+    loose = pa.schema([pa.field(field.name, _nullable(field.type)) for field in LABELS])
+    rows = [{k: row[k] for k in LABELS.names} for row in corrupted(**{column: value})]
+
+    with pytest.raises(ContractError, match=message):
+        check_packed(pa.Table.from_pylist(rows, loose), 5, 10, "labels")
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", kind.value_type))
+
+
+def test_untrained_records_pass_where_they_are_allowed():
+    rows = corrupted(trained_ranges=[], labels=[-100] * 5)
+
+    check(rows, "compact", allow_untrained=True)
+    check(rows, "labels", allow_untrained=True)
+    with pytest.raises(ContractError, match="has no trained token"):
+        check(rows, "labels")
+
+
+def test_what_the_layouts_make_of_good_rows_is_good():
+    batch = pa.RecordBatch.from_pylist([{k: row[k] for k in PACKED.names} for row in GOOD], PACKED)
+
+    check_packed(to_layout(batch, "labels", position_ids=True), 5, 10, "labels")
+    check_packed(to_layout(batch, "compact"), 5, 10, "compact")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_flipped_label_or_position_among_many_is_found(seed):
+    rng = np.random.Generator(np.random.PCG64(seed))
+    batch = pa.RecordBatch.from_pylist(
+        [{k: row[k] for k in PACKED.names} for row in GOOD] * 50, PACKED
+    )
+    published = to_layout(batch, "labels", position_ids=True)
+    for column, wrong in (("labels", 3), ("position_ids", 9), ("input_ids", 10)):
+        values = published[column].values.to_numpy().copy()
+        at = int(rng.integers(len(values)))
+        values[at] = wrong
+        array = pa.ListArray.from_arrays(
+            published[column].offsets, pa.array(values), type=LABELS.field(column).type
+        )
+        bad = published.set_column(LABELS.names.index(column), LABELS.field(column), array)
+        row = int(np.searchsorted(published[column].offsets.to_numpy(), at, side="right")) - 1
+
+        with pytest.raises(ContractError) as caught:
+            check_packed(bad, 5, 10, "labels")
+        assert (caught.value.row, caught.value.column) == (row, column)

@@ -1,0 +1,340 @@
+"""Plans: goldens with six integers, properties of every strategy, and real lengths."""
+
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
+from packhouse.packing import STRATEGIES, lower_bound, plan_packs
+from packhouse.packing.histogram import (
+    best_fit_decreasing,
+    exact_completion,
+    first_fit_decreasing,
+)
+from packhouse.packing.plan import PackPlan
+
+WHOLE = ("best_fit", "first_fit", "next_fit", "none")
+LENGTHS = st.lists(st.integers(1, 64), max_size=200)
+# Few distinct lengths, each many times: what makes patterns repeat.
+REPEATED = st.dictionaries(st.integers(1, 64), st.integers(1, 90), max_size=6).map(
+    lambda counts: [length for length, count in counts.items() for _ in range(count)]
+)
+
+
+def packs_of(plan: PackPlan) -> list[list[int]]:
+    return [part.tolist() for part in np.split(plan.order, plan.pack_offsets[1:-1])]
+
+
+def lengths_in_packs(plan: PackPlan, lengths: np.ndarray) -> list[list[int]]:
+    return sorted(sorted(lengths[pack].tolist(), reverse=True) for pack in packs_of(plan))
+
+
+def tokens_in_packs(plan: PackPlan, lengths: np.ndarray) -> list[int]:
+    sizes = lengths[plan.order] if plan.starts is None else plan.ends - plan.starts
+    return [int(part.sum()) for part in np.split(sizes, plan.pack_offsets[1:-1])]
+
+
+def first_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
+    packs: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        for pack in packs:
+            if sum(pack) + length <= seq_len:
+                pack.append(length)
+                break
+        else:
+            packs.append([length])
+    return packs
+
+
+def best_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
+    packs: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [pack for pack in packs if sum(pack) + length <= seq_len]
+        if fitting:
+            max(fitting, key=sum).append(length)
+        else:
+            packs.append([length])
+    return packs
+
+
+def fewest_packs(lengths: list[int], seq_len: int) -> int:
+    """The optimum, by trying every set of sequences beside the longest one."""
+    if not lengths:
+        return 0
+    longest, *rest = sorted(lengths, reverse=True)
+    best = len(lengths)
+    for size in range(len(rest) + 1):
+        for chosen in combinations(range(len(rest)), size):
+            if longest + sum(rest[i] for i in chosen) <= seq_len:
+                left = [length for i, length in enumerate(rest) if i not in chosen]
+                best = min(best, 1 + fewest_packs(left, seq_len))
+    return best
+
+
+# -- goldens
+
+
+def test_best_fit_completes_packs_exactly():
+    lengths = np.array([5, 3, 2, 6, 4, 4])
+
+    plan = plan_packs(lengths, seq_len=8, strategy="best_fit")
+
+    assert lengths_in_packs(plan, lengths) == [[4, 4], [5, 3], [6, 2]]
+    assert (plan.num_packs, plan.num_tokens, plan.fill) == (3, 24, 1.0)
+
+
+def test_first_fit_needs_11_packs_and_best_fit_9_on_johnsons_example():
+    # Johnson 1973: 51 + 26 + 23 six times and 27 + 27 + 23 + 23 three times fill 9 packs of 100.
+    # Longest first joins 51 with 27 instead, which leaves 22, too little for anything.
+    lengths = np.repeat([51, 27, 26, 23], [6, 6, 6, 12])
+
+    first_fit = plan_packs(lengths, seq_len=100, strategy="first_fit")
+    best_fit = plan_packs(lengths, seq_len=100, strategy="best_fit")
+
+    assert lengths_in_packs(first_fit, lengths) == sorted(
+        [[51, 27]] * 6 + [[26, 26, 26]] * 2 + [[23, 23, 23, 23]] * 3
+    )
+    assert lengths_in_packs(best_fit, lengths) == sorted(
+        [[51, 26, 23]] * 6 + [[27, 27, 23, 23]] * 3
+    )
+
+
+def test_first_fit_puts_a_sequence_into_the_first_pack_not_the_fullest():
+    # 6 and 5 open packs with 4 and 5 left; 4 goes to the first of them, 3 and 2 to the second.
+    lengths = np.array([6, 5, 4, 3, 2])
+
+    plan = plan_packs(lengths, seq_len=10, strategy="first_fit")
+
+    assert lengths_in_packs(plan, lengths) == [[5, 3, 2], [6, 4]]
+
+
+def test_next_fit_never_looks_back():
+    # All orders of six threes are one: two fit into 8, a third does not.
+    lengths = np.full(6, 3)
+
+    plan = plan_packs(lengths, seq_len=8, strategy="next_fit")
+
+    assert [len(pack) for pack in packs_of(plan)] == [2, 2, 2]
+
+
+def test_concat_cuts_at_pack_ends():
+    lengths = np.array([5, 5, 5])
+
+    plan = plan_packs(lengths, seq_len=8, strategy="concat")
+
+    assert plan.starts is not None
+    assert plan.ends is not None
+    assert plan.pack_offsets.tolist() == [0, 2, 4]
+    assert plan.starts.tolist() == [0, 0, 3, 0]
+    assert plan.ends.tolist() == [5, 3, 5, 5]
+    first, second, again, third = plan.order.tolist()
+    assert second == again
+    assert sorted([first, second, third]) == [0, 1, 2]
+
+
+def test_none_keeps_one_sequence_a_row_in_the_order_given():
+    plan = plan_packs(np.array([5, 3, 2]), seq_len=8, strategy="none", seed=3)
+
+    assert packs_of(plan) == [[0], [1], [2]]
+    assert plan.fill == 10 / 24
+
+
+def test_order_of_packs_and_of_equal_lengths_is_pinned():
+    # Published bytes hang on these numbers: they change only with packing.VERSION.
+    lengths = np.array([4, 4, 4, 4, 8, 2, 6])
+
+    assert plan_packs(lengths, 8, "best_fit", seed=0).order.tolist() == [2, 3, 1, 0, 6, 5, 4]
+    assert plan_packs(lengths, 8, "next_fit", seed=0).order.tolist() == [5, 4, 2, 3, 1, 0, 6]
+
+
+def test_another_seed_is_another_order():
+    lengths = np.full(64, 4)
+    plans = [plan_packs(lengths, 8, "best_fit", seed).order.tolist() for seed in range(4)]
+
+    assert len({tuple(order) for order in plans}) == 4
+
+
+def test_packs_are_shuffled_so_that_long_sequences_do_not_come_first():
+    lengths = np.arange(1, 1001)
+
+    plan = plan_packs(lengths, 1000, "best_fit")
+    longest = np.array([lengths[pack].max() for pack in packs_of(plan)])
+
+    assert abs(longest[: len(longest) // 2].mean() / longest.mean() - 1) < 0.1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_sequences_make_no_packs(strategy):
+    plan = plan_packs(np.empty(0, dtype=np.int32), seq_len=8, strategy=strategy)
+
+    assert (plan.num_packs, plan.num_tokens, plan.fill) == (0, 0, 1.0)
+    assert plan.pack_offsets.tolist() == [0]
+
+
+# -- properties
+
+
+@pytest.mark.parametrize("strategy", WHOLE)
+@given(lengths=LENGTHS | REPEATED, seed=st.integers(-5, 2**63))
+def test_every_sequence_lands_in_exactly_one_pack_and_no_pack_overflows(strategy, lengths, seed):
+    array = np.array(lengths, dtype=np.int32)
+
+    plan = plan_packs(array, 64, strategy, seed)
+
+    assert sorted(plan.order.tolist()) == list(range(len(lengths)))
+    assert max(tokens_in_packs(plan, array), default=0) <= 64
+    assert min(np.diff(plan.pack_offsets), default=1) >= 1
+    assert plan.num_tokens == sum(lengths)
+    assert plan.num_packs >= lower_bound(array, 64)
+
+
+@given(lengths=st.lists(st.integers(1, 200), max_size=60), seq_len=st.integers(1, 64))
+def test_concat_holds_every_token_exactly_once_in_full_packs(lengths, seq_len):
+    array = np.array(lengths, dtype=np.int64)
+
+    plan = plan_packs(array, seq_len, "concat")
+
+    tokens = [
+        (sequence, token)
+        for sequence, start, end in zip(plan.order, plan.starts, plan.ends, strict=True)
+        for token in range(start, end)
+    ]
+    assert sorted(tokens) == [(i, t) for i, n in enumerate(lengths) for t in range(n)]
+    assert all(size == seq_len for size in tokens_in_packs(plan, array)[:-1])
+    assert plan.num_packs == -(-sum(lengths) // seq_len)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(lengths=LENGTHS)
+def test_a_plan_depends_on_values_only(strategy, lengths):
+    first = plan_packs(np.array(lengths, dtype=np.int32), 64, strategy, seed=7)
+    second = plan_packs(np.array(lengths, dtype=np.int64)[::1].copy(), 64, strategy, seed=7)
+
+    assert first.order.tobytes() == second.order.tobytes()
+    assert first.pack_offsets.tobytes() == second.pack_offsets.tobytes()
+
+
+@given(lengths=LENGTHS | REPEATED)
+def test_first_fit_is_first_fit_decreasing(lengths):
+    plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "first_fit")
+
+    by_hand = first_fit_by_hand(lengths, 64)
+    assert lengths_in_packs(plan, np.array(lengths)) == (sorted(by_hand) if lengths else [[]])
+
+
+@given(lengths=LENGTHS | REPEATED)
+def test_best_fit_decreasing_in_groups_is_best_fit_decreasing(lengths):
+    patterns = best_fit_decreasing(np.bincount(lengths, minlength=1), 64)
+
+    assert patterns.total_packs == len(best_fit_by_hand(lengths, 64))
+
+
+@given(lengths=LENGTHS | REPEATED)
+def test_best_fit_is_never_behind_best_fit_decreasing(lengths):
+    plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "best_fit")
+
+    assert plan.num_packs <= len(best_fit_by_hand(lengths, 64))
+
+
+@pytest.mark.parametrize("planner", [exact_completion, best_fit_decreasing, first_fit_decreasing])
+@given(lengths=LENGTHS | REPEATED, seq_len=st.integers(64, 300))
+def test_patterns_use_every_length_as_often_as_it_is_there(planner, lengths, seq_len):
+    counts = np.bincount(lengths, minlength=2)
+
+    patterns = planner(counts, seq_len)
+
+    used = np.bincount(patterns.length, patterns.num_packs * patterns.per_pack, len(counts))
+    assert used.tolist() == counts.tolist()
+
+
+@settings(max_examples=60)
+@given(lengths=st.lists(st.integers(1, 12), max_size=8))
+def test_best_fit_is_within_a_pack_of_the_optimum_on_tiny_instances(lengths):
+    array = np.array(lengths, dtype=np.int64)
+
+    optimum = fewest_packs(lengths, 12)
+
+    assert lower_bound(array, 12) <= optimum
+    assert optimum <= plan_packs(array, 12, "best_fit").num_packs <= optimum + 1
+
+
+# -- refusals
+
+
+def test_too_long_a_sequence_names_itself_and_the_limit():
+    with pytest.raises(SequenceTooLongError, match=r"sequence 1 has 9,213 tokens, over seq_len 8,"):
+        plan_packs(np.array([5, 9213]), seq_len=8192)
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ContractError, match="sequence 2 has 0 tokens"):
+        plan_packs(np.array([5, 3, 0]), seq_len=8, strategy="concat")
+
+
+def test_an_unknown_strategy_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'worst_fit'; known: best_fit, first_fit, next_fit"):
+        plan_packs(np.array([5]), seq_len=8, strategy="worst_fit")
+
+
+# -- real and realistic lengths
+
+
+def alpaca_like(num: int, median: float, seed: int = 0) -> np.ndarray:
+    """Lengths of a synthetic fine-tuning set: log-normal, 42 tokens of template at least."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return np.clip(42 + rng.lognormal(np.log(median), 0.8, num), 43, 1100).astype(np.int32)
+
+
+@pytest.mark.parametrize("seq_len", [2048, 4096, 8192, 32768, 131072])
+@pytest.mark.parametrize("median", [50, 140])
+def test_realistic_lengths_take_at_most_one_pack_over_the_bound(seq_len, median):
+    lengths = alpaca_like(52_002, median)
+
+    plan = plan_packs(lengths, seq_len, "best_fit")
+
+    assert plan.num_packs <= -(-int(lengths.sum()) // seq_len) + 1
+
+
+def test_planning_does_not_grow_with_the_number_of_sequences():
+    few, many = (np.bincount(np.tile(alpaca_like(5_000, 50), n)) for n in (1, 100))
+
+    assert len(exact_completion(many, 2048).length) < 3 * len(exact_completion(few, 2048).length)
+
+
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}"
+)
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n{output}"
+)
+
+
+@pytest.fixture(scope="module")
+def stanford_alpaca(shared):
+    """Tokens of each of the 52,002 records in their template, with EOS."""
+    import gigatoken
+
+    from packhouse.tokenization import load_snapshot
+
+    backend = load_snapshot(str(shared / "tokenizers/qwen2.5-instruct")).backend
+    rows = json.loads((shared / "data/alpaca_data.json").read_bytes())
+    texts = [(WITH_INPUT if row["input"] else WITHOUT_INPUT).format(**row) for row in rows]
+    encoded = gigatoken.Tokenizer.from_json(backend).encode_batch(texts, parallel=False)
+    return np.diff(encoded.layout.offsets.data).astype(np.int32) + 1
+
+
+@pytest.mark.slow
+def test_stanford_alpaca_takes_at_most_one_pack_over_the_bound(stanford_alpaca):
+    num_tokens = int(stanford_alpaca.sum())
+    assert (len(stanford_alpaca), num_tokens, stanford_alpaca.max()) == (52_002, 5_386_125, 1120)
+
+    for seq_len in (2048, 4096, 8192, 16384, 32768, 65536, 131072):
+        plan = plan_packs(stanford_alpaca, seq_len, "best_fit")
+        assert plan.num_packs <= -(-num_tokens // seq_len) + 1, seq_len

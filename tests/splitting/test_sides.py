@@ -1,0 +1,154 @@
+"""Sides: a function of key and seed, stable under order and growth, provably disjoint."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packhouse.errors import ContractError
+from packhouse.recipe import SplitConfig
+from packhouse.splitting import prove_disjoint, sides
+
+KEYS = st.lists(st.integers(0, 30), max_size=80).map(
+    lambda numbers: [key_of(number) for number in numbers]
+)
+
+
+def key_of(number: int) -> str:
+    """A key as hashing gives it: 80 bits, all of them in use."""
+    return f"{(number + 1) * 0x9E3779B97F4A7C15F39D % 2**80:020x}"
+
+
+def is_eval(keys, **config) -> list[bool]:
+    return sides(pa.array(keys, pa.string()), SplitConfig(**config)).tolist()
+
+
+def test_the_assignment_is_pinned():
+    # Which records are for evaluation hangs on this; it changes only with splitting.VERSION.
+    keys = [key_of(number) for number in range(12)]
+
+    sides_of = {seed: is_eval(keys, eval_fraction=0.5, seed=seed) for seed in (0, 1)}
+    as_digits = {seed: "".join("01"[side] for side in sides_of[seed]) for seed in sides_of}
+    assert as_digits[0] == "101110010111"
+    assert as_digits[1] == "110111111111"
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
+def test_the_fraction_is_met_over_many_groups(fraction):
+    share = np.mean(is_eval([key_of(n) for n in range(20_000)], eval_fraction=fraction))
+
+    # Five standard deviations.
+    assert abs(share - fraction) < 5 * np.sqrt(fraction * (1 - fraction) / 20_000)
+
+
+def test_a_larger_fraction_only_adds_to_eval():
+    keys = [key_of(n) for n in range(1000)]
+
+    smaller, larger = (np.array(is_eval(keys, eval_fraction=f)) for f in (0.1, 0.2))
+    assert (smaller <= larger).all()
+    assert larger.sum() > smaller.sum()
+
+
+def test_seeds_assign_independently():
+    keys = [key_of(n) for n in range(20_000)]
+
+    first, second = (np.array(is_eval(keys, eval_fraction=0.5, seed=s)) for s in (0, 1))
+    assert abs((first & second).mean() - 0.25) < 0.02
+
+
+def test_no_split_is_asked_for():
+    assert is_eval([key_of(1)] * 3) == [False] * 3
+    assert is_eval([key_of(1)] * 3, eval_count=0) == [False] * 3
+
+
+@pytest.mark.parametrize("config", [{"eval_fraction": 0.3}, {"eval_count": 5}, {}])
+def test_no_records_have_no_sides(config):
+    assert is_eval([], **config) == []
+
+
+def test_a_small_fraction_of_one_group_may_leave_eval_empty():
+    assert is_eval([key_of(1)] * 3, eval_fraction=1e-9) == [False] * 3
+
+
+@given(keys=KEYS, seed=st.integers(-5, 2**64))
+def test_a_side_is_a_function_of_the_key(keys, seed):
+    together = is_eval(keys, eval_fraction=0.4, seed=seed)
+    alone = [is_eval([key], eval_fraction=0.4, seed=seed)[0] for key in keys]
+
+    assert together == alone
+
+
+@given(keys=KEYS, count=st.integers(0, 100), seed=st.integers(0, 9))
+def test_eval_count_takes_whole_groups_until_there_are_enough(keys, count, seed):
+    chosen = is_eval(keys, eval_count=count, seed=seed)
+
+    in_eval = [key for key, side in zip(keys, chosen, strict=True) if side]
+    assert not set(in_eval) & {key for key, side in zip(keys, chosen, strict=True) if not side}
+    assert len(in_eval) >= min(count, len(keys))
+    # Without some one of its groups it would be too few.
+    if in_eval and count:
+        assert min(len(in_eval) - in_eval.count(key) for key in in_eval) < count
+
+
+@given(keys=KEYS, more=KEYS, count=st.integers(0, 60), seed=st.integers(0, 9))
+def test_appending_never_moves_a_record_from_train_to_eval(keys, more, count, seed):
+    before = is_eval(keys, eval_count=count, seed=seed)
+    after = is_eval(keys + more, eval_count=count, seed=seed)[: len(keys)]
+
+    assert all(was or not now for was, now in zip(before, after, strict=True))
+
+
+@given(keys=KEYS, more=KEYS, config=st.sampled_from([{"eval_fraction": 0.4}]))
+def test_appending_moves_nothing_under_a_fraction(keys, more, config):
+    assert is_eval(keys + more, **config)[: len(keys)] == is_eval(keys, **config)
+
+
+@given(
+    keys=KEYS, data=st.data(), config=st.sampled_from([{"eval_fraction": 0.4}, {"eval_count": 9}])
+)
+def test_order_does_not_matter(keys, data, config):
+    order = data.draw(st.permutations(range(len(keys))))
+
+    in_order = is_eval(keys, **config)
+    assert is_eval([keys[i] for i in order], **config) == [in_order[i] for i in order]
+
+
+def test_numpy_chunked_and_sliced_keys_are_read_alike():
+    keys = [key_of(number) for number in range(10)]
+    config = SplitConfig(eval_fraction=0.5)
+    expected = sides(pa.array(keys), config).tolist()
+
+    assert sides(np.array(keys), config).tolist() == expected
+    chunked = pa.chunked_array([keys[:3], keys[3:3], keys[3:]], pa.string())
+    assert sides(chunked, config).tolist() == expected
+    assert sides(pa.array(["?", *keys, None])[1:11], config).tolist() == expected
+
+
+@pytest.mark.parametrize("key", ["", "abc", "G" * 20, "A" * 20, "\u00e9" * 10, "0" * 21, None])
+def test_a_key_that_is_not_20_hex_digits_is_refused(key):
+    with pytest.raises(ContractError, match=r"key 1 is '.*', not 20 lower-case hex digits"):
+        sides(pa.array(["0" * 20, key]), SplitConfig(eval_fraction=0.5))
+
+
+def test_disjoint_sides_are_proven():
+    keys = [key_of(number) for number in range(100)]
+
+    prove_disjoint([pa.array(keys[:40]), pa.array(keys[40:60])], [pa.array(keys[60:])])
+    prove_disjoint([pa.array(keys)], [])
+    prove_disjoint([], [pa.array(keys)])
+
+
+@pytest.mark.parametrize("shared", range(0, 100, 7))
+def test_one_shared_key_is_found_wherever_it_is(shared):
+    keys = [key_of(number) for number in range(100)]
+    train = [pa.array(keys[:50]), pa.array([*keys[50:99], keys[shared]])]
+
+    with pytest.raises(ContractError, match=f"record_id that is in eval too.*{keys[shared]}"):
+        prove_disjoint(train, [pa.array([key_of(1000), keys[shared]])], "record_id")
+
+
+def test_keys_that_differ_in_the_last_digit_alone_are_different():
+    prove_disjoint([pa.array(["0" * 20])], [pa.array(["0" * 19 + "1", "00" * 9 + "10"])])
+    with pytest.raises(ContractError, match="'00000000000000000000'"):
+        prove_disjoint([pa.array(["0" * 20])], [pa.array(["0" * 20])])

@@ -9,6 +9,7 @@ A kept file whose digest does not match is built again, never trusted.
 import hashlib
 import os
 import tempfile
+import threading
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
@@ -40,6 +41,10 @@ _PATTERNS = (
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
 _SNAPSHOT_FORMAT = 1
+
+# Shards are formatted by threads of one process, and a first `import transformers` in two threads
+# at once fails: its lazy module is half made when the second one looks.
+_LOADING = threading.Lock()
 
 
 def fingerprint_tokenizer(folder: str | Path) -> str:
@@ -79,11 +84,12 @@ def load_snapshot(folder: str | Path, cache: Path | None = None) -> TokenizerSna
     """
     fingerprint = fingerprint_tokenizer(folder)
     file = cache / f"tokenizer-{fingerprint}.json" if cache else None
-    if file is not None and (kept := _read_kept(file, fingerprint)) is not None:
-        return kept
-    snapshot = _snapshot_of(_load_with_transformers(Path(folder)), fingerprint, Path(folder))
-    if file is not None:
-        _keep(file, snapshot)
+    with _LOADING:
+        if file is not None and (kept := _read_kept(file, fingerprint)) is not None:
+            return kept
+        snapshot = _snapshot_of(_load_with_transformers(Path(folder)), fingerprint, Path(folder))
+        if file is not None:
+            _keep(file, snapshot)
     return snapshot
 
 

@@ -11,7 +11,7 @@ A conversation costs two Jinja renderings, plain and marked (see marks.py).
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -20,17 +20,21 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates.conversations import Conversations, Turn
+from packhouse.templates.conversations import Conversations, Shape, Turn
 from packhouse.templates.marks import Leaf, Marked, Marker, TornError, inspected_literals
 from packhouse.templates.renderer import Refusal, RefusedError, Texts
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.segments import Filled, span_lists
+from packhouse.templates.segments import Filled, Slot, concat_filled, fill, span_lists
+from packhouse.templates.shapes import CompiledShape, make_program
 from packhouse.templates.single_turn import trained_turns
+from packhouse.templates.tracing import Check, Trace, is_traceable
 from packhouse.templates.turns import TurnRules, learn_rules, locate_turns
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["ChatEngine", "chat_messages"]
 
+MIN_SHAPE_ROWS = 8  # compiling a shape costs about as much as rendering this many rows
+MAX_WAYS = 4  # rows of a shape to learn from before the rest is rendered one by one
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
 
 
@@ -92,6 +96,7 @@ class ChatEngine:
         longest_first = sorted(tokens, key=lambda token: (-len(token), token))
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._control, self._control_bytes = re.compile(pattern), re.compile(pattern.encode())
+        self._compiled: dict[Shape, list[CompiledShape]] = {}
         self._starts: dict[tuple[str, bool, bytes], int] = {}
 
     @cached_property
@@ -116,12 +121,100 @@ class ChatEngine:
         return rules
 
     def render(self, conversations: Conversations) -> Texts:
-        """Render every row by itself."""
-        rows = np.arange(conversations.num_rows)
-        return self._render_rows(conversations, rows)
+        """Render plain rows shape by shape, all others one by one."""
+        alone = np.ones(conversations.num_rows, dtype=bool)
+        parts = []
+        if self._is_traceable:
+            content = conversations.joined_content()
+            for shape, rows in conversations.shapes(with_context=False):
+                plain = rows[conversations.is_plain[rows]]
+                for part in self._fill_shape(conversations, content, shape, plain):
+                    parts.append(part)
+                    alone[part.rows] = False
+        texts = self._render_rows(conversations, np.flatnonzero(alone))
+        texts.filled = concat_filled([*parts, texts.filled])
+        return texts
+
+    @cached_property
+    def _is_traceable(self) -> bool:
+        return is_traceable(self.template.ast)
+
+    def _fill_shape(
+        self, conversations: Conversations, content: pa.Array, shape: Shape, rows: np.ndarray
+    ) -> Iterator[Filled]:
+        """Fill the rows that known ways through the template fit; then learn further ways."""
+        known = self._compiled.setdefault(shape, [])
+        untried, tries = list(known), 0
+        while len(rows) >= MIN_SHAPE_ROWS:
+            positions = conversations.starts[rows]
+            columns = [content.take(pa.array(positions + at)) for at in range(len(shape))]
+            if untried:
+                compiled = untried.pop(0)
+            elif tries < MAX_WAYS and (learnt := self._compile(conversations, shape, rows[tries])):
+                known.append(learnt)
+                compiled, tries = learnt, tries + 1
+            elif tries < MAX_WAYS:
+                tries += 1
+                continue
+            else:
+                return
+            fitting = compiled.fits(columns)
+            chosen = pa.array(np.flatnonzero(fitting))
+            if not len(chosen):
+                continue
+            picked = [column.take(chosen) for column in columns]
+            filled = fill(compiled.program, rows[fitting], _slots_of(picked))
+            if not self._agrees(conversations, filled):
+                known.remove(compiled)
+                return
+            yield filled
+            rows, tries = rows[~fitting], 0
+
+    def _compile(
+        self, conversations: Conversations, shape: Shape, row: int
+    ) -> CompiledShape | None:
+        """The way that one row takes through the template; None where it is not a simple one."""
+        raw, _ = next(conversations.messages_of(np.array([row])))
+        messages = chat_messages(raw)
+        if not all(message["content"] for message in messages):
+            return None
+        try:
+            marked, marker = self._marked(messages, None, _MARKINGS[:1])
+            self._check_nothing_lost(messages, None, marked, marker.leaves, Counter())
+            trained = self._trained(raw, marked, marker, None)
+            trace = Trace(len(messages))
+            traced = [
+                {**message, "content": trace.text(message["content"], number)}
+                for number, message in enumerate(messages)
+            ]
+            text = self.template.render(traced, None, is_traced=True)
+        except RefusedError:
+            return None
+        if trace.is_opaque or "".join([text]).encode() != marked.text:
+            return None
+        owners = [leaf.message for leaf in marker.leaves]
+        program = make_program(marked.text, marked.occurrences, owners, trained)
+        checks = [frozenset(asked | {Check("filled", None, True)}) for asked in trace.checks]
+        return CompiledShape(program, tuple(checks))
+
+    def _agrees(self, conversations: Conversations, filled: Filled) -> bool:
+        """Whether some rows, rendered by Jinja, come out as they were filled."""
+        last = len(filled.rows) - 1
+        for at in sorted({0, last // 3, last // 2, last}):
+            raw, tools = next(conversations.messages_of(filled.rows[at : at + 1]))
+            try:
+                text, content, trained = self._render_row(raw, tools, Counter())
+            except RefusedError:
+                return False
+            if (
+                filled.text[at].as_buffer().to_pybytes() != text
+                or _pairs(filled.content_spans[at]) != content
+                or _pairs(filled.trained_spans[at]) != trained
+            ):
+                return False
+        return True
 
     def _render_rows(self, conversations: Conversations, rows: np.ndarray) -> Texts:
-        rules = self.rules
         kept, texts, content, trained = [], [], [], []
         refused: dict[int, Refusal] = {}
         notes: Counter[str] = Counter()
@@ -129,7 +222,7 @@ class ChatEngine:
             rows.tolist(), conversations.messages_of(rows), strict=True
         ):
             try:
-                text, of_content, of_trained = self._render_row(messages, tools, rules, notes)
+                text, of_content, of_trained = self._render_row(messages, tools, notes)
             except RefusedError as error:
                 refused[row] = error.refusal
                 continue
@@ -149,38 +242,47 @@ class ChatEngine:
         self,
         raw: list[dict[str, Any]],
         tools_text: str | None,
-        rules: TurnRules | None,
         notes: Counter[str],
     ) -> tuple[bytes, list[tuple[int, int]], list[tuple[int, int]]]:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
         messages = chat_messages(raw)
         tools = None if tools_text is None else json.loads(tools_text)
-        marked, marker = self._marked(messages, tools)
+        marked, marker = self._marked(messages, tools, _MARKINGS)
         self._check_nothing_lost(messages, tools, marked, marker.leaves, notes)
         content = [(o.start, o.end) for o in marked.occurrences]
+        return marked.text, content, self._trained(raw, marked, marker, tools)
+
+    def _trained(
+        self,
+        raw: list[dict[str, Any]],
+        marked: Marked,
+        marker: Marker,
+        tools: list[Any] | None,
+    ) -> list[tuple[int, int]]:
+        """Trained spans of a rendering, ascending; there is at least one."""
         if self._train_on == "all":
-            return marked.text, content, [(0, len(marked.text))]
-        turns = self._turns(marked, marker, tools, rules)
+            return [(0, len(marked.text))]
+        turns = self._turns(marked, marker, tools)
         shape = tuple(Turn(m["role"], is_trained=m.get("weight") != 0) for m in raw)
         wanted = trained_turns(shape, self._train_on)
-        trained = [span for number, spans in turns for span in spans if number in wanted]
+        trained = sorted(span for number, spans in turns for span in spans if number in wanted)
         if not trained:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        return marked.text, content, trained
+        return trained
 
     def _turns(
-        self, marked: Marked, marker: Marker, tools: list[Any] | None, rules: TurnRules | None
+        self, marked: Marked, marker: Marker, tools: list[Any] | None
     ) -> list[tuple[int, list[tuple[int, int]]]]:
         roles = [message["role"] for message in marker.messages]
         owners = [leaf.message for leaf in marker.leaves]
-        if rules is None:
+        if self.rules is None:
             return list(_generated(marked, owners, roles))
 
         def prompt_tail(number: int) -> tuple[int, bytes]:
             return self._prompt_tail(marker, number)
 
-        turns = locate_turns(marked, owners, roles, rules, prompt_tail, self._starts)
+        turns = locate_turns(marked, owners, roles, self.rules, prompt_tail, self._starts)
         return [(number, [span]) for number, span in turns.items()]
 
     def _prompt_tail(self, marker: Marker, number: int) -> tuple[int, bytes]:
@@ -198,12 +300,15 @@ class ChatEngine:
         return (last.leaf, marked.text[last.end :]) if last else (-1, marked.text)
 
     def _marked(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        markings: tuple[tuple[bool, bool, bool], ...],
     ) -> tuple[Marked, Marker]:
         """The first marking that leaves the rendering as it is."""
         plain = self.template.render(messages, tools)
         expected = plain.encode()
-        for inner, calls, shared in _MARKINGS:
+        for inner, calls, shared in markings:
             if not calls and not self._calls_are_quiet(messages):
                 continue
             marker = Marker(
@@ -340,6 +445,14 @@ def _defined(tools: list[Any] | None) -> Iterator[str]:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             yield function["name"]
+
+
+def _slots_of(columns: list[pa.Array]) -> Callable[[Slot], pa.Array]:
+    return lambda slot: columns[slot.message]
+
+
+def _pairs(spans: pa.Scalar) -> list[tuple[int, int]]:
+    return [(span["start"], span["end"]) for span in spans.as_py()]
 
 
 def _lists(rows: list[list[tuple[int, int]]]) -> pa.Array:

@@ -31,6 +31,7 @@ from jinja2.utils import Namespace
 
 from packhouse.errors import TemplateError
 from packhouse.templates.renderer import RefusedError
+from packhouse.templates.tracing import OpaqueError, TracedText, concat_traced
 
 __all__ = ["ChatTemplate"]
 
@@ -38,6 +39,9 @@ MAX_TICKS = 1_000_000
 MAX_SECONDS = 20.0
 FREE_CHARS = 2**20  # output that any rendering may have ...
 CHARS_PER_CHAR = 16  # ... and this many times its input on top
+
+
+_length = str.__len__  # a traced text refuses `len`: a template may decide by it
 
 
 class _LimitError(Exception):
@@ -51,12 +55,14 @@ class _Budget(threading.local):
     max_chars = FREE_CHARS
     deadline = float("inf")
     generation: tuple[str, str] = ("", "")
+    is_traced = False
 
-    def open(self, num_chars: int, generation: tuple[str, str]) -> None:
+    def open(self, num_chars: int, generation: tuple[str, str], is_traced: bool) -> None:
         self.ticks = 0
         self.max_chars = FREE_CHARS + CHARS_PER_CHAR * num_chars
         self.deadline = time.monotonic() + MAX_SECONDS
         self.generation = generation
+        self.is_traced = is_traced
 
     def tick(self) -> str:
         self.ticks += 1
@@ -73,7 +79,9 @@ class _Budget(threading.local):
             raise _LimitError(f"the template makes text of over {self.max_chars:,} characters")
 
     def sized(self, value: Any) -> Any:
-        if isinstance(value, str | list | tuple | dict):
+        if isinstance(value, str):
+            self.measure(_length(value))
+        elif isinstance(value, list | tuple | dict):
             self.measure(len(value))
         return value
 
@@ -92,7 +100,7 @@ class _Limits(jinja2.ext.Extension):
 
     def generation(self, caller: Callable[[], str]) -> str:
         begin, end = self.budget.generation
-        return f"{begin}{caller()}{end}"
+        return begin + caller() + end if begin else caller()
 
     def tick(self) -> str:
         return self.budget.tick()
@@ -111,6 +119,7 @@ class _Limits(jinja2.ext.Extension):
 class _Sandbox(ImmutableSandboxedEnvironment):
     """The environment: operators and calls that can make text grow are measured first."""
 
+    concat = staticmethod(concat_traced)
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -149,9 +158,9 @@ def _measure_method(owner: str, method: str, args: tuple[Any, ...]) -> None:
     if method in ("center", "ljust", "rjust", "zfill") and args and isinstance(args[0], int):
         measure(args[0])
     elif method == "expandtabs":
-        measure(len(owner) * (args[0] if args and isinstance(args[0], int) else 8))
+        measure(_length(owner) * (args[0] if args and isinstance(args[0], int) else 8))
     elif method == "replace" and len(args) > 1 and all(isinstance(a, str) for a in args[:2]):
-        measure(len(owner) + (owner.count(args[0]) * len(args[1]) if args[1] else 0))
+        measure(_length(owner) + str.count(owner, args[0]) * _length(args[1]))
     elif method == "join" and args and isinstance(args[0], list | tuple):
         measure(sum(len(owner) + len(str(item)) for item in args[0]))
     elif method in ("format", "format_map") and re.search(r"\d{4,}|\{[^}]*\{", owner):
@@ -162,24 +171,20 @@ def _measured_filter(name: str, plain: Callable[..., Any]) -> Callable[..., Any]
     """Wrap a filter that can make text grow; keeps what Jinja passes it first (context, ...)."""
 
     def measured(*args: Any, **kwargs: Any) -> Any:
-        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, int)]
+        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, int) and a > 0]
         texts = [a for a in (*args, *kwargs.values()) if isinstance(a, str)]
-        grown = max(map(len, texts), default=0) if name == "replace" else 1
-        lines = sum(map(len, texts)) if name == "indent" else 1
-        if name in ("center", "indent"):
-            _Limits.budget.measure(max(numbers, default=0) * lines)
-        if name == "replace":
-            _Limits.budget.measure(sum(map(len, texts)) + _num_replaced(texts) * grown)
+        size = sum(map(_length, texts))
+        if name == "replace" and len(texts) > 2:
+            size += str.count(texts[0], texts[1]) * _length(texts[2])
+        elif name == "indent":
+            size *= 1 + max(numbers, default=4)
+        _Limits.budget.measure(size + max(numbers, default=0))
         return plain(*args, **kwargs)
 
     pass_arg = getattr(plain, "jinja_pass_arg", None)
     if pass_arg is not None:
         measured.jinja_pass_arg = pass_arg  # type: ignore[attr-defined]
     return measured
-
-
-def _num_replaced(texts: list[str]) -> int:
-    return texts[0].count(texts[1]) if len(texts) > 1 else 0
 
 
 class _PlainNamespace(Namespace):
@@ -212,6 +217,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if _Limits.budget.is_traced and _holds_traced(value):
+        raise OpaqueError
     if isinstance(indent, int) and indent > 64:
         raise _LimitError("the template indents JSON by a huge width")
     return json.dumps(
@@ -221,6 +228,15 @@ def _tojson(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _holds_traced(value: Any) -> bool:
+    """Whether a traced text would be encoded unseen."""
+    if isinstance(value, dict):
+        return any(map(_holds_traced, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_traced, value))
+    return isinstance(value, TracedText)
 
 
 _UNWANTED_FILTERS = ("random", "batch", "slice", "wordwrap", "urlize", "format", "pprint")
@@ -291,6 +307,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
         generation_marks: tuple[str, str] = ("", ""),
+        is_traced: bool = False,
     ) -> str:
         """The text of one conversation, equal to `apply_chat_template(..., tokenize=False)`.
 
@@ -299,7 +316,7 @@ class ChatTemplate:
             TemplateError: it runs for over MAX_SECONDS.
         """
         budget = _Limits.budget
-        budget.open(_num_chars(messages) + _num_chars(tools), generation_marks)
+        budget.open(_num_chars(messages) + _num_chars(tools), generation_marks, is_traced)
         pieces, size = [], 0
         try:
             for piece in self._template.generate(
@@ -310,7 +327,7 @@ class ChatTemplate:
                 **self._tokens,
             ):
                 pieces.append(piece)
-                size += len(piece)
+                size += _length(piece)
                 if size > budget.max_chars:
                     budget.measure(size)
         except TemplateError:
@@ -327,7 +344,7 @@ class ChatTemplate:
 
 def _num_chars(value: Any) -> int:
     if isinstance(value, str):
-        return len(value)
+        return _length(value)
     if isinstance(value, dict):
         return sum(map(_num_chars, value)) + sum(map(_num_chars, value.values()))
     if isinstance(value, list):

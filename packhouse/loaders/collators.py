@@ -20,12 +20,8 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.loaders.rows import (
-    IGNORE_INDEX,
-    Row,
-    read_row,
-    seq_lengths_to_position_ids,
-)
+from packhouse.loaders.rows import Row, read_row
+from packhouse.packing.layout import IGNORE_INDEX, position_ids
 
 __all__ = ["ClassificationCollator", "PackedCollator", "PaddedCollator", "shift_left"]
 
@@ -255,7 +251,7 @@ def _packed_batch(
     ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Batch:
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    positions = seq_lengths_to_position_ids(lengths)
+    positions = position_ids(lengths).astype(np.int64)
     longest = int(lengths.max())
     return {
         "input_ids": torch.from_numpy(ids)[None],

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from packhouse.errors import ConfigError
-from packhouse.loaders.rows import IGNORE_INDEX
+from packhouse.packing.layout import IGNORE_INDEX
 
 __all__ = [
     "balance_rows",

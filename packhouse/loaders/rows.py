@@ -16,19 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.errors import ContractError
-from packhouse.packing.lists import flat_list, read_ranges
+from packhouse.packing.layout import IGNORE_INDEX, trained_mask
+from packhouse.packing.lists import flat_list, list_offsets, read_ranges
 
 __all__ = [
-    "IGNORE_INDEX",
     "ArrowRows",
     "Row",
     "position_ids_to_seq_lengths",
     "read_row",
-    "seq_lengths_to_position_ids",
 ]
-
-IGNORE_INDEX = -100
-"""Label of a token that is not trained, as `torch.nn.CrossEntropyLoss` has it by default."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -87,19 +83,6 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     return Row(ids, labels, lengths, weights, None if label is None else int(label))
 
 
-def seq_lengths_to_position_ids(seq_lengths: Sequence[int] | npt.NDArray[Any]) -> Ints:
-    """Positions that restart at each record.
-
-    Example:
-        >>> seq_lengths_to_position_ids([3, 2]).tolist()
-        [0, 1, 2, 0, 1]
-    """
-    lengths = _ints(seq_lengths)
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - lengths, lengths)
-
-
 def position_ids_to_seq_lengths(position_ids: Sequence[int] | npt.NDArray[Any]) -> Ints:
     """Lengths of the runs in which positions rise by one: the boundaries that transformers sees.
 
@@ -155,11 +138,13 @@ def _labels(row: Mapping[str, Any], ids: Ints, where: str) -> Ints:
         return labels
     if row.get("trained_ranges") is None:
         return ids.copy()
-    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int64)
-    for trained in row["trained_ranges"]:
-        start, end = int(trained["start"]), int(trained["end"])
-        labels[start:end] = ids[start:end]
-    return labels
+    spans = row["trained_ranges"]
+    starts, ends = spans if isinstance(spans, tuple) else _starts_and_ends(spans)
+    return np.where(trained_mask(starts, ends, len(ids)), ids, IGNORE_INDEX)
+
+
+def _starts_and_ends(spans: Any) -> tuple[Ints, Ints]:
+    return _ints([span["start"] for span in spans]), _ints([span["end"] for span in spans])
 
 
 def _check_lengths(ids: Ints, lengths: Ints, weights: Any, where: str) -> None:
@@ -173,7 +158,7 @@ def _check_lengths(ids: Ints, lengths: Ints, weights: Any, where: str) -> None:
 
 
 class ArrowRows(Sequence[Row]):
-    """Rows of an Arrow table read in place: about 1 us a row and no Python list of ids.
+    """Rows of an Arrow table read in place: no Python list of ids, no copy but the one to int64.
 
     Args:
         table: columns as published, in any number of chunks; kept mapped, never combined.
@@ -194,6 +179,17 @@ class ArrowRows(Sequence[Row]):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each row is one record without padding, for all that the columns say."""
+        marks = {"seq_lengths", "position_ids", "attention_mask"}
+        return not self._batches or not marks & set(self._batches[0].schema.names)
+
+    def num_tokens(self) -> Ints:
+        """Tokens of each row, from the offsets alone; padding counts."""
+        lengths = [np.diff(list_offsets(batch["input_ids"])) for batch in self._batches]
+        return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
 
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if not -len(self) <= index < len(self):
@@ -239,5 +235,4 @@ def _cell(column: Any, row: int) -> Any:
         values, offsets = column
         return values[offsets[row] : offsets[row + 1]]
     low, high = column.offsets[row], column.offsets[row + 1]
-    pairs = zip(column.starts[low:high].tolist(), column.ends[low:high].tolist(), strict=True)
-    return [{"start": start, "end": end} for start, end in pairs]
+    return column.starts[low:high], column.ends[low:high]

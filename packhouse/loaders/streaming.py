@@ -1,0 +1,313 @@
+"""Stream packs in a global order that does not depend on how many ranks read it.
+
+The files of an epoch, shuffled by seed and epoch, are one long row of packs, cut into `lanes` of
+equal length. Pack `i` of the global order is the next one of lane `i mod lanes`, and rank `r` of
+`W` reads packs `r`, `r + W`, `r + 2W`, ... So any world size sees each pack once, a run that
+stopped after `n` packs goes on with pack `n` whatever the new world size, and where `W` divides
+`lanes` (or the other way round) each rank reads only its own lanes' files.
+
+Memory: a decoded row group (about 2 M tokens, 16 MB) for each lane that a rank reads, and
+`prefetch` rows. Files are fetched and their digests checked when a lane comes to them.
+"""
+
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from packhouse.errors import ConfigError
+from packhouse.loaders.dataset import row_to_tensors
+from packhouse.loaders.rows import ArrowRows, Row
+from packhouse.loaders.versions import mapped_file, open_split, verified_file
+from packhouse.packing.shuffle import permutation, splitmix64
+from packhouse.store import FileEntry, OpenVersion
+from packhouse.workspace import default_cache
+
+__all__ = ["StreamingPackedDataset"]
+
+_EPOCH, _START, _IN_WORKER = range(3)
+
+
+class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    """Packs of a published version, dealt to ranks and workers, shuffled, resumable mid-epoch.
+
+    Args:
+        uri: `<store>/<dataset>` as for `load_packed`.
+        version: a ref, a version or a version id.
+        split: `train` or `eval`.
+        shuffle: by seed and epoch; off, the published order.
+        seed: another seed is another order.
+        rank: of this process; by default torch.distributed's, else RANK, else 0.
+        world_size: number of ranks; by default torch.distributed's, else WORLD_SIZE, else 1.
+        batch_size: rows of a batch of the DataLoader. Its workers take turns by so many rows, so
+            that batches come in the same order with any number of workers.
+        lanes: parts of the global order that are read side by side; the same at every resume.
+        prefetch: rows read ahead in a thread; 0: none.
+        drop_uneven: leave out the last few packs of an epoch, so that every rank has as many.
+        cache: folder of local copies, as for `load_packed`.
+
+    Call `set_epoch` before every epoch. A new pass over the same epoch starts where the state that
+    was loaded says, else at its start. Under `transformers.Trainer` or accelerate, which deal out
+    batches themselves, set `rank=0, world_size=1`.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        version: str = "latest",
+        split: str = "train",
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        batch_size: int = 1,
+        lanes: int = 8,
+        prefetch: int = 64,
+        drop_uneven: bool = False,
+        cache: str | Path | None = None,
+    ) -> None:
+        self._opened, self._entries = open_split(uri, version, split)
+        self.rank, self.world_size = _place(rank, world_size)
+        if batch_size < 1 or lanes < 1:
+            raise ConfigError(f"batch_size {batch_size} and lanes {lanes} must be positive")
+        self._cache = Path(cache) if cache is not None else default_cache()
+        self._shuffle, self._seed, self._split = shuffle, seed, split
+        self._lanes = lanes if shuffle else 1
+        self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven
+        self.num_rows = sum(entry.rows for entry in self._entries)
+        # Shared with worker processes: epoch, packs done before this pass, whether a worker reads.
+        self._shared = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self._seen = 0  # rows that this process was given in this pass
+        self._skip = 0  # rows of a worker's own part that it was given before a resume
+
+    def __len__(self) -> int:
+        """Rows of this rank that are left in this epoch."""
+        left = self.num_rows - int(self._shared[_START])
+        if self._drop_uneven:
+            return left // self.world_size
+        return len(range(self.rank, left, self.world_size))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next pass."""
+        return int(self._shared[_EPOCH])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass; another epoch than before begins at its start."""
+        if epoch != self.epoch:
+            self._shared[_EPOCH] = epoch
+            self._shared[_START] = 0
+            self._seen = self._skip = 0
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:
+            self._shared[_IN_WORKER] = 1
+        self._seen, skip, self._skip = self._skip, self._skip, 0
+        order = _Order(self, self.epoch)
+        places = itertools.islice(self._places(worker), skip, None)
+        rows = (order.row(place) for place in places)
+        for row in _ahead(rows, self._prefetch):
+            self._seen += 1
+            yield row_to_tensors(row)
+        if worker is None:
+            self._shared[_START] = self._seen = 0
+
+    def state_dict(self, rows_seen: int | None = None) -> dict[str, Any]:
+        """Where the pass stands; equal on every rank that has taken as many rows.
+
+        Args:
+            rows_seen: rows that this rank's training loop took in this pass. Needed with worker
+                processes, which read ahead of it; without them the dataset counts itself.
+
+        Raises:
+            ConfigError: workers read, and `rows_seen` is missing.
+        """
+        in_worker = torch.utils.data.get_worker_info() is not None
+        if rows_seen is None and self._shared[_IN_WORKER] and not in_worker:
+            raise ConfigError(
+                "DataLoader workers read ahead of the training loop; call "
+                "state_dict(rows_seen=<batches taken in this pass> * <batch size>)"
+            )
+        state = {
+            "dataset": self._opened.dataset,
+            "version": self._opened.version,
+            "split": self._split,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+            "lanes": self._lanes,
+            "epoch": self.epoch,
+        }
+        if in_worker:
+            place = {"packs": int(self._shared[_START]), "worker_rows": self._seen}
+        else:
+            taken = self._seen if rows_seen is None else rows_seen
+            place = {"packs": int(self._shared[_START]) + taken * self.world_size}
+        return state | place
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, on this or another world size.
+
+        Raises:
+            ConfigError: the state is of another version, order or split.
+        """
+        own = self.state_dict(rows_seen=0)
+        for key in ("dataset", "version", "split", "shuffle", "seed", "lanes"):
+            if state[key] != own[key]:
+                raise ConfigError(
+                    f"the state was taken with {key} {state[key]!r}, this dataset has "
+                    f"{own[key]!r}; give the same, or start a new epoch"
+                )
+        self._shared[_EPOCH] = state["epoch"]
+        self._shared[_START] = min(state["packs"], self.num_rows)
+        self._seen, self._skip = 0, state.get("worker_rows", 0)
+
+    def _places(self, worker: Any) -> Iterator[int]:
+        """Places in the global order that this rank and worker read, in turn."""
+        start = int(self._shared[_START])
+        for number in range(len(self)):
+            if worker is None or number // self._batch_size % worker.num_workers == worker.id:
+                yield start + self.rank + number * self.world_size
+
+
+class _Order:
+    """The global order of one epoch, and the row at each place of it."""
+
+    def __init__(self, data: StreamingPackedDataset, epoch: int) -> None:
+        self._opened, self._cache = data._opened, data._cache
+        self._mix: Callable[..., int] | None = None
+        entries = data._entries
+        if data._shuffle:
+            seed = _mixed(data._seed, epoch)
+            self._mix = lambda *parts: _mixed(seed, *parts)
+            entries = [entries[i] for i in permutation(len(entries), seed)]
+        self._entries = entries
+        self._starts = np.cumsum([0, *(entry.rows for entry in entries)])
+        short, longer = divmod(data.num_rows, data._lanes)
+        lengths = [short + (lane < longer) for lane in range(data._lanes)]
+        self._lane_starts = np.cumsum([0, *lengths])
+        self._groups: dict[int, tuple[int, int, ArrowRows, npt.NDArray[Any] | None]] = {}
+        self._files: dict[int, _File] = {}
+
+    def row(self, place: int) -> Row:
+        """The row at a place; neighbours of a lane come from one row group."""
+        num_lanes = len(self._lane_starts) - 1
+        lane, offset = place % num_lanes, place // num_lanes
+        position = int(self._lane_starts[lane]) + offset
+        number = int(np.searchsorted(self._starts, position, side="right")) - 1
+        within = position - int(self._starts[number])
+        held = self._groups.get(lane)
+        if held is None or held[0] != number or not 0 <= within - held[1] < len(held[2]):
+            held = self._groups[lane] = self._group(number, within)
+        _, first, rows, order = held
+        return rows[within - first if order is None else int(order[within - first])]
+
+    def _group(
+        self, number: int, within: int
+    ) -> tuple[int, int, ArrowRows, npt.NDArray[Any] | None]:
+        """The row group that holds row `within` of a file, in the epoch's order of groups."""
+        file = self._files.get(number)
+        if file is None:
+            file = self._files[number] = _File(self._opened, self._entries[number], self._cache)
+        groups = np.arange(len(file.sizes))
+        if self._mix is not None:
+            groups = permutation(len(file.sizes), self._mix(number)).astype(np.int64)
+        starts = np.cumsum([0, *file.sizes[groups]])
+        slot = int(np.searchsorted(starts, within, side="right")) - 1
+        rows = file.read(int(groups[slot]))
+        order = None
+        if self._mix is not None:
+            order = permutation(len(rows), self._mix(number, int(groups[slot])))
+        return number, int(starts[slot]), rows, order
+
+
+class _File:
+    """A published file, read a row group at a time."""
+
+    def __init__(self, opened: OpenVersion, entry: FileEntry, cache: Path) -> None:
+        self._batches: list[pa.RecordBatch] | None = None
+        self._parquet: pq.ParquetFile | None = None
+        if entry.key.endswith(".parquet"):
+            path = verified_file(opened, entry, cache)
+            self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
+            about = self._parquet.metadata
+            sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
+        else:
+            with pa.memory_map(str(mapped_file(opened, entry, cache))) as source:
+                self._batches = pa.ipc.open_stream(source).read_all().to_batches()
+            sizes = [batch.num_rows for batch in self._batches]
+        self.sizes = np.array(sizes, dtype=np.int64)
+
+    def read(self, group: int) -> ArrowRows:
+        if self._parquet is not None:
+            return ArrowRows(self._parquet.read_row_group(group))
+        assert self._batches is not None
+        return ArrowRows(pa.Table.from_batches([self._batches[group]]))
+
+
+def _mixed(*parts: int) -> int:
+    state = 0
+    for part in parts:
+        state = splitmix64(state ^ splitmix64(part))
+    return state >> 1
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ConfigError("give rank and world_size both, or neither")
+    if rank is None or world_size is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        else:
+            rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} is not one of {world_size} ranks")
+    return rank, world_size
+
+
+def _ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
+    """The same rows, read up to `depth` ahead in a thread that ends with the iterator."""
+    if depth < 1:
+        yield from rows
+        return
+    ready: queue.Queue[Row | BaseException | None] = queue.Queue(depth)
+    is_over = threading.Event()
+
+    def put(item: Row | BaseException | None) -> bool:
+        while not is_over.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def read() -> None:
+        try:
+            for row in rows:
+                if not put(row):
+                    return
+            put(None)
+        except BaseException as error:  # raised again by the reader
+            put(error)
+
+    thread = threading.Thread(target=read, name="packhouse-prefetch", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        is_over.set()
+        thread.join()

@@ -10,7 +10,6 @@ a role that is none of the four makes the conversation bad, it is never dropped 
 """
 
 import hashlib
-import re
 import unicodedata
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -52,6 +51,7 @@ REASONS = {
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
     "empty_prompt": "message {at} is a user turn without text",
     "empty_answer": "message {at} is an assistant turn without text, reasoning or tool call",
+    "control": "message {at} holds the NUL character",
     "too_many_chars": "message {at} is longer than max_chars",
 }
 """Reason code -> sentence; `{at}` is the 0-based number of the message. First that applies wins."""
@@ -283,9 +283,19 @@ def _check_texts(
         untrained = np.asarray(pc.fill_null(flat.fields["weight"], 1.0)) == 0
         silent = flat.is_blank("tool_calls") & flat.is_blank("reasoning") & ~untrained
         worst.add_messages("empty_answer", blank & (codes == _ASSISTANT) & silent)
-    if max_chars is not None:
-        for name in _TEXT_FIELDS:
+    for name in _TEXT_FIELDS:
+        worst.add_messages("control", _with_nul(flat.fields[name]))
+        if max_chars is not None:
             worst.add_messages("too_many_chars", _longer_than(flat.fields[name], max_chars))
+
+
+def _with_nul(column: pa.Array) -> Bools:
+    offsets, data = _string_buffers(column)
+    found = np.zeros(len(column), np.bool_)
+    start = int(offsets[0])
+    places = np.flatnonzero(data[start : int(offsets[-1])] == 0) + start
+    found[np.searchsorted(offsets, places, side="right") - 1] = True
+    return found
 
 
 def _longer_than(column: pa.Array, max_chars: int) -> Bools:
@@ -416,8 +426,8 @@ def _prompt_texts(flat: _Flat) -> pa.Array:
     texts = flat.fields["content"].filter(pa.array(asked))
     context = flat.fields["context"].filter(pa.array(asked))
     if context.null_count < len(context):
-        empty = pa.scalar("", pa.string())
-        texts = pc.binary_join_element_wise(texts, pc.fill_null(context, empty), "\n")
+        behind = pc.fill_null(pc.binary_join_element_wise("\n", context, ""), "")
+        texts = pc.binary_join_element_wise(texts, behind, "")
     offsets = starts[flat.offsets]
     if len(texts) == len(flat.counts) and (np.diff(offsets) == 1).all():
         return texts
@@ -441,16 +451,27 @@ _ASCII_FOLD = bytes(
 def _normalised(texts: pa.Array) -> list[bytes]:
     """UTF-8 of each text in NFC, case-folded, with white space collapsed to single spaces."""
     offsets, data = _string_buffers(texts)
-    folded = data.tobytes().translate(_ASCII_FOLD)
+    base = int(offsets[0])
+    folded = data[base : int(offsets[-1])].tobytes().translate(_ASCII_FOLD)
+    bounds = (offsets - base).tolist()
+    normalised = [folded[start:end] for start, end in pairwise(bounds)]
+    for row in np.flatnonzero(_untidy(folded, offsets - base)).tolist():
+        normalised[row] = b" ".join(normalised[row].split())
     ascii_only = np.asarray(pc.string_is_ascii(texts), np.bool_)
-    bounds = offsets.tolist()
-    normalised = [b" ".join(folded[a:b].split()) for a, b in pairwise(bounds)]
     for row in np.flatnonzero(~ascii_only).tolist():
-        normalised[row] = _normalise(str(data[bounds[row] : bounds[row + 1]].tobytes(), "utf-8"))
+        normalised[row] = _normalise(texts[row].as_py())
     return normalised
 
 
-_SPACES = re.compile(r"\s+")
+def _untidy(folded: bytes, offsets: Ints) -> Bools:
+    """Whether a text has white space at an end, or two in a row."""
+    is_space = np.frombuffer(folded, np.uint8) == 0x20
+    untidy = np.zeros(len(offsets) - 1, np.bool_)
+    twice = np.flatnonzero(is_space[1:] & is_space[:-1])
+    untidy[np.searchsorted(offsets, twice, side="right") - 1] = True
+    full = np.flatnonzero(np.diff(offsets) > 0)
+    untidy[full] |= is_space[offsets[full]] | is_space[offsets[full + 1] - 1]
+    return untidy
 
 
 def _normalise(text: str) -> bytes:

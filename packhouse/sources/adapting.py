@@ -7,6 +7,7 @@ something else than text are rows looked at one by one.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -157,12 +158,17 @@ def _adapt_texts(rows: list[Any], config: SourceConfig) -> Adapted:
 
 def _adapt_labelled(rows: list[Any], config: SourceConfig) -> Adapted:
     texts = _Texts(rows, "classification", config, ("text",), ())
-    name, label = texts.names.get("text", "text"), texts.names.get("label", "label")
+    name, label = (
+        texts.names.get("text", "text"),
+        texts.names.get("label", config.fields.get("label", "label")),
+    )
     classes = _Classes(config.label_names)
     labels, keep = [], []
     for place, row in enumerate(texts.rows):
         try:
-            labels.append(classes.index(row.get(label)))
+            if label not in row:
+                raise BadRowError("fields", f"no field {label!r}")
+            labels.append(classes.index(row[label]))
             keep.append(place)
         except BadRowError as bad:
             texts.failures.append((int(texts.kept[place]), bad.reason, bad.detail))
@@ -265,16 +271,18 @@ class _Texts:
 
 def _are_texts(rows: list[Any], must: list[str], may: list[str]) -> bool:
     """Whether all rows are objects with text in these fields; optional ones may be null."""
+    if set(map(type, rows)) - {dict}:
+        return False
     try:
         for name in must:
-            if set(map(type, [row[name] for row in rows])) - {str}:
+            if set(map(type, map(itemgetter(name), rows))) - {str}:
                 return False
-        for name in may:
-            if set(map(type, [row.get(name) for row in rows])) - {str, type(None)}:
-                return False
-    except (KeyError, TypeError, AttributeError, IndexError):
+    except KeyError:
         return False
-    return True
+    return all(not set(map(type, [row.get(name) for row in rows])) - _TEXT_OR_NULL for name in may)
+
+
+_TEXT_OR_NULL = {str, type(None)}
 
 
 def _why_not_texts(row: Any, must: list[str], may: list[str]) -> tuple[str, str] | None:

@@ -10,14 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import orjson
+
 from packhouse.errors import SourceError
-from packhouse.sources.sniffing import BOM, is_list_lines
+from packhouse.sources.sniffing import BOM
 from packhouse.sources.structure import line_spans, record_ends, split_elements
 
 __all__ = ["CUTTERS", "Cut", "Cutter"]
 
 MAX_RECORD_BYTES = 2**29
 """A record beyond this is no record: a quote or a bracket was left open. Bounds memory."""
+
+
+MAX_LINE_END_BYTES = 2**16
+"""Bytes looked at for the first line end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +147,9 @@ class LineCutter(Cutter):
         """Refuse what is not one record a line."""
         head = bytes(self.buffer)
         check_line_ends(head, self.uri, at_end=at_end)
-        start = head.lstrip()
-        if start[:1] == b"[" and not is_list_lines(start) and _opens_array(start):
+        if b"\n" not in head and not at_end and len(head) < MAX_LINE_END_BYTES:
+            return False
+        if _is_array_of_rows(head.lstrip()):
             raise SourceError(
                 f"source file '{self.uri}' is one JSON array, not JSON Lines; set file_format to "
                 "json (or end its name in .json)",
@@ -296,13 +303,20 @@ def check_line_ends(head: bytes, uri: str, *, at_end: bool) -> None:
     """
     if b"\n" in head or b"\r" not in head.rstrip(b"\r\n"):
         return
-    if at_end or len(head) >= 2**16:
+    if at_end or len(head) >= MAX_LINE_END_BYTES:
         raise SourceError(
             f"source file '{uri}' ends its lines in CR only; convert them to LF (tr '\\r' '\\n')",
             uri=uri,
         )
 
 
-def _opens_array(start: bytes) -> bool:
-    """Whether text after `[` goes on as an array of objects over several lines."""
-    return start[1:].lstrip()[:1] in (b"{", b"")
+def _is_array_of_rows(start: bytes) -> bool:
+    """Whether lines begin an array of objects, rather than each being a list of messages."""
+    first = start.partition(b"\n")[0]
+    if first[:1] != b"[":
+        return False
+    try:
+        value = orjson.loads(first)
+    except orjson.JSONDecodeError:
+        return start[1:].lstrip()[:1] in (b"{", b"")
+    return bool(value) and isinstance(value[0], dict) and not {"role", "from"} & value[0].keys()

@@ -190,7 +190,9 @@ def _quarantined_table(
     for failure in sorted(failures):
         if spans is not None and data is not None:
             start, end = spans[failure.number].tolist()
-            raw, offset = data[start:end], shard.byte_start + start
+            piece = data[start:end]
+            raw = piece.strip()
+            offset = shard.byte_start + start + len(piece) - len(piece.lstrip())
         else:
             raw, offset = _raw_of(records.rows[places[failure.number]]), None
         row = shard.row_start + failure.number
@@ -212,6 +214,8 @@ def _notes(
     notes = dict(shard.notes)
     for name, count in records.notes.items():
         notes[name] = notes.get(name, 0) + count
+    if "truncated_files" in notes:  # scan and parse may both have seen it
+        notes["truncated_files"] = 1
     if extra_paths:
         notes["extra_paths"] = extra_paths
     if bidi := _bidi_rows(validated):

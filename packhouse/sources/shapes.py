@@ -182,6 +182,8 @@ def check_shapes(
     Raises:
         SourceError: shows both shapes with a row of each.
     """
+    if _are_alike(rows, row_format, renamed):
+        return
     seen: dict[Any, str | None] = {}
     own: tuple[int, Any] | None = None
     for number, row in zip(numbers, rows, strict=True):
@@ -192,6 +194,21 @@ def check_shapes(
                 own = own or (number, row)
             elif found is not None:
                 _refuse_mixture(uri, row_format, own, found, number, row)
+
+
+def _are_alike(rows: list[Any], row_format: str, renamed: dict[str, str]) -> bool:
+    """Whether all rows are objects whose keys alone show the file's format."""
+    if set(map(type, rows)) != {dict}:
+        return False
+    for keys in set(map(tuple, rows)):
+        if not _TALK_FIELDS.isdisjoint(keys):
+            return False
+        if row_format_of(dict.fromkeys(keys), renamed) not in (row_format, None):
+            return False
+    return True
+
+
+_TALK_FIELDS = {"messages", "conversations", "conversation"}
 
 
 def _shape_key(row: Any) -> Any:

@@ -87,14 +87,15 @@ class _Groups:
         self.uri = uri
         self.file: Any = open_file(uri)
         self.is_parquet = file_format == "parquet"
-        source: Any = pa.PythonFile(self.file, mode="r")
-        self.reader: Any
-        if self.is_parquet:
-            self.reader = pq.ParquetFile(source)
-            self.schema = self.reader.schema_arrow
-        else:
-            self.reader = _open_arrow(source)
-            self.schema = self.reader.schema
+        try:
+            self._open(pa.PythonFile(self.file, mode="r"))
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _open(self, source: Any) -> None:
+        self.reader: Any = pq.ParquetFile(source) if self.is_parquet else _open_arrow(source)
+        self.schema = self.reader.schema_arrow if self.is_parquet else self.reader.schema
 
     def sizes(self) -> list[tuple[int, int]]:
         """(rows, uncompressed bytes) of each group."""
@@ -108,10 +109,11 @@ class _Groups:
     def batch(self, number: int) -> Any:
         """One group as a table."""
         if self.is_parquet:
-            return self.reader.read_row_group(number)
-        batch = self.reader.get_batch(number)
-        batch.validate(full=True)
-        return pa.Table.from_batches([batch])
+            table = self.reader.read_row_group(number)
+        else:
+            table = pa.Table.from_batches([self.reader.get_batch(number)])
+        table.validate(full=True)
+        return table
 
     def head(self) -> list[dict[str, Any]]:
         """The first rows."""
@@ -123,9 +125,7 @@ class _Groups:
         position = 0
         for number, (group_rows, _) in enumerate(self.sizes()):
             if row_start <= position < row_start + num_rows and group_rows:
-                table = self.batch(number)
-                table.validate(full=True)
-                rows.extend(table.to_pylist())
+                rows.extend(self.batch(number).to_pylist())
             position += group_rows
         return rows
 

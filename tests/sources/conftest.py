@@ -1,0 +1,79 @@
+"""What this room's tests share: write a file, scan it, read every shard, check conservation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.sources import SourceShard, read_shard, scan_source
+from packhouse.tables import QUARANTINED, VALIDATED
+
+
+@dataclass
+class Source:
+    """All that reading a source gave."""
+
+    shards: list[SourceShard]
+    validated: pa.Table
+    quarantined: pa.Table
+    notes: dict[str, int]
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.quarantined["reason"].to_pylist()
+
+    @property
+    def messages(self) -> list[list[dict[str, Any]]]:
+        rows = self.validated["messages"].to_pylist()
+        return [[{k: v for k, v in m.items() if v is not None} for m in row] for row in rows]
+
+    @property
+    def texts(self) -> list[list[tuple[str, str]]]:
+        return [[(m["role"], m["content"]) for m in row] for row in self.messages]
+
+
+def read_source(
+    path: str | Path,
+    *,
+    max_shard_bytes: int = 2**25,
+    group_by: str = "prompt",
+    rules: dict[str, Any] | None = None,
+    **config: Any,
+) -> Source:
+    source = SourceConfig(path=str(path), **config)
+    shards = scan_source(source, max_shard_bytes)
+    parts = [read_shard(s, source, ValidateConfig(**(rules or {})), group_by) for s in shards]
+    notes: dict[str, int] = {}
+    for shard, part in zip(shards, parts, strict=True):
+        if shard.num_rows is not None:
+            seen = part.validated.num_rows + part.quarantined.num_rows
+            assert seen - part.notes.get("extra_paths", 0) == shard.num_rows
+        for name, count in part.notes.items():
+            notes[name] = notes.get(name, 0) + count
+    validated = pa.concat_tables([part.validated for part in parts])
+    quarantined = pa.concat_tables([part.quarantined for part in parts])
+    assert validated.schema.equals(VALIDATED)
+    assert quarantined.schema.equals(QUARANTINED)
+    validated.validate(full=True)
+    return Source(shards, validated.combine_chunks(), quarantined.combine_chunks(), notes)
+
+
+@pytest.fixture
+def read() -> Callable[..., Source]:
+    return read_source
+
+
+@pytest.fixture
+def read_bytes(tmp_path: Path) -> Callable[..., Source]:
+    """Write bytes to a file of this name and read it."""
+
+    def write_and_read(data: bytes, name: str = "rows.jsonl", **kwargs: Any) -> Source:
+        path = tmp_path / name
+        path.write_bytes(data)
+        return read_source(path, **kwargs)
+
+    return write_and_read

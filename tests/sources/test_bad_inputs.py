@@ -1,0 +1,615 @@
+"""Every kind of bad input known, by its number in the project's list, and what must become of it.
+
+A bad row sits between two good ones, so that each case also shows that its neighbours survive.
+"""
+
+import bz2
+import gzip
+import hashlib
+import os
+import sys
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.sources import read_shard, scan_source
+
+GOOD = b'{"instruction": "Add 1 and 2.", "input": "", "output": "3"}'
+ALSO_GOOD = b'{"instruction": "Name a colour.", "input": "", "output": "Red"}'
+
+
+def deep(levels: int) -> bytes:
+    return b'{"instruction": "x", "output": "y", "z": ' + b"[" * levels + b"]" * levels + b"}"
+
+
+BAD_ROWS = {
+    "1-malformed": (b'{"instruction": "x", "output" "y"}', "json"),
+    "2-trailing-comma": (b'{"instruction": "x", "output": "y",}', "json"),
+    "6-latin-1": (b'{"instruction": "caf\xe9", "output": "y"}', "encoding"),
+    "7-surrogate-escape": (b'{"instruction": "\\ud800", "output": "y"}', "encoding"),
+    "8-raw-surrogate": (b'{"instruction": "\xed\xa0\x80", "output": "y"}', "encoding"),
+    "9-escaped-nul": (b'{"instruction": "a\\u0000b", "output": "y"}', "control"),
+    "10-raw-nul": (b'{"instruction": "a\x00b", "output": "y"}', "control"),
+    "11-raw-control": (b'{"instruction": "a\x1bb", "output": "y"}', "control"),
+    "12-long-line": (b'{"instruction": "' + b"x" * 5000 + b'", "output": "y"}', "row_too_long"),
+    "13-deep": (deep(900), "depth"),
+    "14-just-too-deep": (deep(32), "depth"),
+    "15-duplicate-key": (b'{"instruction": "x", "output": "a", "output": "b"}', "duplicate_key"),
+    "15-duplicate-nested": (
+        b'{"instruction": "x", "output": "y", "m": {"a": 1, "a": 2}}',
+        "duplicate_key",
+    ),
+    "15-duplicate-escaped": (
+        b'{"instruction": "x", "output": "y", "a" : ":", "\\u0061": "\\u003a"}',
+        "duplicate_key",
+    ),
+    "16-nan": (b'{"instruction": "x", "output": "y", "n": NaN}', "number"),
+    "17-minus-infinity": (b'{"instruction": "x", "output": "y", "n": -Infinity}', "number"),
+    "18-int-over-64-bit": (
+        b'{"instruction": "x", "output": "y", "n": 18446744073709551616}',
+        "number",
+    ),
+    "18-negative-int": (
+        b'{"instruction": "x", "output": "y", "n": -9223372036854775809}',
+        "number",
+    ),
+    "19-5000-digits": (b'{"instruction": "x", "output": "y", "n": ' + b"7" * 3000 + b"}", "number"),
+    "20-1e400": (b'{"instruction": "x", "output": "y", "n": 1e400}', "number"),
+    "21-number-for-text": (b'{"instruction": 5, "output": "y"}', "type"),
+    "22-list-for-text": (b'{"instruction": ["x"], "output": "y"}', "type"),
+    "24-null-for-text": (b'{"instruction": "x", "output": null}', "type"),
+    "26-missing-field": (b'{"instruction": "x"}', "fields"),
+    "29-number": (b"7", "not_an_object"),
+    "29-string": (b'"text"', "not_an_object"),
+    "29-null": (b"null", "not_an_object"),
+    "29-list-of-numbers": (b"[1, 2]", "not_an_object"),
+    "36-two-objects": (GOOD + GOOD, "json"),
+    "37-single-quotes": (b"{'instruction': 'x', 'output': 'y'}", "json"),
+    "50-5000-keys": (
+        orjson.dumps({"instruction": "x", "output": "y"} | {f"k{i}": 1 for i in range(200)})[:-1]
+        + b"".join(b',"l%d":1' % i for i in range(4800))
+        + b"}",
+        "too_many_fields",
+    ),
+    "54-empty-answer": (b'{"instruction": "x", "output": " \\n"}', "empty_answer"),
+    "54-empty-question": (b'{"instruction": "", "input": "", "output": "y"}', "empty_prompt"),
+}
+SMALL = {"max_row_bytes": 4096}
+LONG_ON_PURPOSE = ("12-long-line",)
+
+
+def rules_for(case: str) -> dict[str, int]:
+    return SMALL if case in LONG_ON_PURPOSE else {}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_line_is_quarantined_and_its_neighbours_live(case, read_bytes):
+    bad, reason = BAD_ROWS[case]
+    data = b"\n".join([GOOD, bad, ALSO_GOOD]) + b"\n"
+
+    source = read_bytes(data, rules=rules_for(case))
+
+    assert source.validated["row"].to_pylist() == [0, 2]
+    assert source.reasons == [reason]
+    assert_keeps_the_bytes(source.quarantined, bad, row=1, offset=len(GOOD) + 1)
+
+
+@pytest.mark.parametrize("case", set(BAD_ROWS) - {"36-two-objects"})
+def test_a_bad_element_of_an_array_is_quarantined_and_its_neighbours_live(case, read_bytes):
+    bad, reason = BAD_ROWS[case]
+    data = b"[\n  " + b",\n  ".join([GOOD, bad, ALSO_GOOD]) + b"\n]\n"
+
+    source = read_bytes(data, "rows.json", rules=rules_for(case))
+
+    assert source.validated["row"].to_pylist() == [0, 2]
+    assert source.reasons == [reason]
+    assert_keeps_the_bytes(source.quarantined, bad, row=1, offset=data.index(bad, 10))
+
+
+def assert_keeps_the_bytes(quarantined: pa.Table, bad: bytes, *, row: int, offset: int) -> None:
+    [found] = quarantined.to_pylist()
+    assert found["row"] == row
+    assert found["byte_offset"] == offset
+    assert found["raw"] == bad[: 64 * 1024]
+    assert found["raw_size"] == len(bad)
+    assert found["raw_sha256"] == hashlib.sha256(bad).hexdigest()
+    assert found["step"] == "validate"
+    assert len(found["detail"]) > 10
+
+
+def test_depth_32_is_allowed_and_33_is_not(read_bytes):
+    source = read_bytes(deep(31) + b"\n" + deep(32))
+
+    assert source.validated["row"].to_pylist() == [0]
+    assert source.reasons == ["depth"]
+
+
+def test_13_nesting_of_100000_is_quarantined_without_a_crash(read_bytes):
+    source = read_bytes(GOOD + b"\n" + deep(100_000) + b"\n")
+
+    assert source.reasons == ["depth"]
+    assert source.quarantined["raw_size"].to_pylist() == [len(deep(100_000))]
+    assert len(source.quarantined["raw"][0].as_py()) == 64 * 1024
+
+
+def test_19_more_digits_than_python_reads_are_quarantined(read_bytes):
+    row = b'{"instruction": "x", "output": "y", "n": ' + b"7" * 5000 + b"}"
+    assert sys.get_int_max_str_digits() < 5000
+
+    assert read_bytes(GOOD + b"\n" + row).reasons == ["number"]
+
+
+def test_3_truncated_last_line_is_quarantined_and_flags_the_file(read_bytes):
+    source = read_bytes(GOOD + b"\n" + ALSO_GOOD[:30])
+
+    assert source.reasons == ["json"]
+    assert "the file ends inside this row" in source.quarantined["detail"][0].as_py()
+    assert source.notes["truncated_files"] == 1
+
+
+def test_3_truncated_array_is_quarantined_and_flags_the_file(read_bytes):
+    source = read_bytes(b"[" + GOOD + b",\n" + ALSO_GOOD[:30], "rows.json")
+
+    assert source.validated.num_rows == 1
+    assert source.reasons == ["json"]
+    assert source.notes["truncated_files"] == 1
+
+
+def test_malformed_line_in_the_middle_does_not_flag_the_file(read_bytes):
+    assert "truncated_files" not in read_bytes(b"{\n" + GOOD + b"\n").notes
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_4_byte_order_mark_is_stripped_and_counted(name, read_bytes):
+    body = GOOD if name.endswith("l") else b"[" + GOOD + b"]"
+
+    source = read_bytes(b"\xef\xbb\xbf" + body, name)
+
+    assert source.validated.num_rows == 1
+    assert source.notes == {"bom": 1}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+def test_5_wide_encodings_are_refused_by_name(name, encoding, read_bytes):
+    with pytest.raises(SourceError, match=encoding[:6].upper()):
+        read_bytes(GOOD.decode().encode(encoding), name)
+
+
+def test_12_a_line_larger_than_a_shard_gets_a_shard_of_its_own(read_bytes):
+    line = b'{"instruction": "' + b"x" * 300_000 + b'", "output": "y"}'
+
+    source = read_bytes(
+        b"\n".join([GOOD, line, ALSO_GOOD]), max_shard_bytes=10_000, rules={"max_row_bytes": 2**16}
+    )
+
+    assert [shard.num_rows for shard in source.shards] == [1, 1, 1]
+    assert source.reasons == ["row_too_long"]
+    assert source.quarantined["raw_size"].to_pylist() == [300_000 + 34]
+
+
+def test_23_text_parts_are_joined_and_other_parts_are_quarantined(read_bytes):
+    good = {
+        "role": "user",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    }
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    answer = {"role": "assistant", "content": "c"}
+    rows = [{"messages": [first, answer]} for first in (good, image)]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    assert source.texts == [[("user", "ab"), ("assistant", "c")]]
+    assert source.reasons == ["type"]
+    assert "image_url" in source.quarantined["detail"][0].as_py()
+
+
+def test_24_null_content_is_fine_beside_tool_calls_only(read_bytes):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    user = {"role": "user", "content": "go"}
+    result = {"role": "tool", "content": "1", "tool_call_id": "c1"}
+    end = {"role": "assistant", "content": "done"}
+    asks = {"role": "assistant", "content": None, "tool_calls": [call]}
+    rows = [[user, asks, result, end], [user, {"role": "assistant", "content": None}]]
+
+    source = read_bytes(b"\n".join(orjson.dumps({"messages": row}) for row in rows))
+
+    assert source.validated["row"].to_pylist() == [0]
+    assert source.reasons == ["type"]
+
+
+def test_25_null_role_is_quarantined(read_bytes):
+    good = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    bad = [{"role": None, "content": "a"}, {"role": "assistant", "content": "b"}]
+
+    source = read_bytes(b"\n".join(orjson.dumps({"messages": row}) for row in (good, bad)))
+
+    assert source.reasons == ["type"]
+
+
+def test_26_a_file_of_two_shapes_is_refused_and_both_are_shown(read_bytes):
+    rows = [GOOD, ALSO_GOOD, b'{"question": "1 + 1?", "answer": "2"}']
+
+    with pytest.raises(SourceError, match=r"row 0 has .*'instruction'.*row 2 has .*'question'"):
+        read_bytes(b"\n".join(rows))
+
+
+def test_26_two_shapes_are_refused_in_whatever_shard_they_lie(read_bytes):
+    rows = [GOOD] * 100 + [b'{"question": "1 + 1?", "answer": "2"}']
+
+    with pytest.raises(SourceError, match="row 100 has the fields 'question', 'answer'"):
+        read_bytes(b"\n".join(rows), max_shard_bytes=500)
+
+
+def test_26_with_a_stated_format_other_shapes_are_quarantined(read_bytes):
+    rows = [GOOD, b'{"question": "1 + 1?", "answer": "2"}']
+
+    assert read_bytes(b"\n".join(rows), format="alpaca").reasons == ["fields"]
+
+
+def test_27_messages_as_json_text_are_quarantined_with_a_hint(read_bytes):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": messages}, {"messages": orjson.dumps(messages).decode()}]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    assert source.reasons == ["type"]
+    assert "JSON text" in source.quarantined["detail"][0].as_py()
+
+
+@pytest.mark.parametrize("between", [b", ", b",\n"])
+def test_28_an_array_named_jsonl_is_refused_with_a_hint(between, read_bytes):
+    with pytest.raises(SourceError, match=r"one JSON array.*file_format"):
+        read_bytes(b"[" + between.join([GOOD, ALSO_GOOD]) + b"]\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rows.jsonl", b""),
+        ("rows.jsonl", b"\n \n\r\n"),
+        ("rows.json", b""),
+        ("rows.json", b" [ \n] \n"),
+        ("rows.csv", b""),
+        ("rows.csv", b"text,label\n"),
+        ("rows.tsv", b"text\tlabel\r\n"),
+        ("rows.jsonl.gz", gzip.compress(b"")),
+    ],
+)
+def test_30_a_file_without_rows_gives_no_rows_and_a_note(name, data, read_bytes):
+    source = read_bytes(data, name)
+
+    assert source.validated.num_rows == source.quarantined.num_rows == 0
+    assert source.notes["empty_files"] == 1
+
+
+def test_31_blank_lines_are_counted_and_do_not_number_rows(read_bytes):
+    source = read_bytes(b"\n" + GOOD + b"\n\n \t\r\n" + ALSO_GOOD + b"\n\n")
+
+    assert source.validated["row"].to_pylist() == [0, 1]
+    assert source.notes == {"blank_lines": 4}
+
+
+def test_32_windows_line_ends_are_accepted(read_bytes):
+    source = read_bytes(GOOD + b"\r\n" + ALSO_GOOD + b"\r\n")
+
+    assert source.validated.num_rows == 2
+    assert source.notes == {}
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tsv"])
+def test_33_carriage_returns_alone_are_refused(name, read_bytes):
+    with pytest.raises(SourceError, match="in CR only"):
+        read_bytes(GOOD + b"\r" + ALSO_GOOD + b"\r", name)
+
+
+@pytest.mark.parametrize(
+    "separator", ["\u2028", "\u0085", "\u2029", "\x1e".replace("\x1e", "\u001e")]
+)
+def test_34_unicode_line_separators_are_ordinary_text(separator, read_bytes):
+    text = f"a{separator}b"
+    row = orjson.dumps({"instruction": text, "output": text})
+
+    source = read_bytes(row + b"\n" + row + b"\n")
+
+    assert source.texts == [[("user", text), ("assistant", text)]] * 2
+
+
+def test_35_no_final_newline_is_accepted(read_bytes):
+    assert read_bytes(GOOD + b"\n" + ALSO_GOOD).validated.num_rows == 2
+
+
+LINES = (GOOD + b"\n") * 2000
+GZ = gzip.compress(LINES, mtime=0)
+ZST = zstandard.ZstdCompressor(write_checksum=True).compress(LINES)
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+REFUSED_STREAMS = {
+    "38-truncated-gz": (GZ[:-20], "truncated"),
+    "38-truncated-gz-trailer": (GZ[:-1], "truncated"),
+    "38-truncated-zst": (ZST[:-20], "damaged"),
+    "39-wrong-crc": (flipped(GZ, len(GZ) - 6), "damaged"),
+    "39-wrong-zst-checksum": (flipped(ZST, len(ZST) - 2), "damaged"),
+    "40-garbage-after-gz": (GZ + b"garbage", "garbage follows"),
+    "40-zeros-after-gz": (GZ + bytes(100), "garbage follows"),
+    "40-garbage-after-zst": (ZST + b"garbage!", "damaged"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_STREAMS)
+def test_damaged_compressed_files_are_refused(case, read_bytes):
+    data, what = REFUSED_STREAMS[case]
+
+    with pytest.raises(SourceError, match=what):
+        read_bytes(data, "rows.jsonl" + (".gz" if data[:2] == GZ[:2] else ".zst"))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl"])
+def test_41_and_43_gzip_members_are_joined_and_its_magic_beats_the_name(name, read_bytes):
+    data = gzip.compress(GOOD + b"\n") + gzip.compress(ALSO_GOOD + b"\n")
+
+    source = read_bytes(data, name)
+
+    assert source.validated.num_rows == 2
+    assert source.notes == ({} if name.endswith(".gz") else {"misnamed_compression": 1})
+
+
+def test_42_plain_text_named_gz_is_read_and_noted(read_bytes):
+    source = read_bytes(GOOD, "rows.jsonl.gz")
+
+    assert source.validated.num_rows == 1
+    assert source.notes == {"misnamed_compression": 1}
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+def test_44_decompression_bombs_are_refused_before_they_fill_memory(compress, read_bytes):
+    bomb = compress(b" " * 100_000_000)
+    tracemalloc.start()
+
+    with pytest.raises(SourceError, match="100:1"):
+        read_bytes(bomb, "rows.jsonl.gz")
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30_000_000
+
+
+def test_45_new_fields_in_later_rows_are_ignored(read_bytes):
+    extra = b'{"instruction": "x", "output": "y", "source_url": "z", "score": 1.5}'
+
+    assert read_bytes(GOOD + b"\n" + extra).validated.num_rows == 2
+
+
+def test_46_fake_parquet_is_refused(read_bytes):
+    with pytest.raises(SourceError, match="not Parquet: it is text"):
+        read_bytes(GOOD, "rows.parquet")
+
+
+def test_46_damaged_parquet_is_refused(tmp_path, read):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"instruction": ["x"], "output": ["y"]}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+
+    with pytest.raises(SourceError, match="damaged Parquet"):
+        read(path)
+
+
+def test_46_parquet_of_no_known_shape_is_refused_with_its_columns(tmp_path, read):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"height": [1.0], "weight": [2.0]}), path)
+
+    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known shape"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
+def test_47_an_error_page_is_refused_as_what_it_is(name, read_bytes):
+    with pytest.raises(SourceError, match="a web page"):
+        read_bytes(b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", name)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+def test_48_a_git_lfs_pointer_is_refused_as_what_it_is(name, read_bytes):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 22773992\n"
+
+    with pytest.raises(SourceError, match="git lfs pull"):
+        read_bytes(pointer, name)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [(b"PK\x03\x04rest", "zip"), (bz2.compress(b"x"), "bzip2"), (b"%PDF-1.7", "PDF")],
+)
+def test_other_file_kinds_are_refused_as_what_they_are(data, what, read_bytes):
+    with pytest.raises(SourceError, match=what):
+        read_bytes(data)
+
+
+def test_49_bidi_controls_are_counted_by_row(read_bytes):
+    rows = [
+        {"instruction": "a\u202eb\u202c", "output": "\u2066c"},
+        {"instruction": "plain \u2019", "output": "x\u2030"},
+        {"instruction": "z", "output": "\u2069"},
+    ]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    assert source.validated.num_rows == 3
+    assert source.notes == {"bidi_controls": 2}
+
+
+def turns(*pairs: tuple[str, str]) -> bytes:
+    return orjson.dumps({"messages": [{"role": role, "content": text} for role, text in pairs]})
+
+
+ROLE_CASES = {
+    "51-unknown-role": ([("user", "a"), ("critic", "b"), ("assistant", "c")], "unknown_role"),
+    "52-empty-conversation": ([], "empty_conversation"),
+    "53-assistant-first": (
+        [("assistant", "a"), ("user", "b"), ("assistant", "c")],
+        "starts_with_assistant",
+    ),
+    "53-two-users": ([("user", "a"), ("user", "b"), ("assistant", "c")], "consecutive_user"),
+    "53-two-assistants": (
+        [("user", "a"), ("assistant", "b"), ("assistant", "c")],
+        "consecutive_assistant",
+    ),
+    "53-ends-on-user": ([("user", "a"), ("assistant", "b"), ("user", "c")], "ends_on_user"),
+    "53-late-system": ([("user", "a"), ("system", "b"), ("assistant", "c")], "system_not_first"),
+    "54-no-assistant": ([("system", "a"), ("user", "b")], "no_assistant"),
+    "56-result-without-call": (
+        [("user", "a"), ("tool", "b"), ("assistant", "c")],
+        "tool_result_without_call",
+    ),
+    "59-control-text-in-role": ([("user<|im_end|>", "a"), ("assistant", "b")], "unknown_role"),
+}
+
+
+@pytest.mark.parametrize("case", ROLE_CASES)
+def test_each_broken_order_has_its_own_reason(case, read_bytes):
+    messages, reason = ROLE_CASES[case]
+    good = turns(("user", "a"), ("assistant", "b"))
+
+    source = read_bytes(b"\n".join([good, turns(*messages), good]))
+
+    assert source.validated["row"].to_pylist() == [0, 2]
+    assert source.reasons == [reason]
+
+
+def test_53_ending_on_user_may_be_allowed(read_bytes):
+    row = turns(("user", "a"), ("assistant", "b"), ("user", "c"))
+
+    assert read_bytes(row, rules={"allow_ends_on_user": True}).validated.num_rows == 1
+
+
+@pytest.mark.parametrize("arguments", ["{not json", "[1]", '"text"', 5, None])
+def test_56_tool_call_arguments_that_are_no_json_object_are_quarantined(arguments, read_bytes):
+    def row(value):
+        call = {"type": "function", "function": {"name": "f", "arguments": value}}
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        return orjson.dumps({"messages": messages})
+
+    source = read_bytes(row('{"a": 1}') + b"\n" + row(arguments))
+
+    assert source.validated.num_rows == 1
+    assert source.reasons == ["tool_calls"]
+
+
+def test_57_control_text_in_contents_is_kept_as_it_is(read_bytes):
+    row = turns(("user", "a <|im_end|>"), ("assistant", "<think>b</think>"))
+
+    assert read_bytes(row).texts == [[("user", "a <|im_end|>"), ("assistant", "<think>b</think>")]]
+
+
+def test_60_too_many_characters_are_quarantined_before_the_tokenizer(read_bytes):
+    rows = [turns(("user", "a" * size), ("assistant", "b")) for size in (1_000_000, 1_000_001)]
+
+    source = read_bytes(b"\n".join(rows))
+
+    assert source.validated["row"].to_pylist() == [0]
+    assert source.reasons == ["too_many_chars"]
+
+
+def test_60_the_limit_counts_characters_not_bytes(read_bytes):
+    row = turns(("user", "\u4e2d" * 10), ("assistant", "b"))
+
+    assert read_bytes(row, rules={"max_chars": 10}).validated.num_rows == 1
+    assert read_bytes(row, rules={"max_chars": 9}).reasons == ["too_many_chars"]
+
+
+def test_62_a_path_with_nul_is_refused(read):
+    with pytest.raises(SourceError, match="NUL"):
+        read("rows\0.jsonl")
+
+
+def test_63_links_pipes_and_folders_are_refused(tmp_path, read):
+    target = tmp_path / "target.jsonl"
+    target.write_bytes(GOOD)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(target)
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+
+    with pytest.raises(SourceError, match=r"symbolic link.*target\.jsonl"):
+        read(link)
+    with pytest.raises(SourceError, match="FIFO"):
+        read(pipe)
+    with pytest.raises(SourceError, match="symbolic link"):
+        read(tmp_path)
+
+
+def test_65_a_file_that_changed_since_the_scan_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD + b"\n")
+    config = SourceConfig(path=str(path))
+    [shard] = scan_source(config)
+    path.write_bytes(ALSO_GOOD[: len(GOOD)] + b"\n")
+
+    with pytest.raises(SourceError, match="changed since it was scanned"):
+        read_shard(shard, config, ValidateConfig(), "prompt")
+
+
+def test_65_a_parquet_file_that_changed_since_the_scan_is_refused(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"instruction": ["x"], "output": ["y"]}), path)
+    config = SourceConfig(path=str(path))
+    [shard] = scan_source(config)
+    pq.write_table(pa.table({"instruction": ["x", "x"], "output": ["y", "y"]}), path)
+
+    with pytest.raises(SourceError, match="changed since it was scanned"):
+        read_shard(shard, config, ValidateConfig(), "prompt")
+
+
+def test_a_file_that_vanished_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD)
+    config = SourceConfig(path=str(path))
+    [shard] = scan_source(config)
+    path.unlink()
+
+    with pytest.raises(SourceError, match=r"rows\.jsonl' does not exist"):
+        read_shard(shard, config, ValidateConfig(), "prompt")
+
+
+def test_67_arrow_with_bad_offsets_is_refused(tmp_path, read):
+    path = tmp_path / "rows.arrow"
+    bad = pa.StringArray.from_buffers(
+        2, pa.py_buffer(b"\0\0\0\0\x7f\0\0\0\x02\0\0\0"), pa.py_buffer(b"ab")
+    )
+    table = pa.Table.from_arrays([bad, bad], names=["instruction", "output"])
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+    with pytest.raises(SourceError, match="damaged Arrow"):
+        read(path)
+
+
+def test_parquet_text_that_is_not_utf8_is_refused(tmp_path, read):
+    path = tmp_path / "rows.parquet"
+    raw = pa.array([b"caf\xe9"], pa.binary())
+    text = pa.StringArray.from_buffers(1, *raw.buffers()[1:])
+    pq.write_table(pa.Table.from_arrays([text, text], names=["instruction", "output"]), path)
+
+    with pytest.raises(SourceError, match="damaged Parquet"):
+        read(path)
+
+
+def test_raw_deflate_is_not_taken_for_text(tmp_path: Path, read_bytes):
+    source = read_bytes(GOOD + b"\n" + zlib.compress(GOOD).replace(b"\n", b""))
+
+    assert source.reasons in (["encoding"], ["json"], ["control"])

@@ -1,4 +1,3 @@
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,26 +14,7 @@ from packhouse.store import (
     set_ref,
     verify_version,
 )
-
-
-def pack_table(first: int = 1) -> pa.Table:
-    return pa.table(
-        {
-            "input_ids": pa.array([[first, 2, 3, 4, 5], [6, 7]], pa.list_(pa.int32())),
-            "labels": pa.array([[-100, 2, -100, 4, 5], [-100, 7]], pa.list_(pa.int32())),
-            "seq_lengths": pa.array([[3, 2], [2]], pa.list_(pa.int32())),
-            "record_ids": [["a", "b"], ["c"]],
-        }
-    )
-
-
-def pack_file(folder, first: int = 1) -> LocalFile:
-    path = folder / f"train-{first}.parquet"
-    pq.write_table(pack_table(first), path, write_page_checksum=True)
-    return LocalFile(path, "train", rows=2, tokens=7)
-
-
-FACTS = {"content_id": "c1", "configuration": {"pack": {"seq_len": 8}}, "counts": {"rows": 3}}
+from tests.store.versions import FACTS, pack_file, pack_table
 
 
 @pytest.fixture

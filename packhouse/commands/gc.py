@@ -1,0 +1,53 @@
+"""`packhouse gc`: reclaim what no reader can reach."""
+
+import click
+
+from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.store.address import open_dataset
+from packhouse.store.gc import GcReport, collect_garbage
+
+__all__ = ["gc"]
+
+
+@click.command()
+@click.argument("dataset", metavar="ROOT/DATASET")
+@click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
+@click.option(
+    "--grace-hours",
+    default=24.0,
+    show_default=True,
+    help="Leave uncommitted attempts alone that were written to in the last hours.",
+)
+@as_json
+def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
+    """Reclaim what dead publishers left. Shows what first; committed versions are never touched."""
+    store, name = open_dataset(dataset)
+    report = collect_garbage(store, name, grace_s=grace_hours * 3600, dry_run=not delete)
+    if as_json:
+        echo_json(_json(report))
+        return
+    rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
+    print_table(("version", "why", "objects", "bytes"), rows)
+    verb = f"deleted {report.num_deleted:,} objects" if delete else "nothing deleted; add --delete"
+    click.echo(
+        f"{report.num_bytes:,} bytes of garbage, {report.num_unfinished_uploads} unfinished "
+        f"uploads: {verb}"
+    )
+
+
+def _json(report: GcReport) -> dict[str, object]:
+    return {
+        "dry_run": report.dry_run,
+        "deleted": report.num_deleted,
+        "bytes": report.num_bytes,
+        "unfinished_uploads": report.num_unfinished_uploads,
+        "garbage": [
+            {
+                "version": garbage.version,
+                "reason": garbage.reason,
+                "bytes": garbage.num_bytes,
+                "keys": [info.key for info in garbage.objects],
+            }
+            for garbage in report.garbage
+        ],
+    }

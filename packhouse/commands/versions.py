@@ -1,0 +1,233 @@
+"""`packhouse ls | show | verify | pull | diff`: versions, for people and scripts."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from packhouse.errors import IntegrityError
+from packhouse.store.address import open_address, parse_address
+from packhouse.store.diff import Diff, diff_versions
+from packhouse.store.manifest import Manifest
+from packhouse.store.objects import ObjectStore, open_store
+from packhouse.store.read import OpenVersion, list_versions, pull_version, verify_version
+from packhouse.store.refs import list_refs
+
+__all__ = ["diff", "ls", "pull", "show", "verify"]
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def echo_json(value: Any) -> None:
+    """Print JSON with sorted keys."""
+    click.echo(json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+    """Print a table; numbers go to the right."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{v:,}" if type(v) is int else str(v) for v in row))
+    Console(soft_wrap=False, highlight=False, markup=False).print(table)
+
+
+@click.command()
+@click.argument("place", metavar="ROOT[/DATASET]")
+@as_json
+def ls(place: str, as_json: bool) -> None:
+    r"""List the datasets of a store, or the versions and refs of a dataset.
+
+    \b
+    packhouse ls ./store
+    packhouse ls s3://bucket/store/alpaca
+    """
+    store = open_store(place)
+    folders = set(store.list_folders(""))
+    if folders & {"v", "refs"}:
+        address = parse_address(place)
+        _list_dataset(open_store(address.root), address.dataset, as_json)
+    else:
+        _list_root(store, sorted(folders), as_json)
+
+
+def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> None:
+    rows = []
+    for dataset in datasets:
+        refs = list_refs(store, dataset)
+        if refs or any(True for _ in store.list_folders(f"{dataset}/v/")):
+            rows.append({"dataset": dataset, "refs": {ref.name: ref.version for ref in refs}})
+    if as_json:
+        echo_json(rows)
+        return
+    lines = [(row["dataset"], "  ".join(f"{k} -> {v}" for k, v in _items(row))) for row in rows]
+    print_table(("dataset", "refs"), lines)
+
+
+def _items(row: Mapping[str, Any]) -> Any:
+    return row["refs"].items()
+
+
+def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
+    names: dict[str, list[str]] = {}
+    for ref in list_refs(store, dataset):
+        names.setdefault(ref.version, []).append(ref.name)
+    rows = [_summary(m) | {"refs": names.get(m.version, [])} for m in list_versions(store, dataset)]
+    if as_json:
+        echo_json(rows)
+        return
+    columns = ("version", "refs", "splits", "files", "rows", "tokens", "bytes")
+    lines = [
+        (r["version"], ", ".join(r["refs"]), ", ".join(r["splits"]), *(r[c] for c in columns[3:]))
+        for r in rows
+    ]
+    print_table(columns, lines)
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    data = [entry for entry in manifest.files if entry.kind == "data"]
+    return {
+        "version": manifest.version,
+        "manifest_id": manifest.manifest_id,
+        "content_id": manifest.content_id,
+        "splits": manifest.splits(),
+        "files": len(manifest.files),
+        "rows": sum(entry.rows for entry in data),
+        "tokens": sum(entry.tokens for entry in data),
+        "bytes": manifest.num_bytes,
+    }
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@as_json
+def show(address: str, as_json: bool) -> None:
+    """Show a version: its files, counts, lineage and settings. NAME is a ref or a version."""
+    opened = open_address(address)
+    if as_json:
+        click.echo(opened.manifest.to_bytes())
+        return
+    manifest = opened.manifest
+    print_table(("", ""), list(_summary(manifest).items()), f"{opened.dataset} {opened.version}")
+    files = [(e.key, e.rows, e.tokens, e.size, e.sha256[:12]) for e in manifest.files]
+    click.echo()
+    print_table(("file", "rows", "tokens", "bytes", "sha256"), files)
+    for name in ("counts", "lineage", "configuration", "engines", "libraries"):
+        flat = _flat(getattr(manifest, name))
+        if flat:
+            click.echo()
+            print_table((name, ""), flat)
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [line for k, v in value.items() for line in _flat(v, f"{prefix}.{k}".lstrip("."))]
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return [line for i, v in enumerate(value) for line in _flat(v, f"{prefix}.{i}")]
+    return [(prefix, value)]
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@as_json
+def verify(address: str, as_json: bool) -> None:
+    """Check every byte, schema, count and value of a version, from its store alone."""
+    report = verify_version(open_address(address))
+    if as_json:
+        echo_json(
+            {
+                "version": report.version,
+                "is_intact": report.is_intact,
+                "files": report.num_files,
+                "bytes": report.num_bytes,
+                "rows": report.num_rows,
+                "tokens": report.num_tokens,
+                "problems": list(report.problems),
+            }
+        )
+    else:
+        click.echo(
+            f"{report.version}: {report.num_files:,} files, {report.num_bytes:,} bytes, "
+            f"{report.num_rows:,} rows, {report.num_tokens:,} tokens: "
+            f"{'intact' if report.is_intact else 'DAMAGED'}"
+        )
+        for problem in report.problems:
+            click.echo(f"  {problem}")
+    if not report.is_intact:
+        raise click.exceptions.Exit(IntegrityError.exit_code)
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("dest", type=click.Path(file_okay=False))
+@click.option("--threads", default=8, show_default=True, help="Files in flight.")
+@click.option("--data-only", is_flag=True, help="Leave out records and quarantine.")
+@as_json
+def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
+    """Copy a version to folder DEST, in parallel and verified; run again to resume."""
+    opened = open_address(address)
+    kinds = ("data", "card") if data_only else ()
+    folder = pull_version(opened, dest, num_threads=threads, kinds=kinds)
+    if as_json:
+        echo_json(_summary(opened.manifest) | {"folder": str(folder)})
+    else:
+        click.echo(f"{opened.dataset} {opened.version} -> {folder}")
+
+
+@click.command()
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
+@as_json
+def diff(old: str, new: str, no_records: bool, as_json: bool) -> None:
+    r"""Compare two versions: settings, counts, schema, records, tokens and masks.
+
+    NEW may be a bare NAME of the same dataset.
+
+    \b
+    packhouse diff ./store/alpaca@prod latest
+    """
+    left = open_address(old)
+    right = _same_dataset(left, new) if "/" not in new else open_address(new)
+    found = diff_versions(left, right, records=not no_records)
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        _print_diff(found)
+
+
+def _same_dataset(left: OpenVersion, name: str) -> OpenVersion:
+    from packhouse.store.read import open_version
+
+    return open_version(left.store, left.dataset, name.removeprefix("@"))
+
+
+def _print_diff(found: Diff) -> None:
+    click.echo(f"{found.old} -> {found.new}")
+    if found.is_same_content:
+        click.echo("the rows are the same (content_id)")
+    for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
+        changed = getattr(found, name)
+        if changed:
+            click.echo()
+            print_table((name, "old", "new"), [(k, *pair) for k, pair in changed.items()])
+    click.echo()
+    print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
+    if found.records is not None:
+        _print_records(found)
+
+
+def _print_records(found: Diff) -> None:
+    records = found.records
+    assert records is not None
+    rows = []
+    for name in ("added", "removed", "changed_tokens", "changed_masks", "moved", "same"):
+        examples = ", ".join(records.examples.get(name, ()))
+        rows.append((name.replace("_", " "), getattr(records, f"num_{name}"), examples))
+    click.echo()
+    print_table(("records", "number", "such as"), rows)

@@ -1,0 +1,87 @@
+import os
+import time
+
+import pytest
+
+from packhouse.store import gc, open_store, open_version, publish, publish_version, verify_version
+from packhouse.store.gc import collect_garbage, find_garbage
+from packhouse.store.steps import run
+from tests.store.versions import FACTS, pack_file
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path / "store"))
+
+
+def upload_only(store, folder, vid="aaaa"):
+    """What a publisher leaves that is killed before its commit."""
+    uploads = publish.name_files([pack_file(folder)])
+    draft = publish.draft_manifest("tiny", vid, [e for e, _ in uploads], FACTS, [])
+    for steps in publish._upload(draft, uploads):
+        run(store, steps)
+    return uploads
+
+
+def age(store, seconds):
+    old = time.time() - seconds
+    for path in store.root.rglob("*"):
+        os.utime(path, (old, old))
+
+
+def test_an_abandoned_attempt_is_fenced_and_deleted_and_a_late_publisher_moves_on(store, tmp_path):
+    upload_only(store, tmp_path)
+    assert find_garbage(store, "tiny") == []
+    age(store, 2 * gc.DEFAULT_GRACE_S)
+
+    (garbage,) = find_garbage(store, "tiny")
+    assert (garbage.version, garbage.reason, len(garbage.objects)) == ("aaaa.g0", "abandoned", 1)
+    assert collect_garbage(store, "tiny").num_deleted == 0  # dry run
+    assert collect_garbage(store, "tiny", dry_run=False).num_deleted == 1
+    assert find_garbage(store, "tiny") == []
+
+    late = publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    assert (late.version, late.created) == ("aaaa.g1", True)
+    assert verify_version(open_version(store, "tiny")).is_intact
+
+
+def test_committed_versions_are_never_garbage_and_strays_beside_them_are(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    stray = "tiny/v/aaaa.g0/data/train-00000-of-00001-000000000000.parquet"
+    store.put_create(stray, b"other bytes")
+    age(store, 2 * gc.DEFAULT_GRACE_S)
+
+    (garbage,) = find_garbage(store, "tiny")
+    assert (garbage.reason, [info.key for info in garbage.objects]) == ("stray", [stray])
+    collect_garbage(store, "tiny", dry_run=False)
+    assert verify_version(open_version(store, "tiny")).is_intact
+
+
+def test_a_publisher_that_commits_between_look_and_collection_wins(store, tmp_path):
+    upload_only(store, tmp_path)
+    age(store, 2 * gc.DEFAULT_GRACE_S)
+    (garbage,) = find_garbage(store, "tiny")
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+
+    assert run(store, gc.collect_steps(garbage)) == 0
+    assert verify_version(open_version(store, "tiny")).is_intact
+
+
+def test_what_comes_late_behind_a_tombstone_is_collected_without_grace(store, tmp_path):
+    upload_only(store, tmp_path)
+    age(store, 2 * gc.DEFAULT_GRACE_S)
+    collect_garbage(store, "tiny", dry_run=False)
+    upload_only(store, tmp_path)
+
+    (garbage,) = find_garbage(store, "tiny")
+    assert garbage.reason == "collected"
+    assert collect_garbage(store, "tiny", dry_run=False).num_deleted == 1
+
+
+def test_temporary_files_of_killed_writers_are_removed(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS)
+    (store.root / ".packhouse" / "tmp" / "left").write_bytes(b"half")
+    age(store, 2 * gc.DEFAULT_GRACE_S)
+
+    assert collect_garbage(store, "tiny", dry_run=False).num_unfinished_uploads == 1
+    assert list((store.root / ".packhouse" / "tmp").iterdir()) == []

@@ -1,0 +1,95 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.cli import cli
+from packhouse.store import open_store, publish_version
+from tests.store.versions import FACTS, pack_file
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    root = str(tmp_path / "store")
+    store = open_store(root)
+    for vid, first in (("aaaa", 1), ("bbbb", 9)):
+        facts = FACTS | {"content_id": vid}
+        publish_version(store, "tiny", vid, [pack_file(tmp_path, first)], facts, "latest")
+    return f"{root}/tiny"
+
+
+def call(*args, code=0):
+    done = CliRunner().invoke(cli, [str(arg) for arg in args])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_ls_lists_datasets_and_versions(dataset):
+    root = dataset.rpartition("/")[0]
+    (row,) = json.loads(call("ls", root, "--json"))
+    assert row == {"dataset": "tiny", "refs": {"latest": "bbbb.g0"}}
+    rows = json.loads(call("ls", dataset, "--json"))
+    assert [(r["version"], r["refs"], r["tokens"]) for r in rows] == [
+        ("aaaa.g0", [], 7),
+        ("bbbb.g0", ["latest"], 7),
+    ]
+    assert "bbbb.g0" in call("ls", dataset)
+
+
+def test_show_verify_and_pull(dataset, tmp_path):
+    assert json.loads(call("show", f"{dataset}@aaaa", "--json"))["vid"] == "aaaa"
+    assert "seq_len" in call("show", dataset)
+    assert json.loads(call("verify", dataset, "--json"))["is_intact"] is True
+    call("pull", dataset, tmp_path / "copy")
+    assert (tmp_path / "copy" / "manifest.json").exists()
+
+
+def test_verify_ends_with_5_where_a_byte_is_wrong(dataset, tmp_path):
+    (path,) = (tmp_path / "store" / "tiny" / "v" / "bbbb.g0" / "data").iterdir()
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    assert "DAMAGED" in call("verify", dataset, code=5)
+
+
+def test_diff_of_two_names(dataset):
+    found = json.loads(call("diff", f"{dataset}@aaaa.g0", "latest", "--json"))
+    assert found["records"]["num_changed_tokens"] == 1
+    assert "changed tokens" in call("diff", f"{dataset}@aaaa.g0", "latest")
+
+
+def test_refs_are_set_listed_and_rolled_back(dataset):
+    assert json.loads(call("ref", "set", dataset, "prod", "latest", "--json"))["seq"] == 1
+    call("ref", "rollback", dataset, "latest")
+    refs = json.loads(call("ref", "ls", dataset, "--json"))
+    assert {r["name"]: r["version"] for r in refs} == {"latest": "aaaa.g0", "prod": "bbbb.g0"}
+    assert "bbbb.g0" in call("ref", "log", dataset, "latest")
+    call("ref", "rollback", dataset, "prod", code=5)
+
+
+def test_gc_shows_first(dataset, tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    store.put_create("tiny/v/cccc.g0/data/train-0.parquet", b"left")
+    shown = json.loads(call("gc", dataset, "--grace-hours", "0", "--json"))
+    assert (shown["dry_run"], shown["bytes"], shown["deleted"]) == (True, 4, 0)
+    assert "deleted 1 objects" in call("gc", dataset, "--grace-hours", "0", "--delete")
+
+
+def test_doctor_passes_a_folder(tmp_path):
+    checks = json.loads(call("doctor", "storage", tmp_path / "new", "--races", "3", "--json"))
+    assert {check["status"] for check in checks} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("s3://key:secret@bucket/tiny", "must hold no credentials"),
+        ("ftp://host/tiny", "unknown store"),
+        ("gs://bucket/tiny", "not supported for publication"),
+    ],
+)
+def test_places_that_are_refused(place, message):
+    done = CliRunner().invoke(cli, ["ls", place])
+    assert done.exit_code in (2, 5)
+    assert message in done.output
+    assert "secret" not in done.output

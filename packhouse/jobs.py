@@ -24,7 +24,10 @@ from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import SourceShard, scan_source
 from packhouse.tokenization import fingerprint_tokenizer
 
-__all__ = ["ENGINE_VERSIONS", "STEPS", "Job", "Plan", "plan_jobs"]
+__all__ = ["ENGINE_VERSIONS", "SHARD_BYTES", "STEPS", "Job", "Plan", "plan_jobs"]
+
+SHARD_BYTES = 32 * 2**20
+"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs."""
 
 STEPS = ("validate", "format", "tokenize", "pack", "split", "publish")
 
@@ -150,7 +153,7 @@ def _job(
 
 
 def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
-    scanned = [(source, scan_source(source)) for source in recipe.sources]
+    scanned = [(source, scan_source(source, SHARD_BYTES)) for source in recipe.sources]
     _refuse_same_names(scanned)
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))  # not the recipe's order

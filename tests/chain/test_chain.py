@@ -1,0 +1,256 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from packhouse.errors import (
+    EmptyDatasetError,
+    QuarantineLimitError,
+    SequenceTooLongError,
+    SourceError,
+    TokenizerError,
+)
+from packhouse.store import open_version
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
+STEPS = ["validate", "format", "tokenize", "pack", "split", "publish"]
+
+
+def test_rows_become_a_version_with_every_record_in_exactly_one_pack(house):
+    prepared = house.prepare()
+
+    opened = open_version(prepared.store, "sums")
+    assert opened.version == prepared.version
+    packed = []
+    for entry in opened.files("data"):
+        table = pq.read_table(house.folder(prepared) / entry.key)
+        packed += [record for row in table["record_ids"].to_pylist() for record in row]
+        for row in table.to_pylist():
+            assert len(row["input_ids"]) == len(row["labels"]) == sum(row["seq_lengths"]) <= 256
+    (records,) = opened.files("records")
+    known = pq.read_table(house.folder(prepared) / records.key)["record_id"].to_pylist()
+    assert len(packed) == 60
+    assert sorted(packed) == sorted(known)
+
+
+def test_a_second_run_recomputes_nothing(house):
+    first = house.prepare()
+    second = house.prepare()
+
+    assert (first.created, second.created) == (True, False)
+    assert second.version == first.version
+    assert house.cached_steps(second) == STEPS
+
+
+def test_another_seq_len_redoes_pack_and_what_follows(house):
+    first = house.prepare()
+    second = house.prepare("pack.seq_len=128")
+
+    assert second.version != first.version
+    assert house.cached_steps(second) == ["validate", "format", "tokenize"]
+
+
+def test_another_store_ref_encoder_or_limit_is_the_same_version(house, tmp_path):
+    first = house.prepare()
+    second = house.prepare(
+        f"publish.store={tmp_path / 'other'}",
+        "publish.ref=prod",
+        "tokenize.encoder=hf",
+        "validate.max_quarantined=0.5",
+    )
+    assert second.version == first.version
+    assert second.created
+    assert house.cached_steps(second) == STEPS[:-1]
+    assert open_version(str(tmp_path / "other"), "sums", "prod").version == first.version
+
+
+def test_appended_rows_redo_only_new_shards_up_to_tokenize(house, monkeypatch):
+    monkeypatch.setattr("packhouse.jobs.SHARD_BYTES", 1000)
+    first = house.prepare()
+    jobs = [receipt for receipt in first.receipts if receipt.step == "tokenize"]
+    assert len(jobs) > 3
+
+    house.write_rows(range(70))
+    second = house.prepare()
+
+    for step in ("validate", "format", "tokenize"):
+        receipts = [receipt for receipt in second.receipts if receipt.step == step]
+        assert sum(receipt.cached for receipt in receipts) >= len(jobs) - 1
+        assert not receipts[-1].cached
+    assert house.cached_steps(second) == []
+    assert second.ledger[0].rows_in == 70
+
+
+def test_shard_size_and_file_order_do_not_change_published_bytes(house, monkeypatch):
+    first = house.prepare()
+    monkeypatch.setattr("packhouse.jobs.SHARD_BYTES", 1500)
+    second = house.prepare()
+
+    contents = [open_version(p.store, "sums", p.version).manifest for p in (first, second)]
+    assert contents[0].content_id == contents[1].content_id
+    assert [e.sha256 for e in contents[0].files] == [e.sha256 for e in contents[1].files]
+
+
+def test_sides_do_not_change_when_rows_are_appended(house):
+    def sides(prepared):
+        opened = open_version(prepared.store, "sums", prepared.version)
+        (entry,) = opened.files("records")
+        table = pq.read_table(house.folder(prepared) / entry.key)
+        return dict(zip(table["record_id"].to_pylist(), table["split"].to_pylist(), strict=True))
+
+    before = sides(house.prepare())
+    house.write_rows(range(90))
+    after = sides(house.prepare())
+
+    assert len(set(before.values())) == 2
+    assert {record: after[record] for record in before} == before
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_missing_or_altered_cached_file_is_recomputed(house, step):
+    first = house.prepare()
+    (receipt,) = [r for r in first.receipts if r.step == step][:1]
+    name = next(iter(receipt.files))
+    path = receipt.path(name)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    second = house.prepare()
+
+    assert step not in house.cached_steps(second)
+    assert second.version == first.version
+    assert not second.created
+    assert house.cached_steps(house.prepare()) == STEPS
+
+
+def fails_with(house, error, message, *overrides):
+    with pytest.raises(error, match=message):
+        house.prepare(*overrides)
+    assert not list((house.root / "store").rglob("manifest.json"))
+
+
+def test_a_missing_source_is_named(house):
+    house.rows.unlink()
+    fails_with(house, SourceError, r"rows\.jsonl")
+
+
+def test_a_tokenizer_folder_that_is_none_is_named(house):
+    fails_with(house, TokenizerError, "nowhere", "tokenizer=nowhere")
+
+
+def test_an_empty_dataset_publishes_nothing(house):
+    house.rows.write_text("")
+    fails_with(house, EmptyDatasetError, "no rows")
+
+
+def test_all_rows_bad_publishes_nothing(house):
+    house.rows.write_text("{\n" * 5)
+    fails_with(house, EmptyDatasetError, "all 5 rows are bad", "validate.max_quarantined=1")
+
+
+def test_too_many_bad_rows_publish_nothing(house):
+    house.write_rows(range(10))
+    with house.rows.open("a") as file:
+        file.write("{broken\n")
+    fails_with(house, QuarantineLimitError, r"1 of 11 rows .*json 1.*quarantined\.arrow")
+
+
+def test_a_record_that_is_too_long_fails_where_the_policy_says_so(house):
+    overrides = ("pack.over_length=error", "pack.seq_len=32")
+    fails_with(house, SequenceTooLongError, "seq_len 32", *overrides)
+
+
+def test_nothing_fits_publishes_nothing(house):
+    fails_with(house, EmptyDatasetError, "no record fits", "pack.seq_len=8")
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize("layout", ["labels", "compact"])
+def test_every_file_format_and_layout_says_the_same(house, file_format, layout):
+    import datasets
+    import numpy as np
+
+    prepared = house.prepare(f"publish.file_format={file_format}", f"publish.layout={layout}")
+    opened = open_version(prepared.store, "sums", prepared.version)
+    entries = opened.files("data", "train")
+    paths = [str(house.folder(prepared) / entry.key) for entry in entries]
+    loader = {"jsonl": "json"}.get(file_format, file_format)
+    rows = datasets.load_dataset(
+        loader, data_files=paths, split="train", cache_dir=str(house.root / "hf")
+    )
+    statistics = prepared.facts["statistics"]["train"]
+    assert len(rows) == statistics["num_packs"]
+    assert sum(len(row["input_ids"]) for row in rows) == statistics["num_tokens"]
+    if layout == "labels":
+        trained = sum(int(np.sum(np.array(row["labels"]) != -100)) for row in rows)
+    else:
+        trained = sum(s["end"] - s["start"] for row in rows for s in row["trained_ranges"])
+    assert trained == statistics["num_trained"]
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "concat", "none"])
+def test_every_strategy_conserves_tokens(house, strategy):
+    prepared = house.prepare(f"pack.strategy={strategy}")
+    statistics = prepared.facts["statistics"].values()
+    (tokenize,) = [line for line in prepared.ledger if line.step == "tokenize"]
+    assert sum(side["num_tokens"] for side in statistics) == tokenize.tokens_out
+
+
+def run_demo(folder: Path, seed: str) -> tuple[dict, dict[str, bytes]]:
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "flows.prepare", str(DEMO), "--local", "--json"),
+            *("--cache", str(folder / "cache"), "--set", f"publish.store={folder / 'store'}"),
+        ],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    report = json.loads(result.stdout)
+    version = folder / "store" / "demo" / "v" / report["version"]
+    files = {str(p.relative_to(version)): p.read_bytes() for p in version.rglob("*") if p.is_file()}
+    return report, files
+
+
+def test_two_processes_with_other_hash_seeds_publish_the_same_bytes(tmp_path):
+    one, files_one = run_demo(tmp_path / "one", "1")
+    two, files_two = run_demo(tmp_path / "two", "2")
+
+    assert one["version"] == two["version"]
+    assert files_one == files_two
+    assert {"manifest.json"} < set(files_one)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere.yaml"], 2, "ConfigError: no recipe at 'nowhere.yaml'"),
+        ([str(DEMO), "--set", "pack.seqlen=1"], 2, "did you mean 'seq_len'"),
+        ([str(DEMO), "--set", "tokenizer=/nowhere"], 3, "TokenizerError: .*/nowhere"),
+        ([str(DEMO), "--set", "sources.0.path=/nowhere"], 3, "SourceError: .*/nowhere"),
+        ([str(DEMO), "--set", "validate.max_quarantined=0"], 4, "QuarantineLimitError: 9 of 304"),
+    ],
+)
+def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code, message):
+    import re
+
+    result = subprocess.run(
+        [sys.executable, "-m", "flows.prepare", *arguments, "--local", "--cache", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == code
+    assert re.search(message, result.stderr)
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -4,7 +4,9 @@ An encoder takes whole texts, recognises added tokens in them and adds none of i
 HF encodes 2 to 3 MB/s a core; see `packhouse.tokenization.gate` for when another one is used.
 """
 
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,17 +14,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.tokenization.once import once
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 if TYPE_CHECKING:
+    import gigatoken
     from tokenizers import Encoding, Tokenizer
 
-__all__ = ["Encoder", "HFEncoder", "Ids", "text_offsets"]
+__all__ = ["Encoder", "EncoderError", "GigatokenEncoder", "HFEncoder", "Ids"]
 
 Ids = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
 
+_MATRIX_CELLS = 2**22  # cells of 4 bytes; about a quarter of them are filled
 _CHUNK_BYTES = 2**20  # an HF `Encoding` takes about 100 bytes per token
+
+
+class EncoderError(Exception):
+    """A fast encoder cannot read a tokenizer or failed on a text; HF takes its place."""
 
 
 class Encoder(Protocol):
@@ -54,9 +63,7 @@ class HFEncoder:
     name = "tokenizers"
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        import tokenizers
-
-        self.version = tokenizers.__version__
+        self.version = version("tokenizers")
         self._tokenizer = tokenizer
 
     def encode(self, texts: pa.StringArray) -> Ids:
@@ -74,7 +81,81 @@ class HFEncoder:
         return self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
 
 
-@lru_cache(maxsize=2)
+class GigatokenEncoder:
+    """Byte-level and SentencePiece BPE about 60 times as fast as HF, where it passes the gate.
+
+    Takes padded matrices from gigatoken (its flat arrays import awkward: 0.5 s) and cuts the
+    padding off, so a batch is bounded by the size of its matrix.
+    """
+
+    name = "gigatoken"
+
+    def __init__(self, tokenizer: "gigatoken.Tokenizer") -> None:
+        self.version = version("gigatoken")
+        self._tokenizer = tokenizer
+
+    @staticmethod
+    @once
+    def load(backend: str) -> "GigatokenEncoder":
+        """Load a pipeline (Qwen: 0.4 s), once per process.
+
+        Raises:
+            EncoderError: gigatoken does not support it.
+        """
+        import gigatoken
+
+        with _as_encoder_error("cannot read this tokenizer"):
+            return GigatokenEncoder(gigatoken.Tokenizer.from_json(backend))
+
+    def encode(self, texts: pa.StringArray) -> Ids:
+        """Encode texts.
+
+        Raises:
+            EncoderError: gigatoken failed on one of them.
+        """
+        import gigatoken
+
+        parts = [np.zeros(0, np.int32)]
+        lengths = [np.zeros(1, np.int64)]
+        binary = texts.cast(pa.binary())
+        for start, end in _matrix_chunks(texts):
+            source = gigatoken.BytesSource(binary[start:end].to_pylist())
+            with _as_encoder_error("failed"):
+                matrix, widths = self._tokenizer.encode_batch_padded(source, 0)
+            filled = np.arange(matrix.shape[1]) < widths[:, None]
+            parts.append(matrix[filled].view(np.int32))
+            lengths.append(widths)
+        return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
+
+
+@contextmanager
+def _as_encoder_error(what: str) -> Iterator[None]:
+    """Turn whatever gigatoken raises, a panic of its Rust code too, into our error."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise EncoderError(f"gigatoken {version('gigatoken')} {what}: {first_line}") from error
+
+
+def _matrix_chunks(texts: pa.StringArray) -> Iterator[tuple[int, int]]:
+    """Cut into row ranges whose longest text times their number of rows is bounded.
+
+    Padded to as many tokens as the longest text has bytes, a range takes at most 16 MiB.
+    """
+    start, longest = 0, 1
+    for row, width in enumerate(np.diff(text_offsets(texts)).tolist()):
+        longest = max(longest, width)
+        if (row + 1 - start) * longest > _MATRIX_CELLS and row > start:
+            yield start, row
+            start, longest = row, max(width, 1)
+    if start < len(texts):
+        yield start, len(texts)
+
+
+@once
 def load_tokenizer(backend: str) -> "Tokenizer":
     """Load a pipeline with `tokenizers` (Qwen: 0.4 s), once per process.
 

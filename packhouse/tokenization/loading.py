@@ -7,8 +7,6 @@ A kept file whose digest does not match is built again, never trusted.
 """
 
 import hashlib
-import os
-import tempfile
 import threading
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from packhouse.errors import TokenizerError
+from packhouse.tokenization.kept import read_kept, write_kept
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -45,6 +44,7 @@ _SNAPSHOT_FORMAT = 1
 # Shards are formatted by threads of one process, and a first `import transformers` in two threads
 # at once fails: its lazy module is half made when the second one looks.
 _LOADING = threading.Lock()
+_IN_PROCESS: dict[tuple[str, Path | None], TokenizerSnapshot] = {}
 
 
 def fingerprint_tokenizer(folder: str | Path) -> str:
@@ -76,26 +76,38 @@ def load_snapshot(folder: str | Path, cache: Path | None = None) -> TokenizerSna
 
     Args:
         folder: what `save_pretrained` wrote.
-        cache: folder to keep the snapshot in; None reads with transformers each time.
+        cache: folder to keep the snapshot in; None keeps it for this process only.
 
     Raises:
         TokenizerError: no tokenizer there, a broken file (named), no fast tokenizer, or one whose
             ids are random (BPE dropout).
     """
     fingerprint = fingerprint_tokenizer(folder)
-    file = cache / f"tokenizer-{fingerprint}.json" if cache else None
+    file = _kept_file(cache, fingerprint) if cache else None
     with _LOADING:
-        if file is not None and (kept := _read_kept(file, fingerprint)) is not None:
-            return kept
-        snapshot = _snapshot_of(_load_with_transformers(Path(folder)), fingerprint, Path(folder))
-        if file is not None:
-            _keep(file, snapshot)
-    return snapshot
+        if (fingerprint, file) not in _IN_PROCESS:
+            _IN_PROCESS[fingerprint, file] = _read_or_build(Path(folder), fingerprint, file)
+        return _IN_PROCESS[fingerprint, file]
 
 
 def find_snapshot(fingerprint: str, cache: Path) -> TokenizerSnapshot | None:
     """Return the snapshot that `load_snapshot` kept in `cache` under a fingerprint, if any."""
-    return _read_kept(cache / f"tokenizer-{fingerprint}.json", fingerprint)
+    return _read_snapshot(_kept_file(cache, fingerprint), fingerprint)
+
+
+def _kept_file(cache: Path, fingerprint: str) -> Path:
+    return cache / f"tokenizer-{fingerprint}.json"
+
+
+def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> TokenizerSnapshot:
+    kept = _read_snapshot(file, fingerprint) if file else None
+    if kept is not None:
+        return kept
+    snapshot = _snapshot_of(_load_with_transformers(folder), fingerprint, folder)
+    if file is not None:
+        fields = {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
+        write_kept(file, {"format": _SNAPSHOT_FORMAT, **fields})
+    return snapshot
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
@@ -203,25 +215,8 @@ def _snapshot_of(
     )
 
 
-def _keep(file: Path, snapshot: TokenizerSnapshot) -> None:
-    """Write digest and snapshot beside their final name, then move them there at once."""
-    fields = {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
-    body = orjson.dumps({"format": _SNAPSHOT_FORMAT, **fields})
-    digest = hashlib.sha256(body).hexdigest().encode()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".tokenizer-", delete=False) as part:
-        part.write(digest + b"\n" + body)
-    os.replace(part.name, file)  # noqa: PTH105
-
-
-def _read_kept(file: Path, fingerprint: str) -> TokenizerSnapshot | None:
-    try:
-        digest, _, body = file.read_bytes().partition(b"\n")
-    except OSError:
+def _read_snapshot(file: Path, fingerprint: str) -> TokenizerSnapshot | None:
+    fields = read_kept(file)
+    if fields is None or fields.pop("format") != _SNAPSHOT_FORMAT:
         return None
-    if hashlib.sha256(body).hexdigest().encode() != digest:
-        return None
-    fields = orjson.loads(body)
-    if fields.pop("format") != _SNAPSHOT_FORMAT or fields["fingerprint"] != fingerprint:
-        return None
-    return TokenizerSnapshot(**fields)
+    return TokenizerSnapshot(**fields) if fields["fingerprint"] == fingerprint else None

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.tokenization.encoders import load_tokenizer, text_bases, text_bytes
+from packhouse.tokenization.encoders import EncoderError, load_tokenizer, text_bases, text_bytes
 from packhouse.tokenization.pipeline import Pipeline
 
-__all__ = ["EncodedRows", "ParityError", "byte_ranges", "locate_tokens"]
+__all__ = ["EncodedRows", "byte_ranges", "locate_tokens"]
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -24,10 +24,6 @@ Bools = npt.NDArray[np.bool_]
 
 _SPACE = ord(" ")
 _CHUNK_ROWS = 256  # HF encodings with offsets take about 300 bytes per token
-
-
-class ParityError(Exception):
-    """An encoder's ids turned out not to be HF's; caught where the encoder was chosen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +59,7 @@ def locate_tokens(
         backend: loaded with `tokenizers` for rows without an exact round trip only.
 
     Raises:
-        ParityError: HF gives such a row other ids.
+        EncoderError: HF gives such a row other ids.
     """
     bases = text_bases(texts)
     if pipeline.token_bytes is None:
@@ -169,7 +165,7 @@ def _hf_ranges(
         encodings = load_tokenizer(backend).encode_batch(batch, add_special_tokens=False)
         for row, text, encoding in zip(chunk.tolist(), batch, encodings, strict=True):
             if encoding.ids != ids[offsets[row] : offsets[row + 1]].tolist():
-                raise ParityError(f"ids of row {row} are not those of HF")
+                raise EncoderError(f"ids of row {row} are not those of HF")
             yield row, byte_ranges(text, encoding.offsets)
 
 

@@ -7,7 +7,6 @@ per token plus its text.
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,8 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from packhouse.tokenization.once import once
 
 __all__ = ["AddedToken", "Pipeline", "read_pipeline"]
 
@@ -74,7 +75,7 @@ class Pipeline:
     """Whether an id is of a control token, shape [vocab_size]."""
 
 
-@lru_cache(maxsize=2)
+@once
 def read_pipeline(backend: str) -> Pipeline:
     """Read the JSON of a pipeline (`Tokenizer.to_str()`) into a table of tokens."""
     parsed = _parse_without_merges(backend)

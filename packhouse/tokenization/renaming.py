@@ -4,7 +4,6 @@ They share the model of the loaded tokenizer, so that one is made in millisecond
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import orjson
 
 from packhouse.tokenization.encoders import load_tokenizer
+from packhouse.tokenization.once import once
 from packhouse.tokenization.pipeline import AddedToken, Pipeline, read_pipeline
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["RenamedTokenizer", "rename_controls", "token_finder"]
 
 
-@lru_cache(maxsize=2)
+@once
 def token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:
     """A tokenizer without a vocabulary: it finds added tokens as HF does, and nothing else."""
     from tokenizers import Tokenizer, models
@@ -107,7 +107,7 @@ def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> RenamedTo
     return RenamedTokenizer(tokenizer, to_id, is_name)
 
 
-@lru_cache(maxsize=2)
+@once
 def _base_tokenizer(backend: str) -> "Tokenizer":
     """The tokenizer whose model gives no control token for plain text.
 

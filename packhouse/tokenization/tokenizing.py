@@ -19,7 +19,8 @@ import pyarrow as pa
 from packhouse.recipe import TokenizeConfig
 from packhouse.tables import QUARANTINED, TOKENIZED
 from packhouse.tokenization.control_text import find_forged, with_plain_contents
-from packhouse.tokenization.encoders import Encoder, chunks_of, hf_encoder
+from packhouse.tokenization.encoders import Encoder, EncoderError, chunks_of
+from packhouse.tokenization.gate import choose_encoder, refuse_fast
 from packhouse.tokenization.offsets import EncodedRows, locate_tokens
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -75,23 +76,30 @@ def tokenize_table(
     Raises:
         TokenizerError: `encoder: fast`, and the fast encoder does not give HF's ids.
     """
-    encoder: Encoder = hf_encoder(snapshot)
-    notes: Counter[str] = Counter()
-    tokenized = [TOKENIZED.empty_table()]
-    quarantined = [QUARANTINED.empty_table()]
-    for batch in formatted.to_batches():
-        for start, end in chunks_of(batch.column("text"), _SLICE_BYTES):
-            done = _tokenize_slice(
-                batch.slice(start, end - start), snapshot, config, encoder, notes
-            )
-            tokenized.append(done[0])
-            quarantined.append(done[1])
+    choice = choose_encoder(formatted.column("text"), snapshot, config.encoder, cache)
+    try:
+        tables, notes = _tokenize_slices(formatted, snapshot, config, choice.encoder)
+    except EncoderError as error:  # seen on a row that the sample does not hold
+        choice = refuse_fast(snapshot, config.encoder, str(error))
+        tables, notes = _tokenize_slices(formatted, snapshot, config, choice.encoder)
     return Tokenized(
-        tokenized=pa.concat_tables(tokenized),
-        quarantined=pa.concat_tables(quarantined),
+        tokenized=pa.concat_tables([TOKENIZED.empty_table(), *(good for good, _ in tables)]),
+        quarantined=pa.concat_tables([QUARANTINED.empty_table(), *(bad for _, bad in tables)]),
         notes={name: count for name, count in sorted(notes.items()) if count},
-        encoder={"name": encoder.name, "version": encoder.version},
+        encoder=choice.report(),
     )
+
+
+def _tokenize_slices(
+    formatted: pa.Table, snapshot: TokenizerSnapshot, config: TokenizeConfig, encoder: Encoder
+) -> tuple[list[tuple[pa.Table, pa.Table]], Counter[str]]:
+    notes: Counter[str] = Counter()
+    tables = [
+        _tokenize_slice(batch.slice(start, end - start), snapshot, config, encoder, notes)
+        for batch in formatted.to_batches()
+        for start, end in chunks_of(batch.column("text"), _SLICE_BYTES)
+    ]
+    return tables, notes
 
 
 def _tokenize_slice(

@@ -1,0 +1,36 @@
+"""Small JSON files that later processes may read, each behind its own digest.
+
+A file that is missing, cut short or changed reads as None: what it held is made again.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+__all__ = ["read_kept", "write_kept"]
+
+
+def write_kept(file: Path, content: dict[str, Any]) -> None:
+    """Write digest and content beside their final name, then move them there at once."""
+    body = orjson.dumps(content)
+    digest = hashlib.sha256(body).hexdigest().encode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".kept-", delete=False) as part:
+        part.write(digest + b"\n" + body)
+    os.replace(part.name, file)  # noqa: PTH105
+
+
+def read_kept(file: Path) -> dict[str, Any] | None:
+    """Read what `write_kept` wrote, or None if it is not there as it was written."""
+    try:
+        digest, _, body = file.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        return None
+    content: dict[str, Any] = orjson.loads(body)
+    return content

@@ -1,0 +1,187 @@
+"""A fast encoder is used only where it gives HF's ids."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from packhouse.errors import TokenizerError
+from packhouse.recipe import TokenizeConfig
+from packhouse.tokenization import gate, tokenize_table
+from packhouse.tokenization.corpus import adversarial_texts, sample_texts
+from packhouse.tokenization.encoders import EncoderError, GigatokenEncoder, hf_encoder
+from packhouse.tokenization.pipeline import read_pipeline
+
+FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
+
+
+class Sabotaged:
+    """Gigatoken's name, HF's ids, but for one id where `trigger` occurs."""
+
+    name = "gigatoken"
+    version = "0.0.0"
+
+    def __init__(self, snapshot, trigger):
+        self.reference = hf_encoder(snapshot)
+        self.trigger = trigger
+
+    def encode(self, texts):
+        ids, offsets = self.reference.encode(texts)
+        ids = ids.copy()
+        for row, text in enumerate(texts.to_pylist()):
+            if self.trigger in text and offsets[row + 1] > offsets[row]:
+                ids[offsets[row + 1] - 1] ^= 1
+        return ids, offsets
+
+
+@pytest.fixture
+def sabotage(monkeypatch):
+    """Put another encoder in gigatoken's place."""
+
+    def put(encoder):
+        def load(backend):
+            if isinstance(encoder, Exception):
+                raise encoder
+            return encoder
+
+        monkeypatch.setattr(GigatokenEncoder, "load", staticmethod(load))
+
+    return put
+
+
+@pytest.fixture
+def table(make_formatted):
+    rows = [[("a", "template"), (f" the {n}", "answer"), ("<|end|>", "end")] for n in range(30)]
+    return make_formatted(rows)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_gigatoken_passes_on_real_tokenizers(name, real_snapshots, alpaca_formatted):
+    snapshot = real_snapshots(name)
+    table = alpaca_formatted(snapshot, slice(0, 3000))
+
+    fast = tokenize_table(table, snapshot, TokenizeConfig(encoder="fast"))
+    reference = tokenize_table(table, snapshot, TokenizeConfig(encoder="hf"))
+
+    assert fast.encoder["name"] == "gigatoken"
+    assert fast.encoder["gate"] == "passed"
+    assert fast.encoder["sample_size"] > 100
+    assert reference.encoder["name"] == "tokenizers"
+    assert reference.encoder["gate"] == "not asked"
+    assert fast.tokenized.equals(reference.tokenized)
+    assert fast.notes == reference.notes
+
+
+def test_an_encoder_that_fails_on_the_fixed_corpus_is_refused(byte_level, table, sabotage):
+    sabotage(Sabotaged(byte_level, "\u200d"))  # emoji joined by ZWJ: the data hold none
+
+    done = tokenize_table(table, byte_level, TokenizeConfig())
+
+    assert done.encoder["name"] == "tokenizers"
+    assert done.encoder["gate"].startswith("failed: gigatoken 0.0.0 gives other ids than HF for ")
+    reference = tokenize_table(table, byte_level, TokenizeConfig(encoder="hf"))
+    assert done.tokenized.equals(reference.tokenized)
+
+
+def test_an_encoder_that_fails_on_the_data_is_refused(byte_level, table, sabotage):
+    sabotage(Sabotaged(byte_level, "the 17<|end|>"))
+
+    done = tokenize_table(table, byte_level, TokenizeConfig())
+
+    assert "for 'a the 17<|end|>': token" in done.encoder["gate"]
+    reference = tokenize_table(table, byte_level, TokenizeConfig(encoder="hf"))
+    assert done.tokenized.equals(reference.tokenized)
+
+
+def test_a_fault_that_no_sample_shows_is_caught_by_the_round_trip(
+    byte_level, make_formatted, sabotage
+):
+    rows = [[("a", "template"), (f" the {n}" * 200, "answer")] for n in range(300)]
+    table = make_formatted(rows)
+    sampled = sample_texts(table["text"])
+    missed = next(n for n in range(300) if table["text"][n].as_py() not in sampled)
+    sabotage(Sabotaged(byte_level, f"a the {missed} the"))
+
+    done = tokenize_table(table, byte_level, TokenizeConfig())
+
+    assert done.encoder["name"] == "tokenizers"
+    assert "are not those of HF" in done.encoder["gate"]
+    reference = tokenize_table(table, byte_level, TokenizeConfig(encoder="hf"))
+    assert done.tokenized.equals(reference.tokenized)
+
+
+def test_fast_is_an_error_where_it_cannot_be_used(byte_level, table, sabotage):
+    sabotage(EncoderError("gigatoken 0.0.0 cannot read this tokenizer: no"))
+
+    with pytest.raises(TokenizerError, match=r"cannot read this .* set tokenize.encoder to 'auto'"):
+        tokenize_table(table, byte_level, TokenizeConfig(encoder="fast"))
+    done = tokenize_table(table, byte_level, TokenizeConfig())
+    assert done.encoder["gate"] == "failed: gigatoken 0.0.0 cannot read this tokenizer: no"
+
+
+def test_wordpiece_falls_back_and_says_why(real_snapshots, alpaca_formatted):
+    snapshot = real_snapshots("bert-base-uncased")
+
+    done = tokenize_table(alpaca_formatted(snapshot, slice(0, 20)), snapshot, TokenizeConfig())
+
+    assert done.encoder["name"] == "tokenizers"
+    assert 'Unsupported model type "WordPiece"' in done.encoder["gate"]
+
+
+def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(
+    byte_level, table, sabotage, tmp_path, monkeypatch
+):
+    calls = []
+    made = gate.adversarial_texts
+    monkeypatch.setattr(gate, "adversarial_texts", lambda p: calls.append(1) or made(p))
+    sabotage(Sabotaged(byte_level, "\u200d"))
+
+    first = tokenize_table(table, byte_level, TokenizeConfig(), cache=tmp_path)
+    second = tokenize_table(table, byte_level, TokenizeConfig(), cache=tmp_path)
+    assert first.encoder == second.encoder
+    assert len(calls) == 1
+
+    (file,) = tmp_path.glob("gate-*.json")
+    file.write_bytes(file.read_bytes().replace(b"gives other", b"gives equal"))
+    assert tokenize_table(table, byte_level, TokenizeConfig(), cache=tmp_path).encoder == (
+        first.encoder
+    )
+    assert len(calls) == 2
+
+
+def test_the_corpus_is_large_enough_and_small_enough(trained):
+    texts = adversarial_texts(read_pipeline(trained.backend))
+
+    assert texts == adversarial_texts(read_pipeline(trained.backend))
+    assert 100 < len(texts) < 2000
+    assert 300_000 < sum(len(text.encode()) for text in texts) < 700_000
+    joined = "".join(texts)
+    for trap in ("\u200d", "e\u0301", "\r\n", "<|end|>", "<0x0A>", "\u2581", "\U00020000", "\x00"):
+        assert trap in joined
+
+
+def test_the_sample_is_small_spread_and_looks_at_foreign_rows():
+    texts = ["ascii " * 20] * 5000
+    texts[4321] = "caf\u00e9"
+    texts[100] = "x" * 10**6
+
+    sample = sample_texts(pa.chunked_array([texts]))
+
+    assert "caf\u00e9" in sample
+    assert 50 < len(sample) <= 200
+    assert sum(map(len, sample)) < 120_000
+    assert sample == sample_texts(pa.chunked_array([texts[:7], texts[7:]]))
+    assert sample_texts(pa.chunked_array([], pa.string())) == []
+
+
+def test_gigatoken_takes_rows_of_very_different_length(real_snapshots):
+    snapshot = real_snapshots("mistral-7b-instruct-v0.3")
+    texts = pa.array(["", "a", "b" * 5_000_000, "", "c" * 300, *["d e"] * 3000, ""])[1:]
+
+    ids, offsets = GigatokenEncoder.load(snapshot.backend).encode(texts)
+
+    assert offsets.shape == (len(texts) + 1,)
+    few = pa.concat_arrays([texts[:1], texts[2:]])
+    expected_ids, expected_offsets = hf_encoder(snapshot).encode(few)
+    kept = np.r_[ids[: offsets[1]], ids[offsets[2] :]]
+    assert kept.tolist() == expected_ids.tolist()
+    assert np.diff(offsets)[2:].tolist() == np.diff(expected_offsets)[1:].tolist()

@@ -1,0 +1,172 @@
+"""A folder becomes a snapshot once; what is broken is named; what is kept is checked."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from packhouse.errors import TokenizerError
+from packhouse.tokenization import fingerprint_tokenizer, load_snapshot, loading
+from packhouse.tokenization.loading import find_snapshot
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small tokenizer as `save_pretrained` writes it."""
+    vocab = {character: index for index, character in enumerate("abcde ")}
+    tokenizer = Tokenizer(models.BPE({**vocab, "ab": 6}, [("a", "b")]))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.enable_truncation(3)
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": "{{ messages }}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_snapshot_holds_what_templates_and_encoders_need(folder):
+    snapshot = load_snapshot(folder)
+
+    assert snapshot.class_name in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    assert snapshot.vocab_size == 9
+    assert snapshot.added_tokens == {"<s>": 7, "</s>": 8}
+    assert snapshot.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert snapshot.chat_template == "{{ messages }}"
+    assert not snapshot.adds_bos
+    assert Tokenizer.from_str(snapshot.backend).truncation is None
+
+
+@pytest.mark.parametrize(
+    ("name", "adds_bos", "special"),
+    [
+        ("qwen2.5-instruct", False, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
+        ("qwen3", False, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
+        (
+            "mistral-7b-instruct-v0.3",
+            True,
+            {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        ),
+        (
+            "bert-base-uncased",
+            True,
+            {
+                "unk_token": "[UNK]",
+                "sep_token": "[SEP]",
+                "pad_token": "[PAD]",
+                "cls_token": "[CLS]",
+            },
+        ),
+    ],
+)
+def test_real_tokenizers_are_known(name, adds_bos, special, real_snapshots):
+    snapshot = real_snapshots(name)
+
+    sizes = {
+        "qwen2.5-instruct": 151665,
+        "qwen3": 151669,
+        "mistral-7b-instruct-v0.3": 32768,
+        "bert-base-uncased": 30522,
+    }
+    assert snapshot.vocab_size == sizes[name]
+    assert (snapshot.adds_bos, snapshot.special_tokens) == (adds_bos, special)
+    assert (snapshot.chat_template is None) == (name == "bert-base-uncased")
+
+
+def test_fingerprint_changes_with_any_tokenizer_file_and_with_no_other(folder, tmp_path):
+    before = fingerprint_tokenizer(folder)
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(folder, copy)
+
+    (copy / "model.safetensors").write_bytes(b"weights")
+    assert fingerprint_tokenizer(copy) == before
+    (copy / "chat_template.jinja").write_text("{{ messages }}")
+    assert fingerprint_tokenizer(copy) != before
+
+
+def test_no_folder_and_no_vocabulary_are_named_with_the_remedy(tmp_path):
+    with pytest.raises(TokenizerError, match=r"no tokenizer folder at '.*gone'.*save_pretrained"):
+        fingerprint_tokenizer(tmp_path / "gone")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"no vocabulary .* \(config.json\); it needs"):
+        load_snapshot(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "", "tokenizer.json is empty"),
+        ("tokenizer.json", '{"model": {"type"', "tokenizer.json, line 1, column 18"),
+        ("tokenizer.json", '{"model": {}}', "tokenizer.json: "),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json, line 1"),
+    ],
+)
+def test_a_broken_file_is_named(folder, name, content, message):
+    (folder / name).write_text(content)
+
+    with pytest.raises(TokenizerError, match=message):
+        load_snapshot(folder)
+
+
+def test_random_ids_are_refused(folder):
+    file = folder / "tokenizer.json"
+    parsed = json.loads(file.read_text())
+    parsed["model"]["dropout"] = 0.1
+    file.write_text(json.dumps(parsed))
+
+    with pytest.raises(TokenizerError, match=r"BPE dropout 0.1.*set model.dropout to null"):
+        load_snapshot(folder)
+
+
+def test_a_kept_snapshot_is_read_without_transformers(folder, tmp_path):
+    snapshot = load_snapshot(folder, tmp_path / "kept")
+
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from packhouse.tokenization import load_snapshot\n"
+        f"snapshot = load_snapshot({str(folder)!r}, Path({str(tmp_path / 'kept')!r}))\n"
+        "assert not {'transformers', 'tokenizers', 'torch'} & set(sys.modules)\n"
+        "sys.stdout.write(snapshot.backend)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == snapshot.backend
+    assert find_snapshot(snapshot.fingerprint, tmp_path / "kept") == snapshot
+    assert find_snapshot("0" * 64, tmp_path / "kept") is None
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b.replace(b'"a"', b'"b"'), bytes])
+def test_a_damaged_kept_file_is_built_again(folder, tmp_path, damage, monkeypatch):
+    snapshot = load_snapshot(folder, tmp_path)
+    (file,) = tmp_path.glob("tokenizer-*.json")
+    good = file.read_bytes()
+    file.write_bytes(damage(good) if damage is not bytes else b"")
+    monkeypatch.setattr(loading, "_IN_PROCESS", {})
+
+    assert load_snapshot(folder, tmp_path) == snapshot
+    assert file.read_bytes() == good
+
+
+def test_a_byte_level_snapshot_from_a_folder_encodes(folder, make_formatted):
+    from packhouse.recipe import TokenizeConfig
+    from packhouse.tokenization import tokenize_table
+
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    table = make_formatted([[("a", "template"), ("abb", "answer")]])
+    done = tokenize_table(table, load_snapshot(folder), TokenizeConfig(encoder="hf"))
+
+    assert done.tokenized["input_ids"].to_pylist() == [[0, 2, 1]]
+    assert done.tokenized["trained_ranges"].to_pylist() == [[{"start": 1, "end": 3}]]

@@ -1,0 +1,130 @@
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import schemas
+from packhouse.chain import LocalRunner
+from packhouse.chain import prepare as prepare_chain
+from packhouse.errors import QuarantineLimitError, TransientError
+from packhouse.recipe import load_recipe
+from packhouse.workspace import Workspace
+
+pytestmark = [
+    pytest.mark.prefect,
+    # Prefect's server and client leave sockets and streams to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return load_recipe(DEMO, (f"publish.store={tmp_path / 'store'}",))
+
+
+def task_states(flow_run_id, count=9):
+    """States of the flow run's tasks; they reach the server as events, a little later."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        states = read_task_states(flow_run_id)
+        if len(states) == count and not {"Running", "Pending"} & set(states.values()):
+            return states
+        time.sleep(0.1)  # between two questions to the server
+    raise AssertionError(f"the server knows of {states}")
+
+
+def read_task_states(flow_run_id):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run_id]}))
+    return {run.name: run.state.name for run in runs}
+
+
+def test_the_flow_publishes_the_same_version_and_bytes_as_a_local_run(recipe, tmp_path):
+    from flows.prepare import prepare
+
+    flow = prepare(recipe, cache=str(tmp_path / "cache"))
+    version = tmp_path / "store" / "demo" / "v" / flow.version
+    through_prefect = {p.name: p.read_bytes() for p in version.rglob("*") if p.is_file()}
+    shutil.rmtree(tmp_path / "store")
+    workspace = Workspace(cache=tmp_path / "other", check=schemas.check)
+    local = prepare_chain(recipe, LocalRunner(recipe=recipe, workspace=workspace), tmp_path)
+
+    assert local.version == flow.version
+    assert {p.name: p.read_bytes() for p in version.rglob("*") if p.is_file()} == through_prefect
+
+
+def test_a_second_run_shows_every_step_as_cached(recipe, tmp_path):
+    from flows.prepare import prepare
+
+    first = prepare(recipe, cache=str(tmp_path / "cache"), return_state=True)
+    second = prepare(recipe, cache=str(tmp_path / "cache"), return_state=True)
+
+    states = task_states(first.state_details.flow_run_id)
+    assert set(states.values()) == {"Completed"}
+    again = task_states(second.state_details.flow_run_id)
+    assert set(again) == set(states)
+    assert set(again.values()) == {"Cached"}
+
+
+def test_a_user_mistake_fails_the_flow_at_once_and_publishes_nothing(tmp_path):
+    from flows.prepare import prepare
+
+    overrides = (f"publish.store={tmp_path / 'store'}", "validate.max_quarantined=0")
+    recipe = load_recipe(DEMO, overrides)
+    with pytest.raises(QuarantineLimitError, match="9 of 304"):
+        prepare(recipe, cache=str(tmp_path / "cache"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
+    from prefect.client.orchestration import get_client
+
+    from flows.prepare import prepare
+
+    prepared = prepare(recipe, cache=str(tmp_path / "cache"))
+    with get_client(sync_client=True) as client:
+        artifacts = {a.key: a for a in client.read_artifacts()}
+
+    assert prepared.version in artifacts["demo-version"].data
+    assert "| validate | 304 | 295 |" in artifacts["demo-version"].data
+    assert "unknown_role" in artifacts["demo-quarantine"].data
+
+
+def test_only_transient_errors_are_retried(monkeypatch, recipe, tmp_path):
+    from flows.prepare import prepare
+    from tasks import policies
+
+    calls = []
+    real = policies.execute
+
+    def flaky(job, recipe, workspace):
+        calls.append(job.step)
+        if job.step == "pack" and calls.count("pack") < 3:
+            raise TransientError("the store hiccuped")
+        return real(job, recipe, workspace)
+
+    monkeypatch.setattr(policies, "execute", flaky)
+    from tasks.pack import pack
+
+    monkeypatch.setattr(pack, "retry_delay_seconds", [0, 0, 0])
+    prepare(recipe, cache=str(tmp_path / "cache"))
+    assert calls.count("pack") == 3
+    assert calls.count("split") == 1
+
+
+def test_the_form_refuses_a_bad_value_before_a_run_starts(recipe):
+    from prefect.exceptions import ParameterTypeError
+
+    from flows.prepare import prepare
+
+    raw = recipe.model_dump(mode="json", by_alias=True)
+    raw["pack"]["seq_len"] = 0
+    with pytest.raises(ParameterTypeError, match="seq_len"):
+        prepare(raw)

@@ -27,8 +27,8 @@ __all__ = ["Patterns", "best_fit_decreasing", "exact_completion", "first_fit_dec
 
 IntArray = npt.NDArray[np.int64]
 
-# Lengths tried as the first of a triple, longest first. 16 nearly always find one.
-_TRIPLE_TRIES = 16
+# Lengths tried as the first of a triple. 1 costs a few packs in a million; over 4 gains nothing.
+_TRIPLE_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ class Patterns:
 
 def exact_completion(counts: IntArray, seq_len: int) -> Patterns:
     """Fill packs longest first and complete each exactly where one to three lengths can.
+
+    Of the completions the most equal lengths are taken: that spares the shortest and the longest,
+    and with them the choice that later packs have (100 times Alpaca at 2,048: 0 packs over the
+    bound; 5 with the most unequal ones).
 
     Args:
         counts: number of sequences of each length, shape [max length + 1], `counts[0] == 0`.
@@ -109,35 +113,37 @@ class _Shelf:
         bits = self.bits if space >= self.top else self.bits & ((2 << space) - 1)
         return bits.bit_length() - 1 if bits else 0
 
-    def shortest(self) -> int:
-        """Shortest length left."""
-        return (self.bits & -self.bits).bit_length() - 1
+    def shortest(self, at_least: int = 1) -> int:
+        """Shortest length left of at least so many tokens, or 0."""
+        bits = self.bits >> at_least
+        return at_least + (bits & -bits).bit_length() - 1 if bits else 0
 
     def pair(self, total: int) -> tuple[int, int] | None:
-        """The two most unequal lengths left that sum to `total`, the longer first."""
+        """The two most equal lengths left that sum to `total`, the longer first."""
         shift = self.top - total
         both = self.bits & (self.mirror >> shift if shift >= 0 else self.mirror << -shift)
+        longer = -(-total // 2)
+        if 2 * longer == total and self.counts_at(longer) == 1:
+            longer += 1  # there is only one half
+        both >>= longer
         if not both:
             return None
-        longer = both.bit_length() - 1
-        shorter = total - longer
-        if longer == shorter and self.counts[longer] < 2:
-            return None
-        return longer, shorter
+        longer += (both & -both).bit_length() - 1
+        return longer, total - longer
+
+    def counts_at(self, length: int) -> int:
+        return self.counts[length] if length <= self.top else 0
 
     def triple(self, total: int) -> tuple[int, int, int] | None:
-        """Three lengths left that sum to `total`, trying the longest ones as the first."""
-        first = total - 2 * self.shortest() + 1
-        if 3 * first < total:
-            return None
+        """Three lengths left that sum to `total`, about equal."""
+        longest_first = total - 2 * self.shortest()
+        first = -(-total // 3) - 1
         for _ in range(_TRIPLE_TRIES):
-            first = self.longest(first - 1)
-            if 3 * first < total:
+            first = self.shortest(first + 1)
+            if not first or first > longest_first:
                 return None
             rest = self.pair(total - first)
-            if rest is None:
-                continue
-            if self.counts[first] >= 1 + (rest[0] == first) + (rest[1] == first):
+            if rest and self.counts[first] >= 1 + (rest[0] == first) + (rest[1] == first):
                 return first, *rest
         return None
 
@@ -147,7 +153,9 @@ def _fill_one(shelf: _Shelf, seq_len: int) -> dict[int, int]:
     pattern: dict[int, int] = {}
     space = seq_len
     while length := shelf.longest(space):
-        for each, times in _choose(shelf, space, length).items():
+        # The longest goes first in any case: left for later, it would fit nothing.
+        chosen = _choose(shelf, space, length) if pattern else {length: 1}
+        for each, times in chosen.items():
             pattern[each] = pattern.get(each, 0) + times
             shelf.take(each, times)
             space -= each * times

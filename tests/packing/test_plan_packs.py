@@ -338,3 +338,4 @@ def test_stanford_alpaca_takes_at_most_one_pack_over_the_bound(stanford_alpaca):
     for seq_len in (2048, 4096, 8192, 16384, 32768, 65536, 131072):
         plan = plan_packs(stanford_alpaca, seq_len, "best_fit")
         assert plan.num_packs <= -(-num_tokens // seq_len) + 1, seq_len
+    assert plan_packs(stanford_alpaca, 2048, "best_fit").num_packs == 2630

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prefect import unmapped
 
@@ -18,7 +19,7 @@ from tasks.validate import validate
 
 __all__ = ["PrefectRunner"]
 
-TASKS = {
+TASKS: dict[str, Any] = {
     "validate": validate,
     "format": format_,
     "tokenize": tokenize,

@@ -158,10 +158,8 @@ def _adapt_texts(rows: list[Any], config: SourceConfig) -> Adapted:
 
 def _adapt_labelled(rows: list[Any], config: SourceConfig) -> Adapted:
     texts = _Texts(rows, "classification", config, ("text",), ())
-    name, label = (
-        texts.names.get("text", "text"),
-        texts.names.get("label", config.fields.get("label", "label")),
-    )
+    name = texts.names.get("text", "text")
+    label = texts.names.get("label", config.fields.get("label", "label"))
     classes = _Classes(config.label_names)
     labels, keep = [], []
     for place, row in enumerate(texts.rows):

@@ -235,7 +235,7 @@ class DelimitedCutter(Cutter):
         """Take the header."""
         head = bytes(self.buffer)
         check_line_ends(head, self.uri, at_end=at_end)
-        ends = record_ends(head)
+        ends = record_ends(head, self.delimiter, is_whole=at_end)
         if not len(ends) and not at_end:
             self._check_record_size()
             return False
@@ -246,7 +246,9 @@ class DelimitedCutter(Cutter):
 
     def boundary(self, data: bytes) -> int | None:
         """Last end of a record within a shard's size, or the first behind it."""
-        ends = record_ends(data)
+        ends = record_ends(data[: self.max_shard_bytes], self.delimiter)
+        if not len(ends):
+            ends = record_ends(data, self.delimiter)
         within = ends[ends <= self.max_shard_bytes]
         if len(within):
             return int(within[-1])
@@ -256,7 +258,7 @@ class DelimitedCutter(Cutter):
         """Records that are not blank lines."""
         from packhouse.sources.delimited import record_spans
 
-        return len(record_spans(data))
+        return len(record_spans(data, self.delimiter))
 
     def _read_header(self, line: bytes) -> tuple[str, ...] | None:
         if not line.strip():

@@ -1,8 +1,9 @@
 """Parse CSV and TSV records: quotes as spreadsheets write them, every record as wide as the header.
 
-A field that starts with a quote runs to the next single quote; newlines in it are text. A record
-of another width, a quote that is closed before its field ends, control characters or bytes that
-are not UTF-8 make that record bad, not the file.
+A field that starts with a quote runs to the next quote that is not doubled; newlines in it are
+text. In TSV, where many writers quote nothing, a line whose quotes make no sense but whose tabs
+fit is taken literally. A record of another width, a quote that is closed before its field ends,
+control characters or bytes that are not UTF-8 make that record bad, not the file.
 """
 
 import csv
@@ -20,14 +21,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 csv.field_size_limit(2**29)
 
 
-def record_spans(data: bytes) -> Ints:
+def record_spans(data: bytes, delimiter: str) -> Ints:
     r"""Start and end of each record, line end excluded, blank lines left out.
 
     Example:
-        >>> record_spans(b'a,b\r\n\n"c\nd",e').tolist()
+        >>> record_spans(b'a,b\r\n\n"c\nd",e', ",").tolist()
         [[0, 3], [6, 13]]
     """
-    ends = record_ends(data)
+    ends = record_ends(data, delimiter, is_whole=True)
     if not len(ends) or ends[-1] < len(data):
         ends = np.concatenate([ends, [len(data)]])
     starts = np.concatenate([[0], ends[:-1]])
@@ -48,11 +49,12 @@ def parse_delimited(
         >>> parse_delimited(b'1,"a ""b"" c"\r\n2\r\n', ("label", "text"), ",", 2**20).rows
         [{'label': '1', 'text': 'a "b" c'}]
     """
-    spans = record_spans(data)
+    spans = record_spans(data, delimiter)
     records = Records([], np.arange(len(spans)), len(spans), spans=lambda: spans)
-    num_lines = len(record_ends(data)) + (not data.endswith(b"\n") and bool(data))
-    if num_lines > len(spans):
-        records.notes["blank_lines"] = num_lines - len(spans)
+    num_records = len(record_ends(data, delimiter, is_whole=True))
+    num_records += not data.endswith(b"\n") and bool(data)
+    if num_records > len(spans):
+        records.notes["blank_lines"] = num_records - len(spans)
     values = _parse_all(data, len(header), delimiter)
     widest = int((spans[:, 1] - spans[:, 0]).max(initial=0))
     if values is None or len(values) != len(spans) or widest > max_row_bytes:
@@ -109,6 +111,8 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
+        if delimiter == "\t" and text.count("\t") == width - 1 and "\n" not in text:
+            return text.split("\t")  # in TSV without quoting a quote is a letter
         return "csv", f"not a record: {error}"
     if len(rows) != 1:
         return "csv", "not one record: a bare carriage return or an open quote"

@@ -160,12 +160,17 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
     first = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
     root = Path(*parts[:first])
     found = sorted(root.glob("/".join(parts[first:])))
+    shows_hidden = any(part.startswith(".") for part in parts[first:])
+    found = [path for path in found if shows_hidden or not _is_hidden(path.relative_to(root))]
     return [_local(path, root) for path in found if not path.is_dir()]
 
 
 def _is_data(path: Path) -> bool:
-    hidden = any(part.startswith((".", "_")) for part in path.parts)
-    return not hidden and _has_known_ending(path.name)
+    return not _is_hidden(path) and _has_known_ending(path.name)
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
 
 
 def _has_known_ending(name: str) -> bool:

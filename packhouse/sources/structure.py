@@ -18,7 +18,7 @@ __all__ = ["Elements", "line_spans", "record_ends", "split_elements"]
 
 Ints = npt.NDArray[np.int64]
 
-_QUOTE, _BACKSLASH, _COMMA, _NEWLINE = b'"\\,\n'
+_QUOTE, _BACKSLASH, _COMMA, _NEWLINE, _RETURN = b'"\\,\n\r'
 _BLOCK_BYTES = 8 * 2**20
 
 
@@ -147,19 +147,85 @@ def line_spans(data: bytes) -> Ints:
     return np.stack([starts[keep], ends[keep]], axis=1)
 
 
-def record_ends(data: bytes | bytearray | memoryview) -> Ints:
+def record_ends(
+    data: bytes | bytearray | memoryview, delimiter: str, *, is_whole: bool = False
+) -> Ints:
     r"""Offsets just after the newline that ends each complete record of CSV or TSV.
 
-    A newline inside quotes belongs to its field: an even number of quotes lies before a record's
-    end. `""` inside quotes counts twice, so it changes nothing.
+    A quote that begins a field opens it up to the next quote that is not doubled, if the field ends
+    there; newlines between belong to the field. Quotes elsewhere are text (`5" disk`).
+
+    Args:
+        data: bytes from the start of a record.
+        delimiter: one ASCII character.
+        is_whole: nothing follows `data`, so a field still open at its end never closes; its record
+            then ends with its line.
 
     Example:
-        >>> record_ends(b'a,"b\nc"\nd,e\nf').tolist()
-        [8, 12]
+        >>> record_ends(b'a,"b\nc"\n5" d,e\n"f\ng', ",").tolist()
+        [8, 15]
+        >>> record_ends(b'a,"b\nc"\n5" d,e\n"f\ng', ",", is_whole=True).tolist()
+        [8, 15, 18]
     """
     array = np.frombuffer(data, np.uint8)
     newlines = np.flatnonzero(array == _NEWLINE)
     quotes = np.flatnonzero(array == _QUOTE)
-    if len(quotes):
-        newlines = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
-    return newlines + 1
+    if not len(quotes):
+        return newlines + 1
+    if _are_paired(array, quotes, ord(delimiter)):
+        is_outside = np.searchsorted(quotes, newlines) % 2 == 0
+        return np.asarray(newlines[is_outside] + 1, np.int64)
+    fields = _quoted_fields(array, quotes, newlines, ord(delimiter), is_whole)
+    starts, ends = np.array(fields, np.int64).reshape(-1, 2).T
+    last = np.searchsorted(starts, newlines) - 1
+    inside = (last >= 0) & (newlines < ends[np.maximum(last, 0)]) if len(starts) else False
+    return newlines[~(inside | np.zeros(len(newlines), np.bool_))] + 1
+
+
+def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:
+    """Whether quotes simply open and close by turns: each that opens begins a field or is a double.
+
+    A double inside a field closes and opens again, which comes to the same.
+    """
+    if len(quotes) % 2:
+        return False
+    opening, closing = quotes[::2], quotes[1::2]
+    before = array[np.maximum(opening - 1, 0)]
+    begins = (opening == 0) | (before == delimiter) | (before == _NEWLINE)
+    doubles = np.concatenate([[False], opening[1:] == closing[:-1] + 1])
+    behind = array[np.minimum(closing + 1, len(array) - 1)]
+    ends = (behind == delimiter) | (behind == _NEWLINE) | (behind == _RETURN)
+    ends |= np.concatenate([doubles[1:], [False]])
+    ends[-1:] |= closing[-1:] == len(array) - 1
+    return bool((begins | doubles).all() and ends.all())
+
+
+def _quoted_fields(
+    array: npt.NDArray[np.uint8], quotes: Ints, newlines: Ints, delimiter: int, is_whole: bool
+) -> list[tuple[int, int]]:
+    """Offsets of the opening and closing quote of each quoted field, one after the other."""
+    places = quotes.tolist()
+    before = array[np.maximum(quotes - 1, 0)]
+    begins = (quotes == 0) | (before == delimiter) | (before == _NEWLINE)
+    can_open = begins.tolist()
+    closers = (delimiter, _NEWLINE, _RETURN)
+    fields: list[tuple[int, int]] = []
+    at = 0
+    while at < len(places):
+        if not can_open[at]:
+            at += 1
+            continue
+        closing = at + 1
+        while closing + 1 < len(places) and places[closing + 1] == places[closing] + 1:
+            closing += 2
+        behind = places[closing] + 1 if closing < len(places) else len(array) + 1
+        if behind >= len(array) and not is_whole:  # what follows decides
+            return [*fields, (places[at], len(array))]
+        if behind == len(array) or (behind < len(array) and array[behind] in closers):
+            fields.append((places[at], places[closing]))
+            at = closing + 1
+        else:  # never closed, or text behind the closing quote: go on behind its line
+            line_end = int(np.searchsorted(newlines, places[at]))
+            stop = newlines[line_end] if line_end < len(newlines) else len(array)
+            at = int(np.searchsorted(quotes, stop))
+    return fields

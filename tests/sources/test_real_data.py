@@ -1,0 +1,140 @@
+"""Every real file: how many rows it gives, which of its known defects are found, a few texts."""
+
+import json
+
+import pytest
+
+EMPTY_OUTPUTS = [  # of the Stanford Alpaca file
+    *(284, 1223, 1347, 1736, 7723, 9038, 11263, 11355, 11471, 14634, 15015, 23488, 24322, 24449),
+    *(24541, 25034, 28250, 30605, 31653, 32425, 35802, 44274, 45538, 46258, 46811, 49181, 49248),
+    51388,
+]
+FILES = {
+    "alpaca_data.json": ("alpaca", 52_002, 28),
+    "alpaca_gpt4_eval_1000.jsonl": ("alpaca", 1_000, 0),
+    "llamafactory_alpaca_zh_demo.json": ("alpaca", 1_000, 0),
+    "gsm8k_train.jsonl": ("question_answer", 7_473, 0),
+    "gsm8k_test.jsonl": ("question_answer", 1_319, 0),
+    "sst2_train.tsv": ("classification", 67_349, 0),
+    "sst2_dev.tsv": ("classification", 872, 0),
+    "fastchat_dummy_conversation.json": ("sharegpt", 500, 0),
+    "glaive_toolcall_en_demo.json": ("sharegpt", 300, 0),
+    "oasst_en_100_message.jsonl": ("oasst", 100, 0),
+    "reason_tool_use_demo_50.jsonl": ("chat", 50, 0),
+    "xtuner_openai_sft.jsonl": ("messages", 128, 0),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_row_of_a_real_file_is_accounted_for(name, shared, read):
+    row_format, num_rows, num_bad = FILES[name]
+
+    source = read(shared / "data" / name)
+
+    assert [shard.row_format for shard in source.shards] == [row_format]
+    assert source.validated.num_rows == num_rows - num_bad
+    assert source.quarantined.num_rows == num_bad
+    assert source.notes == {}
+
+
+def test_the_28_empty_outputs_of_alpaca_are_quarantined_with_their_bytes(shared, read):
+    path = shared / "data" / "alpaca_data.json"
+    data = path.read_bytes()
+
+    source = read(path)
+
+    assert source.quarantined["row"].to_pylist() == EMPTY_OUTPUTS
+    assert set(source.reasons) == {"empty_answer"}
+    for bad in source.quarantined.to_pylist():
+        raw = data[bad["byte_offset"] :][: bad["raw_size"]]
+        assert raw == bad["raw"]
+        assert json.loads(raw)["output"] == ""
+
+
+def test_alpaca_rows_hold_what_the_file_holds(shared, read):
+    path = shared / "data" / "alpaca_data.json"
+    raw = json.loads(path.read_bytes())
+
+    source = read(path)
+
+    rows = source.validated["row"].to_pylist()
+    for row, messages in list(zip(rows, source.messages, strict=True))[::97]:
+        user, assistant = messages
+        assert user["content"] == raw[row]["instruction"]
+        assert user.get("context", "") == raw[row]["input"]
+        assert assistant["content"] == raw[row]["output"]
+
+
+def test_every_tree_of_oasst_gives_its_best_path_or_all_of_them(shared, read):
+    path = shared / "data" / "oasst_en_100_message.jsonl"
+    trees = [json.loads(line) for line in path.read_bytes().splitlines()]
+
+    best, every = read(path), read(path, oasst_paths="all")
+
+    assert best.texts[0][0] == ("user", trees[0]["text"])
+    top = min(trees[0]["replies"], key=lambda reply: reply["rank"])
+    assert best.texts[0][1] == ("assistant", top["text"])
+    assert every.validated.num_rows == 100 + every.notes["extra_paths"]
+    assert set(best.validated["record_id"].to_pylist()) <= set(
+        every.validated["record_id"].to_pylist()
+    )
+    assert len(set(every.validated["group_key"].to_pylist())) <= 100
+
+
+def test_windows_line_ends_of_sst2_do_not_reach_the_text(shared, read):
+    source = read(shared / "data" / "sst2_train.tsv", label_names=["negative", "positive"])
+
+    assert source.texts[0] == [("user", "hide new secretions from the parental units")]
+    assert source.validated["label"].to_pylist()[:3] == [0, 0, 1]
+    assert not any(text.endswith("\r") for [(_, text)] in source.texts)
+
+
+def test_tool_calls_of_glaive_are_canonical(shared, read):
+    source = read(shared / "data" / "glaive_toolcall_en_demo.json")
+
+    calling = source.messages[0][3]
+    assert calling["role"] == "assistant"
+    assert json.loads(calling["tool_calls"]) == [
+        {
+            "type": "function",
+            "function": {
+                "name": "search_recipes",
+                "arguments": {"ingredients": ["chicken", "bell peppers", "rice"]},
+            },
+        }
+    ]
+    assert source.messages[0][4]["role"] == "tool"
+    tools = source.validated["tools"].to_pylist()
+    assert json.loads(tools[0])[0]["name"] == "search_recipes"
+    assert sum(text is None for text in tools) == 109  # "[]" in the file
+
+
+def test_glaive_duplicates_share_their_record_id(shared, read):
+    source = read(shared / "data" / "glaive_toolcall_en_demo.json")
+
+    assert len(set(source.validated["record_id"].to_pylist())) == 300 - 35
+
+
+def test_reasoning_parts_go_to_reasoning(shared, read):
+    path = shared / "data" / "reason_tool_use_demo_50.jsonl"
+    raw = [json.loads(line) for line in path.read_bytes().splitlines()]
+
+    source = read(path)
+
+    answer = source.messages[0][2]
+    assert answer["reasoning"].startswith("Okay, the user is asking for schools")
+    assert answer["content"].startswith("I'm sorry, but the available tools")
+    assert all(json.loads(text) for text in source.validated["tools"].drop_null().to_pylist())
+    assert [m["role"] for m in source.messages[-1]] == [m["role"] for m in raw[-1]["messages"]]
+
+
+@pytest.mark.parametrize("name", ["alpaca_data.json", "gsm8k_train.jsonl", "sst2_train.tsv"])
+def test_shard_sizes_do_not_change_the_rows(name, shared, read):
+    path = shared / "data" / name
+    whole = read(path)
+
+    cut = read(path, max_shard_bytes=700_001)
+
+    assert len(cut.shards) > 5
+    assert cut.validated.equals(whole.validated)
+    assert cut.quarantined.equals(whole.quarantined)

@@ -1,0 +1,215 @@
+"""Cuts: fixed by what lies before them, whole records only, the same rows whatever their size."""
+
+import gzip
+import json
+from dataclasses import asdict
+
+import orjson
+import pytest
+import zstandard
+
+from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig
+from packhouse.sources import SourceShard, scan_source
+
+ROWS = [
+    {"instruction": f"Say {i}", "input": "", "output": 'a "quoted" [1, {2}] \\ text' * (i % 7 + 1)}
+    for i in range(200)
+]
+
+
+def as_jsonl(rows):
+    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
+
+
+def as_array(rows):
+    return orjson.dumps(rows)
+
+
+def as_indented_array(rows):
+    return json.dumps(rows, indent=4).encode()
+
+
+def as_csv(rows):
+    lines = ["instruction,input,output"]
+    lines += [
+        f'{r["instruction"]},,"{r["output"].replace(chr(34), chr(34) * 2)}\nand more"' for r in rows
+    ]
+    return "\n".join(lines).encode() + b"\n"
+
+
+WRITERS = {
+    "rows.jsonl": as_jsonl,
+    "rows.json": as_array,
+    "indented.json": as_indented_array,
+    "rows.csv": as_csv,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_appended_rows_leave_earlier_shards_as_they_were(name, tmp_path):
+    path = tmp_path / name
+    config = SourceConfig(path=str(path))
+    path.write_bytes(WRITERS[name](ROWS[:150]))
+    before = scan_source(config, 2000)
+
+    path.write_bytes(WRITERS[name](ROWS))
+    after = scan_source(config, 2000)
+
+    kept = len(before) - 1  # the last one was not full
+    assert kept > 5
+    assert [s.identity() for s in after[:kept]] == [s.identity() for s in before[:kept]]
+    assert len(after) > len(before)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("max_shard_bytes", [1, 97, 1000, 5000])
+def test_the_rows_do_not_depend_on_the_shard_size(name, max_shard_bytes, read_bytes):
+    data = WRITERS[name](ROWS)
+    whole = read_bytes(data, name)
+
+    cut = read_bytes(data, name, max_shard_bytes=max_shard_bytes)
+
+    assert whole.validated.num_rows == 200
+    assert len(cut.shards) > len(data) // max(max_shard_bytes, 1000) - 1
+    assert cut.validated.equals(whole.validated)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_shards_are_no_larger_than_asked_unless_a_record_is(name, read_bytes):
+    source = read_bytes(WRITERS[name](ROWS), name, max_shard_bytes=3000)
+
+    sizes = [shard.byte_end - shard.byte_start for shard in source.shards]
+    assert max(sizes) <= 3000
+    assert sum(size > 2000 for size in sizes) >= len(sizes) - 1
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_compressed_files_have_the_shards_of_their_content(name, compress, tmp_path, read):
+    plain, packed = tmp_path / "a" / name, tmp_path / "b" / name
+    for path in (plain, packed):
+        path.parent.mkdir()
+    plain.write_bytes(WRITERS[name](ROWS))
+    packed.write_bytes(compress(WRITERS[name](ROWS)))
+
+    one, other = read(plain, max_shard_bytes=3000), read(packed, max_shard_bytes=3000)
+
+    assert other.validated.equals(one.validated)
+    assert [s.sha256 for s in other.shards] == [s.sha256 for s in one.shards]
+    assert other.notes == {"misnamed_compression": 1}
+
+
+def test_the_order_of_rows_changes_neither_names_nor_groups(read_bytes):
+    forth, back = read_bytes(as_jsonl(ROWS)), read_bytes(as_jsonl(ROWS[::-1]))
+
+    for column in ("record_id", "group_key", "messages"):
+        assert forth.validated[column].to_pylist() == back.validated[column].to_pylist()[::-1]
+
+
+def test_formats_agree_on_names_and_groups(read_bytes):
+    sources = [read_bytes(WRITERS[name](ROWS), name) for name in ("rows.jsonl", "rows.json")]
+
+    assert sources[0].validated["record_id"].equals(sources[1].validated["record_id"])
+
+
+def test_shards_survive_json(read_bytes):
+    source = read_bytes(as_csv(ROWS), "rows.csv", max_shard_bytes=3000)
+
+    for shard in source.shards:
+        assert SourceShard(**json.loads(json.dumps(asdict(shard)))) == shard
+
+
+def test_row_numbers_and_bytes_run_on_from_shard_to_shard(read_bytes):
+    source = read_bytes(as_jsonl(ROWS), max_shard_bytes=1000)
+
+    for before, after in zip(source.shards, source.shards[1:], strict=False):
+        assert after.row_start == before.row_start + before.num_rows
+        assert after.byte_start == before.byte_end
+    assert source.validated["row"].to_pylist() == list(range(200))
+
+
+def test_text_behind_an_array_is_refused_with_its_place(read_bytes):
+    data = as_array(ROWS[:2])
+
+    with pytest.raises(SourceError, match="text follows the end of the JSON array"):
+        read_bytes(data + b" tail", "rows.json")
+    with pytest.raises(SourceError, match="text follows the end of the JSON array"):
+        read_bytes(data + b"]", "rows.json")
+
+
+def test_an_open_quote_in_csv_spoils_its_line_only(read_bytes):
+    data = b'instruction,output\na,b\n"open,c\nd,e\nf,"g\nh"\n'
+
+    source = read_bytes(data, "rows.csv")
+
+    assert source.reasons == ["csv"]
+    assert source.quarantined["row"].to_pylist() == [1]
+    assert source.texts[1:] == [
+        [("user", "d"), ("assistant", "e")],
+        [("user", "f"), ("assistant", "g\nh")],
+    ]
+
+
+def test_quotes_inside_fields_are_text(read_bytes):
+    data = b'instruction,output\n5" disk,b\nc,6" d\n"e ""f""",g\n'
+
+    source = read_bytes(data, "rows.csv")
+
+    texts = [[text for _, text in row] for row in source.texts]
+    assert texts == [['5" disk', "b"], ["c", '6" d'], ['e "f"', "g"]]
+
+
+def test_quotes_that_make_no_sense_are_text_in_tsv(read_bytes):
+    data = b'text\tlabel\n"open\t0\n"a" b\t1\n"quoted ""c"""\t1\n'
+
+    source = read_bytes(data, "rows.tsv")
+
+    assert [row[0][1] for row in source.texts] == ['"open', '"a" b', 'quoted "c"']
+
+
+def test_a_json_object_over_several_lines_is_refused(read_bytes):
+    with pytest.raises(SourceError, match="one JSON object over several lines"):
+        read_bytes(json.dumps({"data": ROWS[:2]}, indent=2).encode(), "rows.json")
+
+
+def test_json_lines_named_json_are_read(read_bytes):
+    assert read_bytes(as_jsonl(ROWS), "rows.json").shards[0].file_format == "jsonl"
+
+
+def test_a_folder_is_read_in_order_of_names_and_other_files_are_left(tmp_path, read):
+    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl", "README.md", ".hidden.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(as_jsonl(ROWS[:1]))
+
+    source = read(tmp_path, name="talks")
+
+    assert [s.file for s in source.shards] == [
+        "talks/a.jsonl",
+        "talks/b.jsonl",
+        "talks/sub/c.jsonl",
+    ]
+    assert read(tmp_path / "*.jsonl", name="talks").validated.num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        ("s3://KEY:SECRET@bucket/rows.jsonl", r"s3://\*\*\*@bucket.*credentials"),
+        ("ftp://host/rows.jsonl", "scheme 'ftp' is not supported"),
+        ("https://host/rows.jsonl", "scheme 'https' is not supported"),
+        ("/no/such/file.jsonl", "does not exist"),
+        ("/no/such/*.jsonl", "names no files"),
+    ],
+)
+def test_a_source_that_cannot_be_found_says_why(path, match):
+    with pytest.raises(SourceError, match=match) as caught:
+        scan_source(SourceConfig(path=path))
+
+    assert "SECRET" not in str(caught.value)
+    assert "SECRET" not in repr(caught.value.facts)
+
+
+def test_a_folder_without_data_says_what_is_looked_for(tmp_path):
+    with pytest.raises(SourceError, match=r"names no files.*\.jsonl"):
+        scan_source(SourceConfig(path=str(tmp_path)))

@@ -58,7 +58,9 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
                 samples[shard.uri] = _sample(recipe, validate.source, shard.uri, workspace)
             sampled, sample_bytes = samples[shard.uri]
             scale = (shard.byte_end - shard.byte_start) / max(1, sample_bytes)
-            counted = np.resize(sampled, round(len(sampled) * scale))
+            checked = workspace.steps.peek("validate", validate.key)
+            rows = checked.facts["rows_out"] if checked else round(len(sampled) * scale)
+            counted = np.resize(sampled, rows)
         lengths.append(counted)
         line = sources.setdefault(shard.file, {"rows": 0, "tokens": 0})
         line["rows"] += len(counted)

@@ -1,16 +1,15 @@
 """Progress bars for whoever watches a terminal; nothing anywhere else.
 
 A step's total is its number of jobs. Library code calls `advance(0.1)` where it has done a tenth
-of a job; it neither knows nor cares who watches. A bar appears only once its step has run for a
-second, so quick steps leave the terminal alone.
+of a job; it neither knows nor cares who watches. A bar appears once its step has run for a second
+(pulsing until the first job or part of one is done), so quick steps leave the terminal alone.
 Bars go to stderr: stdout stays clean for `--json`.
 """
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, Timer
 from typing import Any
 
 __all__ = ["advance", "job_done", "show_progress", "step_progress"]
@@ -19,98 +18,91 @@ _APPEARS_AFTER_S = 1.0
 
 
 class _Bar:
-    def __init__(self, name: str, total: float) -> None:
-        self.name, self.total, self.done = name, total, 0.0
-        self.start = time.monotonic()
-        self.task: int | None = None
+    """One step's bar: hidden for a second, then drawn by rich until the step ends."""
 
-
-class _Display:
-    """The bars of this process: one per running step, drawn by rich."""
-
-    def __init__(self) -> None:
+    def __init__(self, display: Any, name: str, total: float) -> None:
+        self.display, self.total, self.done = display, total, 0.0
         self.lock = Lock()
-        self.bars: list[_Bar] = []
-        self.live: Any = None
+        self.task = display.add_task(name, total=None, visible=False)
+        self.timer = Timer(_APPEARS_AFTER_S, self._show)
+        self.timer.daemon = True
+        self.timer.start()
 
-    def start(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TaskProgressColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+    def _show(self) -> None:
+        self.display.update(self.task, visible=True)
 
-        self.live = Progress(
-            TextColumn("{task.description:>9}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self.live.start()
-
-    def stop(self) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
-
-    def update(self, bar: _Bar, amount: float) -> None:
+    def move_to(self, done: float) -> None:
         with self.lock:
-            bar.done += amount
-            if self.live is None or time.monotonic() - bar.start < _APPEARS_AFTER_S:
-                return
-            if bar.task is None:
-                bar.task = self.live.add_task(bar.name, total=bar.total)
-            self.live.update(bar.task, completed=bar.done)
+            self.done = max(self.done, min(done, self.total))
+            self.display.update(self.task, completed=self.done, total=self.total)
 
-    def finish(self, bar: _Bar) -> None:
-        with self.lock:
-            if self.live is not None and bar.task is not None:
-                self.live.remove_task(bar.task)
-            self.bars.remove(bar)
+    def close(self) -> None:
+        self.timer.cancel()
+        self.display.remove_task(self.task)
 
 
-_display = _Display()
+_display: Any = None
+_bar: _Bar | None = None
 
 
 @contextmanager
 def show_progress(*, enabled: bool | None = None) -> Iterator[None]:
     """Draw bars while the block runs: by default where stderr is a terminal."""
+    global _display
     if not (sys.stderr.isatty() if enabled is None else enabled):
         yield
         return
-    _display.start()
-    try:
-        yield
-    finally:
-        _display.stop()
+    with _rich_progress() as _display:
+        try:
+            yield
+        finally:
+            _display = None
 
 
 @contextmanager
-def step_progress(name: str, total: float) -> Iterator[None]:
-    """Count a step's units, `total` of them, while the block runs."""
-    bar = _Bar(name, total)
-    _display.bars.append(bar)
+def step_progress(name: str, num_jobs: int) -> Iterator[None]:
+    """Count the jobs of a step while the block runs."""
+    global _bar
+    if _display is None:
+        yield
+        return
+    _bar = _Bar(_display, name, num_jobs)
     try:
         yield
     finally:
-        _display.finish(bar)
+        _bar.close()
+        _bar = None
 
 
 def advance(fraction: float) -> None:
     """Say that `fraction` more of a job of the running step is done."""
-    if _display.bars:
-        _display.update(_display.bars[-1], fraction)
+    if _bar is not None:
+        _bar.move_to(_bar.done + fraction)
 
 
 def job_done(num_done: int) -> None:
     """Say that `num_done` jobs of the running step are done by now, cached ones included."""
-    if _display.bars:
-        bar = _display.bars[-1]
-        _display.update(bar, num_done - bar.done)
+    if _bar is not None:
+        _bar.move_to(num_done)
+
+
+def _rich_progress() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description:>9}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

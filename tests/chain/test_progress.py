@@ -1,0 +1,45 @@
+import io
+
+import pytest
+
+from packhouse import progress
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal that rich draws on, and bars that appear at once."""
+    import rich.console
+
+    screen = io.StringIO()
+
+    class Terminal(rich.console.Console):
+        def __init__(self, **_):
+            super().__init__(file=screen, force_terminal=True, width=100)
+
+    monkeypatch.setattr(rich.console, "Console", Terminal)
+    monkeypatch.setattr(progress, "_APPEARS_AFTER_S", 0.0)
+    return screen
+
+
+def test_a_step_that_takes_long_shows_its_name_and_share(terminal):
+    with progress.show_progress(enabled=True), progress.step_progress("tokenize", 4):
+        progress._bar.timer.join()
+        progress.advance(0.5)
+        progress.job_done(2)
+        progress._display.refresh()
+    assert "tokenize" in terminal.getvalue()
+    assert "50%" in terminal.getvalue()
+
+
+def test_a_quick_step_leaves_the_terminal_alone(terminal, monkeypatch):
+    monkeypatch.setattr(progress, "_APPEARS_AFTER_S", 60.0)
+    with progress.show_progress(enabled=True), progress.step_progress("pack", 1):
+        progress.job_done(1)
+        progress._display.refresh()
+    assert "pack" not in terminal.getvalue()
+
+
+def test_nobody_watches_and_nothing_happens():
+    with progress.show_progress(enabled=False), progress.step_progress("pack", 1):
+        progress.advance(0.5)
+        progress.job_done(1)

@@ -122,6 +122,7 @@ class ChatEngine:
 
     def render(self, conversations: Conversations) -> Texts:
         """Render plain rows shape by shape, all others one by one."""
+        _ = self.rules  # a template that cannot be used is refused before any row
         alone = np.ones(conversations.num_rows, dtype=bool)
         parts = []
         if self._is_traceable:
@@ -181,7 +182,7 @@ class ChatEngine:
         try:
             marked, marker = self._marked(messages, None, _MARKINGS[:1])
             self._check_nothing_lost(messages, None, marked, marker.leaves, Counter())
-            trained = self._trained(raw, marked, marker, None)
+            trained = self._trained(raw, marked, marker)
             trace = Trace(len(messages))
             traced = [
                 {**message, "content": trace.text(message["content"], number)}
@@ -251,39 +252,36 @@ class ChatEngine:
         marked, marker = self._marked(messages, tools, _MARKINGS)
         self._check_nothing_lost(messages, tools, marked, marker.leaves, notes)
         content = [(o.start, o.end) for o in marked.occurrences]
-        return marked.text, content, self._trained(raw, marked, marker, tools)
+        return marked.text, content, self._trained(raw, marked, marker)
 
     def _trained(
         self,
         raw: list[dict[str, Any]],
         marked: Marked,
         marker: Marker,
-        tools: list[Any] | None,
     ) -> list[tuple[int, int]]:
         """Trained spans of a rendering, ascending; there is at least one."""
         if self._train_on == "all":
             return [(0, len(marked.text))]
-        turns = self._turns(marked, marker, tools)
         shape = tuple(Turn(m["role"], is_trained=m.get("weight") != 0) for m in raw)
         wanted = trained_turns(shape, self._train_on)
-        trained = sorted(span for number, spans in turns for span in spans if number in wanted)
+        trained = sorted(self._turns(marked, marker, wanted))
         if not trained:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         return trained
 
-    def _turns(
-        self, marked: Marked, marker: Marker, tools: list[Any] | None
-    ) -> list[tuple[int, list[tuple[int, int]]]]:
+    def _turns(self, marked: Marked, marker: Marker, wanted: set[int]) -> Iterator[tuple[int, int]]:
         roles = [message["role"] for message in marker.messages]
         owners = [leaf.message for leaf in marker.leaves]
         if self.rules is None:
-            return list(_generated(marked, owners, roles))
+            yield from _generated(marked, owners, roles, wanted)
+            return
 
         def prompt_tail(number: int) -> tuple[int, bytes]:
             return self._prompt_tail(marker, number)
 
-        turns = locate_turns(marked, owners, roles, self.rules, prompt_tail, self._starts)
-        return [(number, [span]) for number, span in turns.items()]
+        turns = locate_turns(marked, owners, roles, wanted, self.rules, prompt_tail, self._starts)
+        yield from turns.values()
 
     def _prompt_tail(self, marker: Marker, number: int) -> tuple[int, bytes]:
         """Last leaf, and the text behind it, of the prompt that ends before message `number`."""
@@ -419,18 +417,17 @@ _UNPROVEN = RefusedError(
 
 
 def _generated(
-    marked: Marked, owners: list[int], roles: list[str]
-) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """The template's own generation blocks, each with the assistant message it holds."""
+    marked: Marked, owners: list[int], roles: list[str], wanted: set[int]
+) -> Iterator[tuple[int, int]]:
+    """The template's own generation blocks that hold a wanted assistant message."""
     for start, end in marked.generation:
         inside = {owners[o.leaf] for o in marked.occurrences if start <= o.start and o.end <= end}
-        inside = {number for number in inside if number >= 0 and roles[number] == "assistant"}
-        if not inside:
+        held = [number for number in sorted(inside) if number >= 0 and roles[number] == "assistant"]
+        if not held:  # a turn without text: the message after those before the block
             before = [owners[o.leaf] for o in marked.occurrences if o.end <= start]
-            after = [n for n in range(max(before, default=-1) + 1, len(roles))]
-            inside = {n for n in after[:1] if roles[n] == "assistant"}
-        if end > start and inside:
-            yield min(inside), [(start, end)]
+            held = [n for n in [max(before, default=-1) + 1] if roles[n : n + 1] == ["assistant"]]
+        if end > start and held and held[0] in wanted:
+            yield start, end
 
 
 def _called(message: dict[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ Templates look at contents, too: they trim them, or take `<think>...</think>` ap
 gets in the way of that, *inner* marks go inside of outer whitespace and around such literals.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -234,7 +235,16 @@ class Marker:
         wearers = self._order[mark]
         leaf = wearers[min(seen[mark], len(wearers) - 1)]
         seen[mark] += 1
+        if not _is_written(self.leaves[leaf].text, text[start:].decode()):
+            raise TornError
         return Occurrence(leaf, start, len(text))
+
+
+def _is_written(leaf: str, rendered: str) -> bool:
+    """Whether a leaf was written as it is, or as the inside of a JSON string."""
+    if rendered == leaf:
+        return True
+    return any(rendered == json.dumps(leaf, ensure_ascii=way)[1:-1] for way in (False, True))
 
 
 def _free_base(

@@ -35,7 +35,7 @@ from packhouse.templates.tracing import OpaqueError, TracedText, concat_traced
 
 __all__ = ["ChatTemplate"]
 
-MAX_TICKS = 1_000_000
+MAX_TICKS = 200_000
 MAX_SECONDS = 20.0
 FREE_CHARS = 2**20  # output that any rendering may have ...
 CHARS_PER_CHAR = 16  # ... and this many times its input on top
@@ -144,6 +144,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             _measure_method(owner, getattr(__obj, "__name__", ""), args)
         return super().call(__context, __obj, *args, **kwargs)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and re.search(r"\d{4,}|\{[^}]*\{", value.__self__):
+            raise _LimitError("the template formats text with a huge width")
+        return wrapped
+
 
 def _measure_product(left: Any, right: Any) -> None:
     for sequence, times in ((left, right), (right, left)):
@@ -163,8 +169,6 @@ def _measure_method(owner: str, method: str, args: tuple[Any, ...]) -> None:
         measure(_length(owner) + str.count(owner, args[0]) * _length(args[1]))
     elif method == "join" and args and isinstance(args[0], list | tuple):
         measure(sum(len(owner) + len(str(item)) for item in args[0]))
-    elif method in ("format", "format_map") and re.search(r"\d{4,}|\{[^}]*\{", owner):
-        raise _LimitError("the template formats text with a huge width")
 
 
 def _measured_filter(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,7 +71,9 @@ def learn_rules(
     """
     prompt, opened, answered = render(1, False), render(1, True), render(2, False)
     if answered is None:
-        raise TemplateError(f"{where} refuses a conversation of one user and one assistant turn")
+        raise TemplateError(
+            f"{where} refuses a conversation of one user and one assistant turn, or rewrites it"
+        )
     first, second = _two(answered[0].occurrences, where)
     end_token = _end_token(answered[0].text[second.end :], control, where)
     without = _tail(prompt[0] if prompt else None)
@@ -82,8 +84,18 @@ def learn_rules(
     if not has_prompt and without is not None and gap.startswith(without):
         header = gap[len(without) :]
         header = header if header.strip() else b""  # Mistral's space is the answer's
+    if with_prompt is None or not _opens(gap, with_prompt, header, has_prompt):
+        raise TemplateError(
+            f"{where} does not show where an answer starts: the prompt of inference ends in"
+            f" {(with_prompt or b'')[-40:]!r}, the conversation goes on with {gap[-40:]!r}"
+        )
     longer = render(4, False)
     return TurnRules(has_prompt, header, end_token, _ends_inner(longer, end_token, control))
+
+
+def _opens(gap: bytes, tail: bytes, header: bytes, has_prompt: bool) -> bool:
+    """Whether an answer follows the prompt: `tail` and `header` stand in the gap before it."""
+    return gap.startswith(tail + header) or (has_prompt and tail.startswith(gap))
 
 
 def _two(occurrences: list[Occurrence], where: str) -> tuple[Occurrence, Occurrence]:
@@ -125,16 +137,18 @@ def locate_turns(
     marked: Marked,
     owners: list[int],
     roles: list[str],
+    wanted: set[int],
     rules: TurnRules,
     prompt_tail: PromptTail,
     starts: dict[tuple[str, bool, bytes], int],
 ) -> dict[int, tuple[int, int]]:
-    """Byte span of every assistant turn of a rendering.
+    """Byte span of the wanted assistant turns of a rendering.
 
     Args:
         marked: the rendering.
         owners: message number of each leaf.
         roles: role of each message.
+        wanted: numbers of the assistant turns to find.
         rules: of the template.
         prompt_tail: asked once for every kind of gap.
         starts: answers of `prompt_tail` so far, by role before, whether first, and gap.
@@ -143,9 +157,7 @@ def locate_turns(
         RefusedError: a turn's start or end cannot be shown.
     """
     turns = {}
-    for number, role in enumerate(roles):
-        if role != "assistant":
-            continue
+    for number in sorted(wanted):
         gap, stop, after = _surroundings(marked, owners, roles, number)
         text = marked.text[gap.start : gap.stop]
         key = (roles[number - 1] if number else "", gap.anchor < 0, text)
@@ -198,8 +210,8 @@ def _header_length(
 ) -> int:
     last_leaf, tail = prompt_tail(number)
     if last_leaf == anchor:
-        if gap.startswith(tail) and gap.startswith(rules.header, len(tail)):
-            return len(tail) + len(rules.header)
+        if gap.startswith(tail + rules.header):
+            return len(tail + rules.header)
         if rules.has_prompt and tail.startswith(gap):
             return len(gap)  # the prompt already opens something, as `<think>`: not in this turn
     raise RefusedError(

@@ -1,82 +1,13 @@
-"""Snapshots of real and toy tokenizers, and validated tables of real files, for this room."""
+"""Real tokenizers, and real files as canonical messages."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from packhouse.tables import VALIDATED
-from packhouse.tokenization.snapshot import TokenizerSnapshot
-
 Rows = list[dict[str, Any]]
-
-
-def make_table(conversations: list[Any], tools: Any = None, labels: Any = None) -> pa.Table:
-    """A VALIDATED table of conversations given as [(role, content), ...] or as dicts."""
-    rows = []
-    for number, conversation in enumerate(conversations):
-        messages = [
-            turn if isinstance(turn, dict) else dict(zip(("role", "content"), turn, strict=True))
-            for turn in conversation
-        ]
-        rows.append(
-            {
-                "record_id": f"{number:020x}",
-                "source": "toy/rows.jsonl",
-                "row": number,
-                "messages": messages,
-                "tools": tools[number] if tools else None,
-                "label": labels[number] if labels else None,
-                "group_key": f"{number:020x}",
-            }
-        )
-    source = pa.array([row.pop("source") for row in rows], pa.string()).dictionary_encode()
-    names = [name for name in VALIDATED.names if name != "source"]
-    columns = {
-        name: pa.array([r[name] for r in rows], VALIDATED.field(name).type) for name in names
-    }
-    columns["source"] = source.cast(VALIDATED.field("source").type)
-    return pa.table([columns[name] for name in VALIDATED.names], schema=VALIDATED)
-
-
-def make_snapshot(**changes: Any) -> TokenizerSnapshot:
-    """A toy tokenizer with ChatML's tokens."""
-    facts: dict[str, Any] = {
-        "fingerprint": "0" * 64,
-        "class_name": "ToyTokenizer",
-        "backend": "{}",
-        "vocab_size": 300,
-        "added_tokens": {"<s>": 0, "</s>": 1, "<|im_start|>": 2, "<|im_end|>": 3},
-        "special_tokens": {"bos_token": "<s>", "eos_token": "</s>"},
-        "adds_bos": True,
-        "chat_template": None,
-    }
-    return TokenizerSnapshot(**(facts | changes))
-
-
-def pieces(formatted: pa.Table, spans: str = "trained_spans") -> list[list[str]]:
-    """The text of each row's spans."""
-    rows = formatted.select(["text", spans]).to_pylist()
-    return [
-        [row["text"].encode()[span["start"] : span["end"]].decode() for span in row[spans]]
-        for row in rows
-    ]
-
-
-def snapshot_of(tokenizer: Any) -> TokenizerSnapshot:
-    ids = tokenizer("a")["input_ids"]
-    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
-    return make_snapshot(
-        class_name=type(tokenizer).__name__,
-        added_tokens={token: number for token, number in tokenizer.added_tokens_encoder.items()},
-        special_tokens=dict(tokenizer.special_tokens_map),
-        adds_bos=bool(ids) and first is not None and ids[0] == first,
-        chat_template=tokenizer.chat_template,
-        vocab_size=len(tokenizer),
-    )
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,152 @@
+"""Rows filled shape by shape equal rows rendered one by one, whatever they hold."""
+
+from functools import cache
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse.templates import chat
+from tests.templates.test_chat_toys import (
+    CHATML,
+    GENERATION,
+    LLAMA3,
+    MISTRAL,
+    PHI,
+    THINKING,
+    VICUNA,
+)
+from tests.templates.toys import chat_renderer, make_table, pieces
+
+TOKENS = {"<|im_end|>": 1, "<|im_start|>": 2, "<|end|>": 3, "<|eot_id|>": 4, "</s>": 5, "<s>": 6}
+ASKING = (
+    "{% macro body(m) %}{% if m.content.startswith('#') %}{{ '[head]' }}{% endif %}"
+    "{{ m.content }}{% endmacro %}"
+    "{% for m in messages %}{% set c = body(m) %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.content == 'x' %}{{ '[x]' }}{% endif %}{% if m.content.endswith('?') %}{{ '[?]' }}"
+    "{% endif %}{{ c }}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEMPLATES = {
+    "chatml": CHATML,
+    "generation": GENERATION,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "phi": PHI,
+    "thinking": THINKING,
+    "vicuna": VICUNA,
+    "asking": ASKING,
+}
+
+# Whatever a template may look for, and what may be taken for a mark or a token.
+bits = st.sampled_from(
+    [
+        "x",
+        " ",
+        "\n",
+        "<think>",
+        "</think>",
+        "<|im_end|>",
+        "#",
+        "?",
+        "\u3000",
+        "\u00a0",
+        "\u4e2d",
+        "\U000f0000",
+        "\x1c",
+        "assistant\n",
+        "</s>",
+        "a b",
+    ]
+)
+contents = st.lists(bits, min_size=1, max_size=4).map("".join)
+conversations = st.lists(
+    st.lists(contents, min_size=2, max_size=2) | st.lists(contents, min_size=4, max_size=4),
+    min_size=12,
+    max_size=24,
+)
+
+
+def as_turns(texts):
+    return [(("user", "assistant")[number % 2], text) for number, text in enumerate(texts)]
+
+
+def outcome(rendered):
+    return rendered.formatted.to_pylist(), rendered.quarantined.to_pylist(), rendered.notes
+
+
+@cache
+def renderer_of(name):
+    return chat_renderer(TEMPLATES[name], added_tokens=TOKENS)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(deadline=None, max_examples=25)
+@given(texts=conversations)
+def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
+    table = make_table([as_turns(row) for row in texts])
+    together = renderer_of(name).render(table)
+    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+        alone = renderer_of(name).render(table)
+
+    assert outcome(together) == outcome(alone)
+    check_answers(texts, together.formatted)
+
+
+def check_answers(texts, formatted):
+    """Every answer is in a trained span of its own that ends in an end token."""
+    ends = ("<|im_end|>", "<|end|>", "<|eot_id|>", "</s>")
+    for row, trained in zip(formatted["row"].to_pylist(), pieces(formatted), strict=True):
+        answers = texts[row][1::2]
+        assert len(trained) == len(answers)
+        for answer, span in zip(answers, trained, strict=True):
+            assert span.endswith(ends)
+            assert answer.split("</think>")[-1].strip() in span
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_common_rows_are_filled_and_not_rendered(name, monkeypatch):
+    rows = [as_turns([f"question {n}", f"answer {n}"]) for n in range(200)]
+    renderer = chat_renderer(TEMPLATES[name], added_tokens=TOKENS)
+    rendered = []
+    plain = chat.ChatEngine._render_rows
+    monkeypatch.setattr(
+        chat.ChatEngine,
+        "_render_rows",
+        lambda engine, all_rows, some: rendered.extend(some) or plain(engine, all_rows, some),
+    )
+
+    assert renderer.render(make_table(rows)).formatted.num_rows == 200
+    assert rendered == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "{% if '%s' % m.content == 'x' %}{{ '!' }}{% endif %}",
+        "{% if m.content in 'abc' %}{{ '!' }}{% endif %}",
+        "{% set k = m.content ~ '' %}{% if 'x' in k %}{{ '!' }}{% endif %}",
+        "{% if m.content|int > 3 %}{{ '!' }}{% endif %}",
+        "{% if m.content|length > 3 %}{{ '!' }}{% endif %}",
+        "{% if m.content[0] == 'q' %}{{ '!' }}{% endif %}",
+        "{% if 'ab'.startswith(m.content) %}{{ '!' }}{% endif %}",
+        "{% if {'content': m.content}|tojson == 'x' %}{{ '!' }}{% endif %}",
+        "{% if m.content is sequence %}{{ '!' }}{% endif %}",
+        "{% if m.content < 'm' %}{{ '!' }}{% endif %}",
+        "{% if '{}'.format(m.content) == 'x' %}{{ '!' }}{% endif %}",
+        "{% if [m.content]|join == 'x' %}{{ '!' }}{% endif %}",
+        "{% for letter in m.content %}{% if letter == 'z' %}{{ '!' }}{% endif %}{% endfor %}",
+        "{% if m.content.upper() == 'X' %}{{ '!' }}{% endif %}",
+    ],
+)
+def test_questions_that_cannot_be_recorded_send_every_row_through_jinja(use):
+    asked = "{% if m.role == 'user' %}" + use + "{% endif %}"
+    template = CHATML.replace("{{ '<|im_start|>'", asked + "{{ '<|im_start|>'", 1)
+    texts = ["abc", "q", "x", "4", "zz", "long enough", "ab", "a"] * 3
+    table = make_table([as_turns([text, text]) for text in texts])
+    together = chat_renderer(template).render(table)
+    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+        alone = chat_renderer(template).render(table)
+
+    assert outcome(together) == outcome(alone)

@@ -132,7 +132,7 @@ def _boundaries(row: Mapping[str, Any], ids: Ints, whole_rows: bool, where: str)
 
 def _labels(row: Mapping[str, Any], ids: Ints, where: str) -> Ints:
     if row.get("labels") is not None:
-        labels = np.array(row["labels"], dtype=np.int64)
+        labels = _ints(row["labels"]).copy()
         if labels.shape != ids.shape:
             raise ContractError(f"{where} has {len(ids):,} input_ids and {labels.size:,} labels")
         return labels

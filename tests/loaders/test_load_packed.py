@@ -1,0 +1,146 @@
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.loaders import load_packed
+
+COLUMNS = ["input_ids", "labels", "position_ids", "seq_lengths", "record_ids"]
+
+
+def test_a_version_loads_mapped_with_positions_that_the_files_do_not_hold(make_version, tmp_path):
+    data = load_packed(make_version(rows_per_file=5), cache=tmp_path)
+
+    assert data.column_names == COLUMNS
+    assert data.num_rows == 16
+    row = data[0]
+    assert sum(row["seq_lengths"]) == len(row["input_ids"]) == len(row["labels"])
+    assert row["position_ids"] == [p for n in row["seq_lengths"] for p in range(n)]
+    assert data.info.description.startswith("packhouse made ")
+    assert len(data.cache_files) == 4  # mapped, not read into memory
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        {"layout": "compact"},
+        {"position_ids": True},
+        {"file_format": "arrow"},
+        {"file_format": "arrow", "layout": "compact"},
+        {"file_format": "jsonl"},
+        {"file_format": "jsonl", "layout": "compact"},
+    ],
+)
+def test_every_layout_and_format_gives_the_same_rows(make_version, tmp_path, publish):
+    plain = load_packed(make_version(), cache=tmp_path)
+
+    assert load_packed(make_version(**publish), cache=tmp_path).to_list() == plain.to_list()
+
+
+def test_versions_are_named_by_ref_version_or_id(make_version, tmp_path):
+    root = tmp_path / "store"
+    make_version(num_records=20, root=root)
+    uri = make_version(num_records=30, root=root)
+
+    assert sum(map(len, load_packed(uri, cache=tmp_path)["record_ids"])) == 30
+    for name in ("00000014", "00000014.g0"):
+        assert sum(map(len, load_packed(uri, name, cache=tmp_path)["record_ids"])) == 20
+    assert sum(map(len, load_packed(f"{uri}@00000014", cache=tmp_path)["record_ids"])) == 20
+    with pytest.raises(VersionNotFoundError, match="no split 'eval'; it has train"):
+        load_packed(uri, split="eval", cache=tmp_path)
+    with pytest.raises(VersionNotFoundError, match="prod"):
+        load_packed(uri, "prod", cache=tmp_path)
+
+
+def test_a_flipped_bit_in_the_store_is_found_before_a_row_is_seen(make_version, tmp_path):
+    uri = make_version()
+    (file,) = Path(uri).glob("v/*/data/*.parquet")
+    _flip_bit(file, file.stat().st_size // 2)
+
+    with pytest.raises(IntegrityError, match="does not hold the published bytes"):
+        load_packed(uri, cache=tmp_path)
+
+
+def test_a_damaged_cache_is_made_anew(make_version, tmp_path):
+    uri = make_version()
+    good = load_packed(uri, cache=tmp_path).to_list()
+    (file,) = (tmp_path / "loaded").glob("*.arrow")
+
+    _flip_bit(file, file.stat().st_size // 2)
+    assert load_packed(uri, cache=tmp_path).to_list() == good
+
+    stat = file.stat()
+    _flip_bit(file, file.stat().st_size // 2)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as a rotting disk would
+    assert load_packed(uri, cache=tmp_path, verify="always").to_list() == good
+
+    file.write_bytes(file.read_bytes()[:-100])
+    assert load_packed(uri, cache=tmp_path).to_list() == good
+    file.unlink()
+    assert load_packed(uri, cache=tmp_path).to_list() == good
+
+
+def test_the_cache_is_keyed_by_content(make_version, tmp_path):
+    first = load_packed(make_version(), cache=tmp_path)
+    second = load_packed(make_version(), cache=tmp_path)  # another store, the same bytes
+
+    assert first.cache_files == second.cache_files
+
+
+def test_ranks_that_start_at_once_do_the_work_once_and_agree(make_version, tmp_path):
+    uri = make_version()
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:
+        found = pool.starmap(_load, [(uri, tmp_path)] * 4)
+
+    assert len({json.dumps(rows) for rows in found}) == 1
+    assert len(list((tmp_path / "loaded").glob("*.arrow"))) == 1
+    assert not list((tmp_path / "loaded").glob(".*"))
+
+
+def test_loading_needs_neither_torch_nor_prefect(make_version, tmp_path):
+    script = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "prefect"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from packhouse.loaders import load_packed
+print(load_packed({make_version()!r}, cache={str(tmp_path)!r}).num_rows)
+assert not {{"torch", "prefect"}} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"USE_TORCH": "0"},
+    )
+    assert done.stdout == "16\n", done.stderr
+
+
+def test_names_are_imported_when_they_are_asked_for():
+    import packhouse.loaders
+
+    for name in packhouse.loaders.__all__:
+        assert getattr(packhouse.loaders, name).__doc__
+    assert dir(packhouse.loaders) == packhouse.loaders.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = packhouse.loaders.nothing
+
+
+def _flip_bit(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+
+
+def _load(uri: str, cache: Path) -> list:
+    return load_packed(uri, cache=cache).to_list()

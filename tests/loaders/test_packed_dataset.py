@@ -1,0 +1,119 @@
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
+from packhouse.loaders import PackedCollator, PackedDataset, PaddedCollator, load_packed
+from packhouse.packing import plan_packs
+
+
+def test_rows_of_a_version_are_tensors_with_boundaries(make_version, tmp_path):
+    data = load_packed(make_version(), cache=tmp_path)
+    packs = PackedDataset(data)
+
+    assert len(packs) == len(data)
+    for index, row in enumerate(data):
+        item = packs[index]
+        assert set(item) == {"input_ids", "labels", "position_ids", "seq_lengths"}
+        for name, tensor in item.items():
+            assert tensor.dtype == torch.int64
+            assert tensor.tolist() == row[name]
+    with pytest.raises(IndexError):
+        packs[len(packs)]
+    assert packs[-1]["input_ids"].tolist() == data[len(data) - 1]["input_ids"]
+
+
+def test_shuffled_and_selected_datasets_keep_their_order(make_version, tmp_path):
+    data = load_packed(make_version(), cache=tmp_path).shuffle(seed=1).select(range(3, 9))
+    packs = PackedDataset(data)
+
+    assert [packs[i]["input_ids"].tolist() for i in range(6)] == list(data["input_ids"])
+
+
+def test_stat_counts_what_the_version_holds(make_version, tmp_path):
+    stat = PackedDataset(load_packed(make_version(), cache=tmp_path)).stat()
+
+    assert (stat.num_rows, stat.num_records, stat.num_dropped) == (16, 60, 0)
+    assert stat.num_tokens == 962
+    assert stat.padded_ratio == 60 / 16
+    assert str(stat).startswith("60 records in 16 rows of up to 64 tokens: 962 tokens, 93.95% full")
+
+
+RECORDS = [
+    {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 1]},
+    {"input_ids": [4, 5, 0], "labels": [-100, 5, -100], "attention_mask": [1, 1, 0]},
+    {"input_ids": [6, 7, 8], "labels": [-100, -100, 8], "attention_mask": [1, 1, 1]},
+]
+
+
+def _as_dataset(rows):
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize("kind", [list, pa.Table.from_pylist, _as_dataset])
+def test_tokenized_rows_of_any_kind_are_packed_without_their_padding(kind):
+    packs = PackedDataset(kind(RECORDS), seq_len=5)
+
+    rows = sorted((item["seq_lengths"].tolist(), item["labels"].tolist()) for item in packs)
+    assert rows in (
+        [([3], [-100, -100, 8]), ([3, 2], [-100, 2, 3, -100, 5])],
+        [([3], [-100, 2, 3]), ([3, 2], [-100, -100, 8, -100, 5])],
+    )
+    assert packs.stat().num_tokens == 8
+    assert packs.stat().fill == 0.8
+
+
+def test_its_packs_are_those_of_the_pipelines_plan(make_records):
+    records = make_records(50)
+    packs = PackedDataset([{"input_ids": r["input_ids"]} for r in records], seq_len=64, seed=3)
+    lengths = np.array([r["num_tokens"] for r in records])
+    plan = plan_packs(lengths, 64, "best_fit", 3)
+
+    for number in range(plan.num_packs):
+        order = plan.order[plan.pack_offsets[number] : plan.pack_offsets[number + 1]]
+        expected = [token for i in order for token in records[i]["input_ids"]]
+        assert packs[number]["input_ids"].tolist() == expected
+
+
+def test_records_over_seq_len_are_an_error_or_dropped_and_counted():
+    with pytest.raises(SequenceTooLongError, match="3 tokens, over seq_len 2"):
+        PackedDataset(RECORDS, seq_len=2)
+    packs = PackedDataset(RECORDS, seq_len=2, over_length="drop")
+    assert [item["input_ids"].tolist() for item in packs] == [[4, 5]]
+    assert packs.stat().num_dropped == 2
+
+
+def test_what_makes_no_sense_is_refused(make_version, tmp_path):
+    with pytest.raises(ConfigError, match="does not cut"):
+        PackedDataset(RECORDS, seq_len=5, strategy="concat")
+    data = load_packed(make_version(), cache=tmp_path)
+    with pytest.raises(ContractError, match="records; leave out seq_len"):
+        PackedDataset(data, seq_len=128)
+    with pytest.raises(ContractError, match="does not say where its records end"):
+        PackedDataset([{"input_ids": [1, 2]}])[0]
+
+
+def test_workers_and_pickles_see_the_same_rows(make_version, tmp_path):
+    packs = PackedDataset(load_packed(make_version(), cache=tmp_path))
+    expected = [item["input_ids"].tolist() for item in packs]
+
+    copy = pickle.loads(pickle.dumps(packs))  # noqa: S301
+    assert [item["input_ids"].tolist() for item in copy] == expected
+    for workers in (0, 2):
+        loader = DataLoader(packs, batch_size=1, num_workers=workers, collate_fn=PackedCollator())
+        assert [batch["input_ids"][0].tolist() for batch in loader] == expected
+
+
+def test_one_record_a_row_pads(make_version, tmp_path):
+    data = load_packed(make_version(num_records=8, strategy="none"), cache=tmp_path)
+    (batch,) = DataLoader(
+        PackedDataset(data), batch_size=8, collate_fn=PaddedCollator(pad_token_id=0)
+    )
+
+    assert batch["attention_mask"].sum(-1).tolist() == [sum(row) for row in data["seq_lengths"]]

@@ -1,0 +1,258 @@
+"""Packed logits, losses and gradients are those of each record alone, on real model code."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from packhouse.errors import ConfigError, ContractError
+from packhouse.loaders import (
+    PackedCollator,
+    block_causal_mask,
+    block_mask,
+    check_packing,
+    count_targets,
+    enable_packing,
+    segment_ids,
+    token_loss,
+)
+from packhouse.loaders.enabling import FAMILIES
+from tests.loaders.models import tiny_model
+
+# transformers and torch's compiler use what torch deprecates; flex attention asks to be compiled.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
+]
+
+ATTENTION = ["eager", "sdpa", "flex_attention"]
+
+
+@pytest.fixture(autouse=True)
+def _quick():
+    """Flex attention as plain torch code: compiling its CPU kernels takes a minute a model."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    lengths = (7, 13, 1, 23)
+    return [{"input_ids": rng.integers(3, 97, n), "seq_lengths": [n]} for n in lengths]
+
+
+@pytest.fixture
+def batch(rows):
+    return PackedCollator()(rows)
+
+
+def _skip_unsupported(family: str, attention: str) -> None:
+    if family == "gemma2" and attention == "sdpa":
+        pytest.skip("transformers has no sdpa for gemma2: it caps attention scores")
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_leaks_by_default_and_is_safe_when_enabled(family, attention, batch):
+    _skip_unsupported(family, attention)
+    model = tiny_model(family, attention)
+
+    before = check_packing(model, batch)
+    with enable_packing(model):
+        after = check_packing(model, batch)
+    undone = check_packing(model, batch)
+
+    assert not before.is_safe
+    assert before.max_leak > 1.0
+    assert after.is_safe
+    # Experts see all tokens that chose them as one matrix, which rounds differently.
+    assert after.max_leak <= (2e-6 if "moe" in family or family == "mixtral" else 0.0)
+    assert after.max_difference < 2e-5
+    assert undone == before
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_packed_loss_and_gradients_are_those_of_the_records(family, attention, rows, monkeypatch):
+    if attention == "flex_attention":
+        # Not compiled, flex is differentiable on CPUs too; torch forbids it for its kernels' sake.
+        import torch.nn.attention.flex_attention as flex
+
+        monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+    model = tiny_model(family, attention, scale=0.05)
+    whole = PackedCollator()(rows)
+    total = count_targets(whole)
+
+    with enable_packing(model):
+        packed_loss, packed = _gradients(model, [whole], total)
+        loss = model(**whole).loss.item()  # transformers' own
+    alone_loss, alone = _gradients(model, [PackedCollator()([row]) for row in rows], total)
+
+    assert packed_loss == pytest.approx(alone_loss, abs=1e-5)
+    assert loss == pytest.approx(alone_loss, abs=1e-5)
+    assert max(float(abs(g - a).max()) for g, a in zip(packed, alone, strict=True)) <= 1e-5
+    assert max(float(abs(g).max()) for g in packed) > 1e-2  # gradients to speak of
+
+    _, leaky = _gradients(model, [whole], total, use_cache=True)
+    assert max(float(abs(g - a).max()) for g, a in zip(leaky, alone, strict=True)) > 1e-3
+
+
+def _gradients(model: Any, batches: Any, total: int, **settings: Any) -> Any:
+    model.zero_grad()
+    loss = torch.tensor(0.0)
+    for batch in batches:
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        loss = loss + token_loss(model(**inputs, **settings).logits, batch["labels"], total)
+    loss.backward()
+    return loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_an_all_ones_mask_leaks_and_check_packing_says_so(attention, batch):
+    model = tiny_model("llama", attention)
+    model.config.use_cache = False
+    masked = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+
+    report = check_packing(model, masked)
+
+    assert report.max_leak > 1.0
+    assert not report.is_safe
+    assert str(report).startswith("RECORDS SEE EACH OTHER")
+    with pytest.raises(ContractError, match="Call enable_packing"):
+        report.require_safe()
+    with enable_packing(model):
+        check_packing(model, masked).require_safe()
+
+
+def test_masks_of_record_numbers_are_boundaries_as_the_old_patches_had_them(batch):
+    model = tiny_model("llama", "sdpa")
+    numbers = segment_ids(batch["position_ids"]) + 1
+    ids = batch["input_ids"]
+    with enable_packing(model), torch.no_grad():
+        right = model(input_ids=ids, position_ids=batch["position_ids"]).logits
+        by_numbers = model(input_ids=ids, attention_mask=numbers).logits
+    with torch.no_grad():
+        plain = model(input_ids=ids, attention_mask=numbers, use_cache=False).logits
+
+    torch.testing.assert_close(by_numbers, right)
+    assert (plain - right).abs().max() > 1.0
+
+
+def test_padding_on_the_right_is_dropped_and_on_the_left_refused(rows):
+    model = tiny_model("llama", "sdpa")
+    batch = PackedCollator(pad_to_multiple_of=64)(rows)
+    mask = torch.ones_like(batch["input_ids"])
+    mask[:, 44:] = 0
+    with enable_packing(model):
+        check_packing(model, batch | {"attention_mask": mask}).require_safe()
+        with pytest.raises(ContractError, match="padded on the left"):
+            model(**batch | {"attention_mask": mask.flip(-1)})
+        with pytest.raises(ContractError, match="a mask of its own"):
+            model(**batch | {"attention_mask": torch.ones(1, 1, 64, 64)})
+        with pytest.raises(ContractError, match="numbers records that position_ids do not cut"):
+            model(**batch | {"attention_mask": torch.arange(64)[None]})
+
+
+def test_unpacked_batches_and_generation_pass_through_unchanged():
+    model = tiny_model("llama", "sdpa").eval()
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
+    with torch.no_grad():
+        plain = model(input_ids=ids, attention_mask=mask).logits
+        text = model.generate(ids[:1], attention_mask=mask[:1], **settings)
+        with enable_packing(model):
+            guarded = model(input_ids=ids, attention_mask=mask).logits
+            same = model.generate(ids[:1], attention_mask=mask[:1], **settings)
+
+    assert torch.equal(plain, guarded)
+    assert torch.equal(text, same)
+
+
+def test_a_config_or_a_name_guards_models_made_later_until_disabled(batch, tmp_path):
+    from transformers import LlamaConfig
+
+    masked = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+    config = LlamaConfig(use_cache=True)
+    config.save_pretrained(tmp_path)
+    for target in ("llama", config, str(tmp_path)):
+        handle = enable_packing(target)
+        assert check_packing(tiny_model("llama", "sdpa"), masked).is_safe
+        handle.disable()
+        handle.disable()
+        assert not check_packing(tiny_model("llama", "sdpa"), masked).is_safe
+    assert config.use_cache is True
+
+
+def test_the_attention_implementation_is_switched_and_put_back(batch):
+    model = tiny_model("llama", "eager")
+    with enable_packing(model, attn_implementation="sdpa"):
+        assert model.config._attn_implementation == "sdpa"
+        check_packing(model, batch).require_safe()
+    assert model.config._attn_implementation == "eager"
+
+
+def test_what_cannot_be_kept_apart_is_refused(batch):
+    from transformers import GPT2Config, Llama4TextConfig, MambaConfig
+
+    for config in (GPT2Config(), MambaConfig(), Llama4TextConfig()):
+        with pytest.raises(ConfigError, match=f"does not know model type '{config.model_type}'"):
+            enable_packing(config)
+    with pytest.raises(ConfigError, match="does not know model type 'None'"):
+        enable_packing(torch.nn.Linear(1, 1))
+    model = tiny_model("llama", "sdpa")
+    with pytest.raises(ConfigError, match="attention 'paged' is not known"):
+        enable_packing(model, attn_implementation="paged")
+    assert model.config.use_cache is True
+    with enable_packing(model):
+        model.config._attn_implementation = "flash_attention_2"
+        two = {key: batch[key].expand(2, -1) for key in ("input_ids", "position_ids")}
+        with pytest.raises(ContractError, match="in one row only, got 2 rows"):
+            model(**two)
+    with pytest.raises(ContractError, match="needs position_ids"):
+        check_packing(model, {"input_ids": batch["input_ids"]})
+
+
+def test_gradient_checkpointing_stays_safe(batch):
+    model = tiny_model("llama", "sdpa")
+    with enable_packing(model):
+        plain = model(**batch).loss
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        torch.testing.assert_close(model(**batch).loss, plain)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_explicit_masks_give_the_same_logits_with_the_sliding_window_in_them(family, batch):
+    eager, flex = tiny_model(family, "eager"), tiny_model(family, "flex_attention")
+    window = getattr(eager.config, "sliding_window", None)
+    ids, positions = batch["input_ids"], batch["position_ids"]
+    segments = segment_ids(positions)
+    with torch.no_grad():
+        right = eager(input_ids=ids, position_ids=positions, use_cache=False).logits
+        dense = block_causal_mask(segments, torch.float32, window)
+        blocks = block_mask(segments, window)
+        for model, mask in ((eager, dense), (flex, blocks)):
+            given = model(input_ids=ids, position_ids=positions, attention_mask=mask).logits
+            torch.testing.assert_close(given, right, atol=3e-5, rtol=0)
+        if window:
+            without = block_causal_mask(segments, torch.float32)
+            wrong = eager(input_ids=ids, position_ids=positions, attention_mask=without).logits
+            assert (wrong - right).abs().max() > 1.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_records_are_kept_apart_on_the_accelerator(attention, batch):
+    torch.compiler.set_stance("default")
+    model = tiny_model("llama", attention).to("cuda", torch.bfloat16)
+    with enable_packing(model):
+        check_packing(model, batch).require_safe()

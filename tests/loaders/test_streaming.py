@@ -1,0 +1,191 @@
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from packhouse.errors import ConfigError
+from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed
+
+
+@pytest.fixture(scope="module")
+def uri(make_version):
+    return make_version(num_records=150, rows_per_file=7)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def packs(uri, cache):
+    return [tuple(ids) for ids in load_packed(uri, cache=cache)["input_ids"]]
+
+
+def take(dataset, num_rows=None):
+    rows = []
+    for row in dataset:
+        if len(rows) == num_rows:
+            break
+        rows.append(tuple(row["input_ids"].tolist()))
+        if len(rows) == num_rows:
+            break
+    return rows
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 11])
+def test_ranks_are_disjoint_and_complete_for_any_world_size(
+    uri, cache, packs, world_size, prefetch
+):
+    ranks = [
+        StreamingPackedDataset(
+            uri, rank=rank, world_size=world_size, cache=cache, prefetch=prefetch
+        )
+        for rank in range(world_size)
+    ]
+    rows = [take(rank) for rank in ranks]
+
+    assert [len(rank) for rank in ranks] == [len(own) for own in rows]
+    assert Counter(pack for own in rows for pack in own) == Counter(packs)
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+def test_uneven_ends_are_left_out_on_request(uri, cache, packs):
+    ranks = [
+        StreamingPackedDataset(uri, rank=r, world_size=4, cache=cache, drop_uneven=True)
+        for r in range(4)
+    ]
+    assert {len(take(rank)) for rank in ranks} == {len(packs) // 4}
+
+
+def test_order_is_decided_by_epoch_and_seed(uri, cache, packs):
+    def order(epoch, **settings):
+        dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, **settings)
+        dataset.set_epoch(epoch)
+        return take(dataset)
+
+    assert order(0) == order(0)
+    assert len({str(order(0)), str(order(1)), str(order(0, seed=1)), str(packs)}) == 4
+    assert order(5, shuffle=False) == packs
+
+
+def test_neighbours_in_the_files_are_spread_by_the_shuffle(uri, cache, packs):
+    place = {pack: i for i, pack in enumerate(packs)}
+    order = [place[pack] for pack in take(StreamingPackedDataset(uri, cache=cache))]
+
+    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(order)) < len(packs) / 4
+
+
+@given(
+    before=st.integers(1, 6),
+    after=st.integers(1, 6),
+    stop=st.integers(0, 12),
+    lanes=st.integers(1, 9),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_run_resumes_mid_epoch_on_another_world_size(
+    uri, cache, packs, before, after, stop, lanes
+):
+    def ranks(world_size):
+        return [
+            StreamingPackedDataset(
+                uri, rank=r, world_size=world_size, cache=cache, lanes=lanes, prefetch=0
+            )
+            for r in range(world_size)
+        ]
+
+    stop = min(stop, len(packs) // before)  # ranks run in step
+    seen, states = [], []
+    for rank in ranks(before):
+        rank.set_epoch(3)
+        rows = take(rank, stop) if stop else []
+        states.append(rank.state_dict() if stop else rank.state_dict(rows_seen=0))
+        seen += rows
+    if stop * before < len(packs):
+        assert all(state == states[0] for state in states)
+        for rank in ranks(after):
+            rank.load_state_dict(states[0])
+            assert rank.epoch == 3
+            seen += take(rank)
+    assert Counter(seen) == Counter(packs)
+
+
+def test_resuming_goes_on_with_the_very_next_pack(uri, cache):
+    whole = take(StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache))
+    first = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, prefetch=8)
+    assert take(first, 5) == whole[:5]
+    second = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    second.load_state_dict(first.state_dict())
+
+    assert len(second) == len(whole) - 5
+    assert take(second, 7) == whole[5:12]
+    third = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    third.load_state_dict(second.state_dict())
+    assert take(third) == whole[12:]
+    assert take(third) == whole  # the next pass is a whole one
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_workers_change_neither_order_nor_content(uri, cache, batch_size):
+    def batches(workers):
+        dataset = StreamingPackedDataset(
+            uri, rank=1, world_size=2, cache=cache, batch_size=batch_size
+        )
+        loader = DataLoader(dataset, batch_size, num_workers=workers, collate_fn=PackedCollator())
+        return [batch["input_ids"].tolist() for batch in loader], dataset
+
+    alone, _ = batches(0)
+    together, dataset = batches(2)
+
+    assert together == alone
+    with pytest.raises(ConfigError, match=r"state_dict\(rows_seen="):
+        dataset.state_dict()
+    resumed = StreamingPackedDataset(uri, rank=1, world_size=2, cache=cache)
+    resumed.load_state_dict(dataset.state_dict(rows_seen=2 * batch_size))
+    rest = [pack for batch in alone[2:] for pack in batch[0]]
+    assert [token for pack in take(resumed) for token in pack] == rest
+
+
+def test_states_of_another_order_are_refused(uri, cache):
+    state = StreamingPackedDataset(uri, cache=cache).state_dict()
+
+    with pytest.raises(ConfigError, match="the state was taken with seed 0, this dataset has 1"):
+        StreamingPackedDataset(uri, cache=cache, seed=1).load_state_dict(state)
+
+
+def test_ranks_come_from_the_environment_or_are_given_whole(uri, cache, monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    dataset = StreamingPackedDataset(uri, cache=cache)
+    assert (dataset.rank, dataset.world_size) == (2, 3)
+    with pytest.raises(ConfigError, match="rank and world_size both"):
+        StreamingPackedDataset(uri, cache=cache, rank=1)
+    with pytest.raises(ConfigError, match="rank 3 is not one of 3 ranks"):
+        StreamingPackedDataset(uri, cache=cache, rank=3, world_size=3)
+
+
+def test_the_prefetching_thread_ends_with_its_iterator_and_passes_errors_on(uri, cache):
+    import threading
+
+    rows = iter(StreamingPackedDataset(uri, cache=cache, prefetch=2))
+    next(rows)
+    assert any(thread.name == "packhouse-prefetch" for thread in threading.enumerate())
+    rows.close()
+    assert not any(thread.name == "packhouse-prefetch" for thread in threading.enumerate())
+
+    broken = StreamingPackedDataset(uri, cache=cache, prefetch=2)
+    broken._entries = [entry for entry in broken._entries if entry.rows < 0]
+    with pytest.raises(IndexError):
+        take(broken)
+
+
+@pytest.mark.parametrize("publish", [{"file_format": "arrow"}, {"file_format": "jsonl"}])
+def test_other_formats_stream_too(make_version, cache, publish):
+    uri = make_version(rows_per_file=7, **publish)
+    packs = [tuple(ids) for ids in load_packed(uri, cache=cache)["input_ids"]]
+
+    assert Counter(take(StreamingPackedDataset(uri, cache=cache))) == Counter(packs)

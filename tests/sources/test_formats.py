@@ -1,0 +1,359 @@
+"""Adapters: one small row of every format, the names of fields, and how `auto` tells formats."""
+
+import json
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packhouse.errors import SourceError
+
+QA = [("user", "q"), ("assistant", "a")]
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+ANSWER = {"text": "a", "role": "assistant", "replies": []}
+CASES = {
+    "alpaca": ({"instruction": "q", "input": "", "output": "a"}, QA),
+    "prompt_completion": ({"prompt": "q", "completion": "a"}, QA),
+    "question_answer": ({"question": "q", "answer": "a"}, QA),
+    "dolly": ({"instruction": "q", "context": "", "response": "a", "category": "x"}, QA),
+    "chat": (
+        {"messages": CHAT},
+        QA,
+    ),
+    "messages": (CHAT, QA),
+    "sharegpt": (
+        {"conversations": SHAREGPT},
+        QA,
+    ),
+    "oasst": (
+        {
+            "text": "q",
+            "role": "prompter",
+            "replies": [ANSWER],
+        },
+        QA,
+    ),
+    "classification": ({"text": "q", "label": 1}, [("user", "q")]),
+    "text": ({"text": "a"}, [("assistant", "a")]),
+    "preference": ({"prompt": "q", "chosen": "a", "rejected": "b"}, QA),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_format_is_told_and_read(name, read_bytes):
+    row, expected = CASES[name]
+    data = orjson.dumps(row) + b"\n"
+
+    found = read_bytes(data)
+    stated = read_bytes(data, format=name)
+
+    assert found.shards[0].row_format == name
+    assert found.texts == [expected]
+    assert stated.validated.equals(found.validated)
+
+
+@pytest.mark.parametrize("name", set(CASES) - {"messages"})
+def test_every_format_is_read_from_parquet(name, tmp_path, read, read_bytes):
+    row, _ = CASES[name]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([row] * 3), path)
+
+    source = read(path, name="rows")
+
+    lines = read_bytes(orjson.dumps(row), name="rows.jsonl")
+    assert source.shards[0].row_format == name
+    assert source.validated["record_id"].to_pylist() == lines.validated["record_id"].to_pylist() * 3
+    assert source.quarantined.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"prompt": "q", "response": "a"}, "prompt_completion"),
+        ({"sentence": "q", "label": "1"}, "classification"),
+        ({"content": "q", "label": "1"}, "classification"),
+        (
+            {
+                "conversations": [
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": "a"},
+                ]
+            },
+            "chat",
+        ),
+        (
+            {"messages": SHAREGPT},
+            "sharegpt",
+        ),
+        ({"id": 7, "question": "q", "answer": "a", "level": "x"}, "question_answer"),
+        (
+            {"chosen": CHAT},
+            "preference",
+        ),
+    ],
+)
+def test_other_names_of_fields_are_known(row, name, read_bytes):
+    source = read_bytes(orjson.dumps(row))
+
+    assert source.shards[0].row_format == name
+    assert source.texts[0][0] == ("user", "q")
+
+
+def test_fields_rename(read_bytes):
+    row = {"question_text": "q", "passage": "c", "gold": "a", "output": 5}
+    fields = {"instruction": "question_text", "input": "passage", "output": "gold"}
+
+    source = read_bytes(orjson.dumps(row), fields=fields)
+
+    assert source.shards[0].row_format == "alpaca"
+    assert source.messages == [
+        [{"role": "user", "content": "q", "context": "c"}, {"role": "assistant", "content": "a"}]
+    ]
+
+
+def test_two_names_of_one_field_in_one_file_are_joined(read_bytes):
+    rows = [{"prompt": "q", "completion": "a"}, {"prompt": "q", "response": "a"}]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    assert source.texts == [QA, QA]
+
+
+def test_context_is_kept_apart_and_an_empty_one_is_none(read_bytes):
+    rows = [{"instruction": "q", "context": c, "response": "a"} for c in ("c", "", None)]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    assert [row[0].get("context") for row in source.messages] == ["c", None, None]
+
+
+def test_alpaca_system_and_history_come_before_the_question(read_bytes):
+    rows = [
+        {"instruction": "q", "output": "a", "system": "s", "history": [["q0", "a0"]]},
+        {"instruction": "q", "output": "a", "system": "", "history": []},
+        {"instruction": "q", "output": "a", "history": [["only one"]]},
+    ]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    history = [("system", "s"), ("user", "q0"), ("assistant", "a0")]
+    assert source.texts == [[*history, *QA], QA]
+    assert source.reasons == ["type"]
+    assert source.quarantined["row"].to_pylist() == [2]
+
+
+def test_loss_weights_are_read_under_their_three_names(read_bytes):
+    keys = [("weight", 0.5), ("loss_weight", 0), ("train", False), ("train", True)]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": "a", key: value},
+            ]
+        }
+        for key, value in keys
+    ]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    assert [row[1]["weight"] for row in source.messages] == [0.5, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight", -1), ("weight", "1"), ("train", 1)])
+def test_what_is_no_weight_is_quarantined(key, value, read_bytes):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", key: value}]
+
+    assert read_bytes(orjson.dumps({"messages": messages})).reasons == ["type"]
+
+
+CALLS = [
+    [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}],
+    [{"id": "c1", "function": {"name": "f", "arguments": {"b": 1, "a": 2}}}],
+    '[{"id": "c1", "name": "f", "arguments": {"b": 1, "a": 2}}]',
+]
+
+
+@pytest.mark.parametrize("calls", CALLS)
+def test_tool_calls_have_one_form_whatever_the_file_writes(calls, read_bytes):
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "r", "tool_call_id": "c1", "name": "f"},
+        {"role": "assistant", "content": "a", "reasoning_content": "because"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+
+    [row] = read_bytes(orjson.dumps({"messages": messages, "tools": tools})).messages
+
+    assert row[1]["tool_calls"] == (
+        '[{"id":"c1","type":"function","function":{"name":"f","arguments":{"b":1,"a":2}}}]'
+    )
+    assert row[2] == {"role": "tool", "content": "r", "tool_call_id": "c1", "name": "f"}
+    assert row[3]["reasoning"] == "because"
+
+
+@pytest.mark.parametrize("tools", ["{not json", {"name": "f"}, ["f"], 5])
+def test_tools_that_are_no_list_of_objects_are_quarantined(tools, read_bytes):
+    row = {"messages": [{"role": m, "content": c} for m, c in QA], "tools": tools}
+
+    assert read_bytes(orjson.dumps(row)).reasons == ["tools"]
+
+
+@pytest.mark.parametrize("tools", [None, "", [], "[]"])
+def test_no_tools_are_null(tools, read_bytes):
+    row = {"messages": [{"role": m, "content": c} for m, c in QA], "tools": tools}
+
+    assert read_bytes(orjson.dumps(row)).validated["tools"].to_pylist() == [None]
+
+
+def test_sharegpt_calls_and_observations(read_bytes):
+    conversation = [
+        {"from": "system", "value": "s"},
+        {"from": "human", "value": "q"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+        {"from": "observation", "value": "r"},
+        {"from": "gpt", "value": "a"},
+    ]
+
+    [row] = read_bytes(orjson.dumps({"conversations": conversation, "tools": "[]"})).messages
+
+    assert [m["role"] for m in row] == ["system", "user", "assistant", "tool", "assistant"]
+    assert json.loads(row[2]["tool_calls"])[0]["function"] == {"name": "f", "arguments": {"x": 1}}
+
+
+def node(text, *replies, rank=None, deleted=False, role="assistant"):
+    return {"text": text, "role": role, "replies": list(replies), "rank": rank, "deleted": deleted}
+
+
+def test_trees_give_the_best_path_by_rank_without_deleted_messages(read_bytes):
+    follow_up = node("q2", node("a2"), role="prompter")
+    tree = node(
+        "q",
+        node("unranked"),
+        node("second", rank=1),
+        node("first", follow_up, rank=0),
+        node("deleted", rank=-1, deleted=True),
+        role="prompter",
+    )
+    data = orjson.dumps(tree)
+
+    best, every = read_bytes(data), read_bytes(data, oasst_paths="all")
+
+    assert best.texts == [
+        [("user", "q"), ("assistant", "first"), ("user", "q2"), ("assistant", "a2")]
+    ]
+    assert [row[1][1] for row in every.texts] == ["first", "second", "unranked"]
+    assert every.notes == {"extra_paths": 2}
+    assert every.validated["row"].to_pylist() == [0, 0, 0]
+
+
+def test_a_path_that_ends_on_a_question_stops_before_it(read_bytes):
+    tree = node("q", node("a", node("unanswered", role="prompter")), role="prompter")
+
+    assert read_bytes(orjson.dumps(tree)).texts == [QA]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        node("q", role="prompter"),
+        node("q", node("a", deleted=True), role="prompter"),
+        node("q", node("a"), role="prompter", deleted=True),
+    ],
+)
+def test_a_tree_without_an_answer_is_quarantined(tree, read_bytes):
+    assert read_bytes(orjson.dumps(tree)).reasons == ["no_assistant"]
+
+
+def test_labels_are_numbers_texts_of_numbers_or_names(read_bytes):
+    rows = [{"text": "q", "label": label} for label in (1, "1", "pos", "neg")]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)), label_names=["neg", "pos"])
+
+    assert source.validated["label"].to_pylist() == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("label", ["other", 2, -1, None, 1.0, True, [1], "", "99"])
+def test_other_labels_are_quarantined(label, read_bytes):
+    rows = [{"text": "q", "label": 0}, {"text": "q", "label": label}]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)), label_names=["neg", "pos"])
+
+    assert source.reasons == ["label"]
+    assert source.validated.num_rows == 1
+
+
+def test_names_of_labels_must_be_given(read_bytes):
+    source = read_bytes(b'{"text": "q", "label": "pos"}')
+
+    assert source.reasons == ["label"]
+    assert "label_names" in source.quarantined["detail"][0].as_py()
+
+
+def test_preference_with_messages_keeps_the_chosen_conversation(read_bytes):
+    prompt = [{"role": "user", "content": "q"}]
+    answer = [{"role": "assistant", "content": "a"}]
+    rows = [
+        {"prompt": prompt, "chosen": answer, "rejected": []},
+        {"prompt": prompt, "chosen": prompt + answer},
+        {"prompt": "q", "chosen": prompt + answer},
+    ]
+
+    assert read_bytes(b"\n".join(map(orjson.dumps, rows))).texts == [QA, QA, QA]
+
+
+def test_csv_and_tsv_read_the_same_rows(read_bytes):
+    comma = read_bytes(b"text,label\r\nq,0\r\n", "rows.csv")
+    tab = read_bytes(b"text\tlabel\nq\t0", "rows.tsv")
+
+    assert comma.validated["record_id"].equals(tab.validated["record_id"])
+
+
+def test_a_record_of_another_width_is_quarantined(read_bytes):
+    source = read_bytes(b"text,label\nq,0\nq\nq,0,1\nq,1\n", "rows.csv")
+
+    assert source.validated["row"].to_pylist() == [0, 3]
+    assert source.reasons == ["fields", "fields"]
+    assert source.quarantined["byte_offset"].to_pylist() == [15, 17]
+
+
+def test_a_column_named_twice_is_refused(read_bytes):
+    with pytest.raises(SourceError, match="'text' is named twice"):
+        read_bytes(b"text,text\nq,0\n", "rows.csv")
+
+
+def test_rows_of_no_known_shape_are_refused_with_their_fields(read_bytes):
+    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known shape.*set format"):
+        read_bytes(b'{"height": 1, "weight": 2}\n')
+
+
+def test_arrow_files_and_streams_are_read(tmp_path, read):
+    table = pa.table({"instruction": ["q"] * 5, "output": ["a"] * 5})
+    for kind, open_writer in {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}.items():
+        path = tmp_path / f"{kind}.arrow"
+        with open_writer(path, table.schema) as writer:
+            for batch in table.to_batches(max_chunksize=2):
+                writer.write_batch(batch)
+
+        source = read(path, max_shard_bytes=25)
+
+        assert source.texts == [QA] * 5
+        assert source.validated["row"].to_pylist() == list(range(5))
+        assert len(source.shards) == 3
+
+
+def test_parquet_row_groups_become_shards(tmp_path, read):
+    path = tmp_path / "rows.parquet"
+    rows = {"instruction": [f"q{i}" for i in range(100)], "output": ["a"] * 99 + [""]}
+    pq.write_table(pa.table(rows), path, row_group_size=10)
+
+    source, whole = read(path, max_shard_bytes=400), read(path)
+
+    assert len(source.shards) > 3
+    assert source.validated.equals(whole.validated)
+    assert source.reasons == ["empty_answer"]
+    [bad] = source.quarantined.to_pylist()
+    assert (bad["row"], bad["byte_offset"]) == (99, None)
+    assert json.loads(bad["raw"]) == {"instruction": "q99", "output": ""}

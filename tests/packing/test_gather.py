@@ -103,6 +103,18 @@ def test_equal_to_a_naive_gather_for_any_shards_and_batches(tokenized, strategy,
     assert as_naive(result) == naive(table.to_pylist(), plan, lengths, kept)
 
 
+def test_tokens_masked_at_the_beginning_of_pieces_are_counted(tokenized):
+    # Two records of 10 trained tokens in packs of 4: pieces 4 4 2 | 2 4 4, each loses its first.
+    table = tokenized([([1] * 10, [(0, 10)]), ([2] * 10, [(0, 10)])])
+    lengths = np.array([10, 10], dtype=np.int32)
+    tally = GatherTally()
+
+    result = packed([table], plan_packs(lengths, 4, "concat"), lengths, tally=tally)
+
+    assert result["seq_lengths"].to_pylist() == [[4], [4], [2, 2], [4], [4]]
+    assert (tally.num_sequences, tally.num_first_masked, tally.num_trained) == (6, 6, 14)
+
+
 def test_bytes_do_not_depend_on_shards_chunks_or_batches(tokenized):
     rng = np.random.Generator(np.random.PCG64(0))
     table = tokenized([([int(i)] * int(i), [(1, int(i))]) for i in rng.integers(2, 30, 300)])

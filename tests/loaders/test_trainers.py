@@ -1,0 +1,190 @@
+"""Trainers of others, on a published version: the same loss curve packed and unpacked."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import SequentialSampler
+
+from packhouse.errors import ContractError
+from packhouse.loaders import (
+    PackedCollator,
+    PackedDataset,
+    PaddedCollator,
+    StreamingPackedDataset,
+    check_packing,
+    enable_packing,
+    load_packed,
+)
+from tests.loaders.models import tiny_model
+
+pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": 1,
+    "num_train_epochs": 1,
+    "logging_steps": 1,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "report_to": [],
+    "use_cpu": True,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def uri(make_version):
+    return make_version(num_records=40)
+
+
+def in_order(trainer_class: Any) -> Any:
+    """The trainer without shuffling, so that runs can be compared step by step."""
+
+    class InOrder(trainer_class):
+        def _get_train_sampler(self, train_dataset=None):
+            return SequentialSampler(self.train_dataset)
+
+    return InOrder
+
+
+def losses(trainer: Any) -> list[float]:
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def unpacked_losses(data: Any, folder: Any) -> list[float]:
+    """Each pack's records as a padded batch of their own, as a trainer without packing has them."""
+    from transformers import Trainer, TrainingArguments
+
+    batches = []
+    for row in data:
+        start, records = 0, []
+        for length in row["seq_lengths"]:
+            part = slice(start, start + length)
+            records.append({"input_ids": row["input_ids"][part], "labels": row["labels"][part]})
+            start += length
+        batches.append(records)
+    trainer = in_order(Trainer)(
+        model=tiny_model("llama", "sdpa", scale=0.02),
+        args=TrainingArguments(
+            output_dir=str(folder), max_grad_norm=0, remove_unused_columns=False, **SETTINGS
+        ),
+        train_dataset=batches,
+        data_collator=lambda one: PaddedCollator(pad_token_id=0)(one[0]),
+    )
+    return losses(trainer)
+
+
+def test_transformers_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    data = load_packed(uri, cache=tmp_path)
+    plain = unpacked_losses(data, tmp_path)
+
+    def packed(rows: Any, collate: Any = PackedCollator(), is_enabled: bool = True) -> list[float]:
+        model = tiny_model("llama", "sdpa", scale=0.02)
+        if is_enabled:
+            enable_packing(model)
+        trainer = in_order(Trainer)(
+            model=model,
+            args=TrainingArguments(output_dir=str(tmp_path), max_grad_norm=0, **SETTINGS),
+            train_dataset=rows,
+            data_collator=collate,
+        )
+        return losses(trainer)
+
+    def with_ones(rows: Any) -> Any:
+        batch = PackedCollator()(rows)
+        return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+
+    curve = packed(data)
+    assert len(curve) == len(data)
+    assert curve == pytest.approx(plain, abs=1e-4)
+    assert packed(PackedDataset(data)) == pytest.approx(plain, abs=1e-4)
+    assert packed(data, with_ones) == pytest.approx(plain, abs=1e-4)
+    leaky = packed(data, with_ones, is_enabled=False)
+    assert max(abs(a - b) for a, b in zip(leaky, plain, strict=True)) > 1e-3
+
+
+def test_transformers_trainer_streams_a_version(uri, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    data = StreamingPackedDataset(uri, rank=0, world_size=1, shuffle=False, cache=tmp_path)
+    model = tiny_model("llama", "sdpa", scale=0.02)
+    enable_packing(model)
+    args = TrainingArguments(output_dir=str(tmp_path), max_grad_norm=0, **SETTINGS)
+    trainer = Trainer(model=model, args=args, train_dataset=data, data_collator=PackedCollator())
+
+    plain = unpacked_losses(load_packed(uri, cache=tmp_path), tmp_path)
+    assert losses(trainer) == pytest.approx(plain, abs=1e-4)
+
+
+def test_a_trainer_that_drops_the_boundaries_is_told(uri, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    data = load_packed(uri, cache=tmp_path).remove_columns("position_ids")
+    trainer = Trainer(
+        model=tiny_model("llama", "sdpa"),
+        args=TrainingArguments(output_dir=str(tmp_path), **SETTINGS),
+        train_dataset=data,
+        data_collator=PackedCollator(),
+    )
+
+    with pytest.raises(ContractError, match="remove_unused_columns=False"):
+        trainer.train()
+
+
+@functools.cache
+def tiny_tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, 97)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<pad>")),
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+
+
+def test_trl_sft_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    data = load_packed(uri, cache=tmp_path)
+    model = tiny_model("llama", "sdpa", scale=0.02)
+    enable_packing(model)
+    trainer = in_order(trl.SFTTrainer)(
+        model=model,
+        args=trl.SFTConfig(
+            output_dir=str(tmp_path),
+            max_grad_norm=0,
+            padding_free=True,
+            max_length=None,
+            gradient_checkpointing=False,
+            bf16=False,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            **SETTINGS,
+        ),
+        train_dataset=data,
+        processing_class=tiny_tokenizer(),
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    check_packing(model, batch).require_safe()
+
+    assert losses(trainer) == pytest.approx(unpacked_losses(data, tmp_path), abs=1e-4)

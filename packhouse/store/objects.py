@@ -252,7 +252,9 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
     if uri.startswith("s3://"):
         from packhouse.store.s3 import filesystem_options
 
-        return fsspec.filesystem("s3", **filesystem_options()), uri.removeprefix("s3://")
+        # No instance of before: fsspec's cache does not look at the environment.
+        options = filesystem_options() | {"skip_instance_cache": True}
+        return fsspec.filesystem("s3", **options), uri.removeprefix("s3://")
     if "://" in uri and not uri.startswith("file://"):
         raise ConfigError(f"unknown store '{uri}': give a folder or s3://bucket/prefix")
     path = Path(uri.removeprefix("file://")).expanduser().resolve()

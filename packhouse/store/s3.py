@@ -111,6 +111,8 @@ class S3Store(ObjectStore):
         for quoted in styles:
             try:
                 tag = self._put(key, body, IfMatch=f'"{etag}"' if quoted else etag)
+            except ObjectNotFoundError as error:  # AWS's answer where the key is gone
+                raise PreconditionFailedError(str(error), key=key) from None
             except PreconditionFailedError:
                 if quoted is styles[-1]:
                     raise

@@ -1,0 +1,170 @@
+"""Chaos with real processes: kills, races and collections, with verifying readers throughout.
+
+Every function ends with `check`: what was acknowledged is there, whole, and in the history of the
+ref; and no reader ever saw anything else. Returns counts for `soak` and for docs/reliability.md.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from packhouse.store import load_ref, open_store, open_version, verify_version
+from packhouse.store.gc import collect_garbage, find_garbage
+from packhouse.store.manifest import Manifest
+from packhouse.store.read import list_versions
+from tests.store import victim
+
+Counts = dict[str, int]
+
+
+@contextmanager
+def readers(environment: dict[str, str], root: str, folder: Path, number: int) -> Iterator[None]:
+    """Readers that run while the body does; fails if any of them saw something wrong."""
+    started = [spawn(victim.read_forever, environment, root, str(folder)) for _ in range(number)]
+    try:
+        yield
+    finally:
+        (folder / "stop").touch()
+        for reader in started:
+            reader.join(60)
+    _, problems = victim.readings(folder)
+    assert problems == [], problems[:5]
+
+
+def spawn(target: Any, *args: Any) -> Any:
+    process = victim.PROCESSES.Process(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def race(
+    environment: dict[str, str],
+    root: str,
+    folder: Path,
+    *,
+    num_publishers: int,
+    num_versions: int,
+    identical: bool,
+    num_readers: int = 1,
+    grace_s: float | None = None,
+) -> Counts:
+    """Publishers at once, each with versions of its own, or all with the same ones."""
+    plans = [
+        [f"v{n if identical else p * num_versions + n:04x}" for n in range(num_versions)]
+        for p in range(num_publishers)
+    ]
+    started = time.monotonic()
+    with readers(environment, root, folder, num_readers):
+        collector = None
+        if grace_s is not None:
+            collector = spawn(victim.collect_forever, environment, root, str(folder), grace_s)
+        publishers = [
+            spawn(victim.publish_many, environment, root, str(folder), plan, "latest")
+            for plan in plans
+        ]
+        for publisher in publishers:
+            publisher.join()
+        errors = sum(publisher.exitcode != 0 for publisher in publishers)
+        elapsed_s = time.monotonic() - started
+        (folder / "stop").touch()
+        if collector is not None:
+            collector.join(60)
+    expected = sorted({vid for plan in plans for vid in plan})
+    counts = check(environment, root, folder, expected)
+    assert errors == 0
+    deleted = sum(int(path.read_text()) for path in folder.glob("collector-*"))
+    return counts | {
+        "publishers": num_publishers,
+        "publications": num_publishers * num_versions,
+        "errors": errors,
+        "collected_objects": deleted,
+        "seconds": round(elapsed_s),
+    }
+
+
+def kill_at_random(
+    environment: dict[str, str],
+    root: str,
+    folder: Path,
+    *,
+    num_kills: int,
+    seed: int,
+    max_delay_s: float,
+    num_publishers: int = 2,
+) -> Counts:
+    """Kill publishers at random moments, start them again, until enough have died."""
+    chooser = random.Random(seed)
+    kills = started = 0
+    with readers(environment, root, folder, 1):
+        while kills < num_kills:
+            vids = [f"v{started + n:04x}" for n in range(20)]
+            started += 20
+            while True:
+                running = [
+                    spawn(victim.publish_many, environment, root, str(folder), vids, "latest")
+                    for _ in range(num_publishers)
+                ]
+                time.sleep(chooser.uniform(0, max_delay_s))
+                if kills >= num_kills:
+                    for publisher in running:
+                        publisher.join()
+                    assert all(p.exitcode == 0 for p in running)
+                    break
+                for publisher in running:
+                    if publisher.is_alive():
+                        os.kill(publisher.pid, signal.SIGKILL)
+                        kills += 1
+                    publisher.join()
+                assert all(p.exitcode in (0, -signal.SIGKILL) for p in running)
+                if set(vids) <= set(victim.acknowledged(folder)):
+                    break
+    return check(environment, root, folder, None) | {"kills": kills}
+
+
+def check(
+    environment: dict[str, str], root: str, folder: Path, expected: list[str] | None
+) -> Counts:
+    """Everything acknowledged is whole, committed once, and in the history of the ref."""
+    os.environ.update(environment)
+    store = open_store(root)
+    done = victim.acknowledged(folder)
+    assert expected is None or done == expected
+    manifests = [m for m in list_versions(store, "tiny") if m.vid != "warm"]
+    live = {manifest.vid: manifest for manifest in manifests}
+    assert len(live) == len(manifests), "a version id is committed twice"
+    lost = [vid for vid in done if vid not in live]
+    assert lost == [], f"acknowledged and lost: {lost}"
+    ref = load_ref(store, "tiny", "latest")
+    assert ref is not None
+    _check_history(ref, [live[vid] for vid in done])
+    for vid in done:
+        assert verify_version(open_version(store, "tiny", vid), num_threads=1).problems == ()
+    reads, _ = victim.readings(folder)
+    return {"acknowledged": len(done), "lost": len(lost), "verified_reads": reads}
+
+
+def _check_history(ref: Any, manifests: list[Manifest]) -> None:
+    moves = [ref.version, *(move.version for move in ref.past)]
+    assert len(moves) == len(set(moves)), "the ref moved back"
+    assert ref.seq >= len(moves)
+    if ref.seq == len(moves):  # the whole history is still in the ref
+        missing = [m.version for m in manifests if m.version not in moves]
+        assert missing == [], f"acknowledged and not in the ref: {missing}"
+
+
+def reclaim(environment: dict[str, str], root: str) -> Counts:
+    """When all is over, one collection leaves nothing to collect, and harms nothing."""
+    os.environ.update(environment)
+    store = open_store(root)
+    time.sleep(1.1)  # clocks of S3 answers are one second coarse
+    before = len(list_versions(store, "tiny"))
+    report = collect_garbage(store, "tiny", grace_s=0, dry_run=False)
+    left = sum(garbage.num_bytes for garbage in find_garbage(store, "tiny", grace_s=0))
+    assert left == 0
+    assert len(list_versions(store, "tiny")) == before
+    return {"dead_bytes": report.num_bytes, "dead_bytes_left": left}

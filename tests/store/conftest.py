@@ -1,0 +1,114 @@
+"""Stores of every kind: a folder, moto's S3 server with authentication on, and Ceph's gateway."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packhouse.store import open_store
+from tests.store import ceph
+
+SETTINGS = (
+    "AWS_PROFILE",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_CA_BUNDLE",
+    "AWS_ENDPOINT_URL_S3",
+)
+
+
+def s3_environment(endpoint: str, access_key: str, secret_key: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+
+
+@pytest.fixture(scope="session")
+def moto_environment() -> Iterator[dict[str, str]]:
+    """moto lets four calls through unauthenticated: enough to make a user with a key and rights."""
+    port = ceph.free_port()
+    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
+    server = subprocess.Popen(
+        [*command, "-p", str(port)],
+        env=os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "3"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not ceph._accepts(port):
+            assert server.poll() is None, "moto did not start"
+            assert time.monotonic() < deadline, "moto did not start in 30 s"
+            time.sleep(0.05)
+        yield _moto_user(f"http://127.0.0.1:{port}")
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _moto_user(endpoint: str) -> dict[str, str]:
+    import boto3
+
+    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+    iam = boto3.client("iam", endpoint_url=endpoint, region_name="us-east-1", **keys)
+    iam.create_user(UserName="tests")
+    policy = (
+        '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*","Resource":"*"}]}'
+    )
+    iam.put_user_policy(UserName="tests", PolicyName="s3", PolicyDocument=policy)
+    key = iam.create_access_key(UserName="tests")["AccessKey"]
+    return s3_environment(endpoint, key["AccessKeyId"], key["SecretAccessKey"])
+
+
+@pytest.fixture(scope="session")
+def ceph_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    if not ceph.is_installed():
+        pytest.skip("no Ceph here: apt-get install radosgw ceph-mon ceph-mgr ceph-osd")
+    with ceph.running(tmp_path_factory.mktemp("ceph"), ceph.free_port()) as endpoint:
+        yield s3_environment(endpoint, ceph.ACCESS_KEY, ceph.SECRET_KEY)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the AWS environment of a server, make a bucket, and give the root of a store in it."""
+
+    def set_environment(environment: dict[str, str]) -> str:
+        for name in SETTINGS:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        from packhouse.store.s3 import make_client
+
+        bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+        make_client().create_bucket(Bucket=bucket)
+        return f"s3://{bucket}/some/prefix"
+
+    return set_environment
+
+
+@pytest.fixture(params=["folder", "moto", pytest.param("ceph", marks=pytest.mark.e2e)])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Root of an empty store of each kind."""
+    if request.param == "folder":
+        return str(tmp_path / "store")
+    use, environment = (
+        request.getfixturevalue(name) for name in ("use", f"{request.param}_environment")
+    )
+    place: str = use(environment)
+    return place
+
+
+@pytest.fixture
+def any_store(root: str) -> Any:
+    return open_store(root)

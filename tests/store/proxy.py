@@ -1,0 +1,176 @@
+"""An HTTP proxy before an S3 server that loses, doubles, delays and damages on purpose.
+
+The Host header goes through unchanged, so signatures stay valid. Faults are chosen by a seeded
+generator, or by a rule; each is counted by kind.
+
+    drop_before     the connection ends before the request is passed on
+    drop_after      the request is done, and the connection ends without an answer
+    busy_before     503 without asking the server
+    busy_after      the request is done, and 503 is answered
+    conflict        409 without asking the server
+    slow            the answer comes late
+    truncate        half of the answer's body, then the end of the connection
+    flip_answer     one bit of the answer's body is wrong
+    flip_request    one bit of the request's body is wrong
+"""
+
+import http.client
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+PUT_FAULTS = ("drop_before", "drop_after", "busy_before", "busy_after", "conflict", "flip_request")
+GET_FAULTS = ("drop_before", "drop_after", "busy_before", "slow", "truncate", "flip_answer")
+
+Rule = Callable[[str, str], str | None]
+"""Method and path -> fault or None."""
+
+
+class FaultyProxy(ThreadingHTTPServer):
+    """Use as a context manager; `endpoint` is what clients get."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: str, rule: Rule) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        parts = urlsplit(upstream)
+        assert parts.hostname is not None
+        self.upstream = (parts.hostname, parts.port or 80)
+        self.rule = rule
+        self.counts: Counter[str] = Counter()
+        self.requests = 0
+        self.lock = threading.Lock()
+        self.random = random.Random(0)
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> "FaultyProxy":
+        self.thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *_: object) -> None:
+        """Clients that we cut off complain to nobody."""
+
+    def choose(self, method: str, path: str) -> str | None:
+        with self.lock:
+            self.requests += 1
+            fault = self.rule(method, path)
+            if fault is not None:
+                self.counts[fault] += 1
+            return fault
+
+    def flip(self, body: bytes) -> bytes:
+        damaged = bytearray(body)
+        with self.lock:
+            bit = self.random.randrange(len(body) * 8)
+        damaged[bit // 8] ^= 1 << bit % 8
+        return bytes(damaged)
+
+
+def at_random(share: float, seed: int) -> Rule:
+    """A fault on that share of requests, each kind as often as the others."""
+    chooser = random.Random(seed)
+
+    def rule(method: str, path: str) -> str | None:
+        if chooser.random() >= share:
+            return None
+        return chooser.choice(PUT_FAULTS if method == "PUT" else GET_FAULTS)
+
+    return rule
+
+
+def first_time(fault: str, methods: tuple[str, ...]) -> Rule:
+    """The fault on the first request of each method and path, then none."""
+    seen: set[tuple[str, str]] = set()
+
+    def rule(method: str, path: str) -> str | None:
+        if method not in methods or (method, path) in seen or "doctor-" in path:
+            return None
+        seen.add((method, path))
+        return fault
+
+    return rule
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyProxy
+    disable_nagle_algorithm = True
+
+    def _serve(self) -> None:
+        fault = self.server.choose(self.command, self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if fault == "drop_before":
+            self._hang_up()
+        elif fault == "busy_before":
+            self._refuse(503, "SlowDown")
+        elif fault == "conflict":
+            self._refuse(409, "ConditionalRequestConflict")
+        else:
+            self._forward(
+                self.server.flip(body) if fault == "flip_request" and body else body, fault
+            )
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _serve
+
+    def _forward(self, body: bytes, fault: str | None) -> None:
+        upstream = http.client.HTTPConnection(*self.server.upstream, timeout=60)
+        try:
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in ("connection", "expect"):
+                    upstream.putheader(name, value)
+            upstream.endheaders(body or None)
+            answer = upstream.getresponse()
+            data = answer.read()
+        finally:
+            upstream.close()
+        if fault == "drop_after":
+            self._hang_up()
+        elif fault == "busy_after":
+            self._refuse(503, "SlowDown")
+        else:
+            self._answer(answer, data, fault)
+
+    def _answer(self, answer: http.client.HTTPResponse, data: bytes, fault: str | None) -> None:
+        if fault == "slow":
+            time.sleep(0.3)
+        if fault == "flip_answer" and data:
+            data = self.server.flip(data)
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(data)))
+        self.end_headers()
+        if fault == "truncate" and data:
+            self.wfile.write(data[: len(data) // 2])
+            self._hang_up()
+        elif self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _refuse(self, status: int, code: str) -> None:
+        text = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
+        self.send_response_only(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", "0" if self.command == "HEAD" else str(len(text)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text)
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        self.wfile.flush()
+        self.connection.close()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""

@@ -1,0 +1,34 @@
+"""Many publishers at once, with readers that verify and collections that come far too early."""
+
+import pytest
+
+from tests.store import chaos
+
+
+@pytest.fixture(params=["folder", pytest.param("ceph", marks=pytest.mark.e2e)])
+def place(request, tmp_path):
+    if request.param == "folder":
+        return {}, str(tmp_path / "store")
+    environment = request.getfixturevalue("ceph_environment")
+    return environment, request.getfixturevalue("use")(environment)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("identical", [False, True], ids=["distinct", "identical"])
+def test_16_publishers_do_not_conflict(place, folder, identical):
+    counts = chaos.race(*place, folder, num_publishers=16, num_versions=3, identical=identical)
+    assert counts["acknowledged"] == (3 if identical else 48)
+
+
+def test_collections_beside_publishers_harm_nothing(place, folder):
+    counts = chaos.race(
+        *place, folder, num_publishers=4, num_versions=6, identical=False, grace_s=0.02
+    )
+    assert counts["acknowledged"] == 24
+    assert chaos.reclaim(*place)["dead_bytes_left"] == 0

@@ -1,0 +1,210 @@
+"""Child processes of the chaos tests: publishers that die at a named point, and readers.
+
+A child is forked from a server that has imported everything, so starting one costs about 10 ms.
+It dies by SIGKILL to itself: no cleanup, no exception, as if the machine lost power.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.store import (
+    ObjectStore,
+    local,
+    open_store,
+    open_version,
+    publish_version,
+    s3,
+    verify_version,
+)
+from packhouse.store.gc import collect_garbage
+from tests.store.versions import FACTS, pack_file
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.store.victim"])
+
+# At each request of publication, before and after it was done.
+REQUEST_POINTS = [
+    f"{when} {what}"
+    for what in ("data", "manifest", "ref-create", "ref-swap")
+    for when in ("before", "after")
+]
+# Inside a write to a folder, and inside an upload to S3.
+FOLDER_POINTS = ["half staged", "staged", "linked", "locked", "replaced"]
+S3_POINTS = ["half sent"]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CrashingStore:
+    """Wraps a store and dies before or after one kind of write."""
+
+    def __init__(self, store: ObjectStore, point: str) -> None:
+        self._store = store
+        self._when, self._what = point.split(" ", 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put_create(self, key: str, body: Any) -> str:
+        return self._guarded(key, lambda: self._store.put_create(key, body), "ref-create")
+
+    def put_if_match(self, key: str, body: bytes, etag: str) -> str:
+        return self._guarded(key, lambda: self._store.put_if_match(key, body, etag), "ref-swap")
+
+    def _guarded(self, key: str, write: Any, ref_kind: str) -> str:
+        what = ref_kind if "/refs/" in key else "data"
+        if key.endswith("manifest.json"):
+            what = "manifest"
+        is_it = what == self._what and "doctor-" not in key
+        if is_it and self._when == "before":
+            die()
+        tag: str = write()
+        if is_it and self._when == "after":
+            die()
+        return tag
+
+
+def arm(store: ObjectStore, point: str) -> Any:
+    """Make this process die at a point."""
+    if point in FOLDER_POINTS:
+        _arm_folder(point)
+    elif point in S3_POINTS:
+        _arm_s3()
+    elif point:
+        return CrashingStore(store, point)
+    return store
+
+
+def _arm_folder(point: str) -> None:
+    """Replace the system calls that a write to a folder makes."""
+    link, replace, fsync = os.link, os.replace, os.fsync
+
+    def half_staged(body: Any) -> Any:
+        yield b"PAR1 and no more"
+        die()
+
+    def dying_link(source: Any, target: Any) -> None:
+        if "/data/" not in str(target):
+            return link(source, target)
+        if point == "linked":
+            link(source, target)
+        die()
+
+    def dying_replace(source: Any, target: Any) -> None:
+        if point == "replaced":
+            replace(source, target)
+        die()
+
+    if point == "half staged":
+        local._chunks = half_staged  # type: ignore[assignment]
+    elif point in ("staged", "linked"):
+        local.os.link = dying_link  # type: ignore[assignment]
+    else:
+        local.os.replace = dying_replace  # type: ignore[assignment]
+    assert fsync is os.fsync
+
+
+def _arm_s3() -> None:
+    send = s3.S3Store._put_object
+
+    class Half:
+        def __init__(self, file: Any) -> None:
+            self.file, self.reads = file, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def read(self, size: int = -1) -> bytes:
+            self.reads += 1
+            if self.reads > 4 and self.file.tell() > 100:  # hashing is over, sending has begun
+                die()
+            data: bytes = self.file.read(200)
+            return data
+
+    def dying_send(store: Any, key: str, body: Any, md5: bytes, condition: Any) -> str:
+        return send(store, key, body if isinstance(body, bytes) else Half(body), md5, condition)
+
+    s3.S3Store._put_object = dying_send  # type: ignore[method-assign]
+
+
+def publish_one(
+    environment: dict[str, str], root: str, folder: str, vid: str, ref: str | None, point: str
+) -> None:
+    """Publish version `vid` of dataset `tiny`; what is acknowledged is written to `folder`."""
+    os.environ.update(environment)
+    store = open_store(root)
+    publish_version(store, "tiny", "warm", [pack_file(Path(folder) / "warm")], FACTS)
+    store = arm(store, point)
+    publish_version(store, "tiny", vid, [pack_file(Path(folder) / vid, 9)], FACTS, ref)
+    acknowledge(folder, vid)
+
+
+def publish_many(
+    environment: dict[str, str], root: str, folder: str, vids: list[str], ref: str | None
+) -> None:
+    """Publish versions one after another; run again after a kill, it goes on."""
+    os.environ.update(environment)
+    store = open_store(root)
+    for vid in vids:
+        file = pack_file(Path(folder) / f"{vid}-{os.getpid()}", number_of(vid))
+        publish_version(store, "tiny", vid, [file], FACTS, ref)
+        acknowledge(folder, vid)
+
+
+def number_of(vid: str) -> int:
+    return 1 + int(vid.removeprefix("v"), 16) % 10_000 if vid.startswith("v") else 1
+
+
+def acknowledge(folder: str, vid: str) -> None:
+    """Write down that the publisher was told of success, before anything else can happen."""
+    handle = os.open(f"{folder}/acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, f"{vid}\n".encode())
+    os.fsync(handle)
+    os.close(handle)
+
+
+def acknowledged(folder: str | Path) -> list[str]:
+    path = Path(folder) / "acknowledged"
+    return sorted(set(path.read_text().split())) if path.exists() else []
+
+
+def read_forever(environment: dict[str, str], root: str, folder: str) -> None:
+    """Resolve, verify every byte, again and again; write down what is wrong, and how often."""
+    os.environ.update(environment)
+    store = open_store(root)
+    reads, problems, stop = 0, [], Path(folder) / "stop"
+    while not stop.exists():
+        try:
+            report = verify_version(open_version(store, "tiny", "latest"), num_threads=1)
+            problems += report.problems
+            reads += 1
+        except VersionNotFoundError as error:
+            if reads:
+                problems.append(str(error))
+        except IntegrityError as error:
+            problems.append(str(error))
+    (Path(folder) / f"reader-{os.getpid()}").write_text("\n".join([str(reads), *problems]))
+
+
+def collect_forever(environment: dict[str, str], root: str, folder: str, grace_s: float) -> None:
+    """Collect garbage with a grace period far too short, so that it meets living publishers."""
+    os.environ.update(environment)
+    store, deleted, stop = open_store(root), 0, Path(folder) / "stop"
+    while not stop.exists():
+        report = collect_garbage(store, "tiny", grace_s=grace_s, dry_run=False)
+        deleted += report.num_deleted
+        time.sleep(0.02)
+    (Path(folder) / f"collector-{os.getpid()}").write_text(str(deleted))
+
+
+def readings(folder: str | Path) -> tuple[int, list[str]]:
+    """Number of verified reads of all readers, and what was wrong."""
+    lines = [path.read_text().splitlines() for path in Path(folder).glob("reader-*")]
+    return sum(int(line[0]) for line in lines), [p for line in lines for p in line[1:]]

@@ -97,7 +97,7 @@ def test_transformers_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_p
     data = load_packed(uri, cache=tmp_path)
     plain = unpacked_losses(data, tmp_path)
 
-    def packed(rows: Any, collate: Any = PackedCollator(), is_enabled: bool = True) -> list[float]:
+    def packed(rows: Any, collate: Any = None, is_enabled: bool = True) -> list[float]:
         model = tiny_model("llama", "sdpa", scale=0.02)
         if is_enabled:
             enable_packing(model)
@@ -105,7 +105,7 @@ def test_transformers_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_p
             model=model,
             args=TrainingArguments(output_dir=str(tmp_path), max_grad_norm=0, **SETTINGS),
             train_dataset=rows,
-            data_collator=collate,
+            data_collator=collate or PackedCollator(),
         )
         return losses(trainer)
 

@@ -215,7 +215,7 @@ class ArrayCutter(Cutter):
 
     def _refuse_tail(self, tail: bytes) -> None:
         elements = split_elements(tail)
-        if elements.end is None:
+        if elements.end is None or tail[elements.end] != ord("]"):
             self.notes["truncated_files"] = 1
             return
         place = self.position + elements.end + 1

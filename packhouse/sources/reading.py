@@ -95,7 +95,8 @@ def _parse(shard: SourceShard, rules: ValidateConfig) -> tuple[bytes | None, Rec
     if shard.file_format == "jsonl":
         return data, parse_lines(data, rules.max_row_bytes)
     if shard.file_format == "json":
-        return data, parse_array(data, rules.max_row_bytes, f"source file '{shard.uri}'")
+        where = f"source file '{shard.uri}'"
+        return data, parse_array(data, rules.max_row_bytes, where, shard.num_rows)
     delimiter = "," if shard.file_format == "csv" else "\t"
     return data, parse_delimited(data, shard.header or (), delimiter, rules.max_row_bytes)
 

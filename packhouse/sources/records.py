@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from packhouse.errors import SourceError
-from packhouse.sources.structure import Ints, line_spans, split_elements
+from packhouse.sources.structure import Ints, line_spans, spans_by_layout, split_elements
 
 __all__ = ["Failure", "Records", "parse_array", "parse_lines"]
 
@@ -72,10 +72,18 @@ def parse_lines(data: bytes, max_row_bytes: int) -> Records:
     return records
 
 
-def parse_array(data: bytes, max_row_bytes: int, where: str) -> Records:
+def parse_array(
+    data: bytes, max_row_bytes: int, where: str, num_rows: int | None = None
+) -> Records:
     """Parse the inside of a JSON array: elements divided by commas, no brackets around.
 
     The whole is parsed at once; element by element where that fails.
+
+    Args:
+        data: from the start of an element to the end of one.
+        max_row_bytes: longer elements fail unparsed.
+        where: the file, for messages.
+        num_rows: how many elements the scan counted, where rows behind are numbered by it.
 
     Raises:
         SourceError: the array ends before the data does.
@@ -85,23 +93,32 @@ def parse_array(data: bytes, max_row_bytes: int, where: str) -> Records:
         with gc_paused():
             rows = orjson.loads(whole)
     except orjson.JSONDecodeError:
-        return _parse_elements(data, max_row_bytes, where)
+        return _parse_elements(data, max_row_bytes, where, num_rows)
     records = Records(rows, np.arange(len(rows)), len(rows), spans=lambda: _element_spans(data))
     if _may_be_longer(rows, data, max_row_bytes) and _widest(records.spans) > max_row_bytes:
-        return _parse_elements(data, max_row_bytes, where)
+        return _parse_elements(data, max_row_bytes, where, num_rows)
     _look_again(records, data)
     return records
 
 
-def _parse_elements(data: bytes, max_row_bytes: int, where: str) -> Records:
-    elements = split_elements(data)
-    if elements.end is not None:
-        raise SourceError(
-            f"{where}: text follows the end of the JSON array, {elements.end:,} bytes into it"
-        )
+def _parse_elements(data: bytes, max_row_bytes: int, where: str, num_rows: int | None) -> Records:
+    end = split_elements(data).end
+    if end is not None and data[end] == ord("]"):
+        raise SourceError(f"{where}: text follows the end of the JSON array, {end:,} bytes into it")
     records = _parse_pieces(data, _element_spans(data), max_row_bytes)
+    if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
+        by_layout = _parse_pieces(data, spans_by_layout(data), max_row_bytes)
+        if num_rows in (None, by_layout.num_records):
+            records = min(records, by_layout, key=_lost_bytes)
     _flag_truncation(records, data)
     return records
+
+
+def _lost_bytes(records: Records) -> int:
+    assert records.spans is not None
+    spans = records.spans()
+    lost = spans[[failure.number for failure in records.failures]].reshape(-1, 2)
+    return int((lost[:, 1] - lost[:, 0]).sum())
 
 
 def _element_spans(data: bytes) -> Ints:

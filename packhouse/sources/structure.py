@@ -9,12 +9,14 @@ Broken input stays local where it can: no JSON string may hold a raw newline, so
 open ends at the end of its line.
 """
 
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Elements", "line_spans", "record_ends", "split_elements"]
+__all__ = ["Elements", "line_spans", "record_ends", "spans_by_layout", "split_elements"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -125,6 +127,26 @@ def _in_text(
         state.in_text = bool((len(quotes) + state.in_text) % 2)
     inside: npt.NDArray[np.bool_] = before % 2 == 1
     return inside
+
+
+def spans_by_layout(data: bytes) -> Ints:
+    r"""Spans of elements by the look of the file: each begins on a line of its own with `{`.
+
+    For arrays whose brackets or quotes cannot be trusted. Of the lines that begin with a brace,
+    those of the least indentation begin elements.
+
+    Example:
+        >>> spans_by_layout(b'{"a": [1},\n {"b": 2},\n {"c": [\n  {}]}').tolist()
+        [[0, 9], [12, 20], [23, 37]]
+    """
+    lines = list(re.finditer(rb"\n([ \t]*)\{", data))
+    least = min((len(line[1]) for line in lines), default=0)
+    starts = [0, *(line.start() + 1 + least for line in lines if len(line[1]) == least)]
+    spans = []
+    for start, end in pairwise([*starts, len(data)]):
+        piece = data[start:end].rstrip().removesuffix(b",")
+        spans.append((start, start + len(piece)))
+    return np.array(spans, np.int64)
 
 
 def line_spans(data: bytes) -> Ints:

@@ -163,6 +163,27 @@ def test_3_truncated_array_is_quarantined_and_flags_the_file(read_bytes):
     assert source.notes["truncated_files"] == 1
 
 
+DAMAGE = {
+    "open-string": b'{"instruction": "x, "output": "y"}',
+    "open-bracket": b'{"instruction": "x", "output": "y", "z": [1}',
+    "extra-brace": b'{"instruction": "x", "output": "y"}}',
+    "missing-brace": b'{"instruction": "x", "output": "y"',
+    "missing-quote": b'{"instruction": "x", "output: "y"}',
+}
+
+
+@pytest.mark.parametrize("between", [b",\n", b",\n    "])
+@pytest.mark.parametrize("case", DAMAGE)
+def test_1_damage_that_unbalances_an_array_stays_in_its_element(case, between, read_bytes):
+    rows = between.join([GOOD, DAMAGE[case], ALSO_GOOD, GOOD])
+
+    source = read_bytes(b"[" + between[1:] + rows + b"\n]", "rows.json")
+
+    assert source.validated["row"].to_pylist() == [0, 2, 3]
+    assert source.reasons == ["json"]
+    assert source.quarantined["raw"].to_pylist() == [DAMAGE[case]]
+
+
 def test_malformed_line_in_the_middle_does_not_flag_the_file(read_bytes):
     assert "truncated_files" not in read_bytes(b"{\n" + GOOD + b"\n").notes
 

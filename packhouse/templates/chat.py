@@ -11,7 +11,7 @@ A conversation costs two Jinja renderings, plain and marked (see marks.py).
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,68 +20,33 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates.conversations import Conversations, Shape, Turn
-from packhouse.templates.marks import Leaf, Marked, Marker, TornError, inspected_literals
+from packhouse.templates.conversations import Conversations, Turn
+from packhouse.templates.groups import Group, chat_messages, groups, parse_tools
+from packhouse.templates.leaves import Leaf, ids_of, replace_ids, replace_leaves, skeleton
+from packhouse.templates.marks import (
+    MARKINGS,
+    Marked,
+    Marker,
+    Marking,
+    TornError,
+    inspected_literals,
+)
 from packhouse.templates.renderer import Refusal, RefusedError, Texts
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.segments import Filled, Slot, concat_filled, fill, span_lists
+from packhouse.templates.segments import Filled, concat_filled, fill, span_lists
 from packhouse.templates.shapes import CompiledShape, make_program
 from packhouse.templates.single_turn import trained_turns
 from packhouse.templates.tracing import Check, Trace, is_traceable
 from packhouse.templates.turns import TurnRules, learn_rules, locate_turns
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["ChatEngine", "chat_messages"]
+__all__ = ["ChatEngine"]
+
+Messages = list[dict[str, Any]]
 
 MIN_SHAPE_ROWS = 8  # compiling a shape costs about as much as rendering this many rows
 MAX_WAYS = 4  # rows of a shape to learn from before the rest is rendered one by one
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
-
-
-def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    r"""Canonical messages as transformers hands them to a template.
-
-    Example:
-        >>> chat_messages([{"role": "user", "content": "Sum up:", "context": "Long text"}])
-        [{'role': 'user', 'content': 'Sum up:\nLong text'}]
-    """
-    return [_chat_message(message) for message in messages]
-
-
-def _chat_message(message: dict[str, Any]) -> dict[str, Any]:
-    chat: dict[str, Any] = {}
-    if "reasoning" in message:
-        chat["thinking"] = message["reasoning"]
-    content = message["content"]
-    if message.get("context"):
-        content = f"{content}\n{message['context']}"
-    chat |= {"role": message["role"], "content": content}
-    if "tool_calls" in message:
-        chat["tool_calls"] = [_tool_call(call) for call in json.loads(message["tool_calls"])]
-    chat |= {key: message[key] for key in ("tool_call_id", "name") if key in message}
-    if "reasoning" in message:
-        chat["reasoning_content"] = message["reasoning"]
-    return chat
-
-
-def _tool_call(call: Any) -> Any:
-    if not isinstance(call, dict):
-        return call
-    if "function" not in call and "name" in call:
-        function = {key: call[key] for key in ("name", "arguments") if key in call}
-        rest = {key: value for key, value in call.items() if key not in function}
-        call = {"type": "function", **rest, "function": function}
-    function = call.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-        call = {**call, "function": {**function, "arguments": _parsed(function["arguments"])}}
-    return call
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 class ChatEngine:
@@ -96,7 +61,7 @@ class ChatEngine:
         longest_first = sorted(tokens, key=lambda token: (-len(token), token))
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._control, self._control_bytes = re.compile(pattern), re.compile(pattern.encode())
-        self._compiled: dict[Shape, list[CompiledShape]] = {}
+        self._compiled: dict[Hashable, list[CompiledShape]] = {}
         self._starts: dict[tuple[str, bool, bytes], int] = {}
 
     @cached_property
@@ -121,90 +86,77 @@ class ChatEngine:
         return rules
 
     def render(self, conversations: Conversations) -> Texts:
-        """Render plain rows shape by shape, all others one by one."""
+        """Render shape by shape what can be, and all else row by row."""
         _ = self.rules  # a template that cannot be used is refused before any row
         alone = np.ones(conversations.num_rows, dtype=bool)
-        parts = []
-        if self._is_traceable:
-            content = conversations.joined_content()
-            for shape, rows in conversations.shapes(with_context=False):
-                plain = rows[conversations.is_plain[rows]]
-                for part in self._fill_shape(conversations, content, shape, plain):
+        parts, notes = [], Counter[str]()
+        if is_traceable(self.template.ast):
+            for group in groups(conversations, MIN_SHAPE_ROWS):
+                for part in self._fill_group(group, notes):
                     parts.append(part)
                     alone[part.rows] = False
         texts = self._render_rows(conversations, np.flatnonzero(alone))
         texts.filled = concat_filled([*parts, texts.filled])
+        texts.notes.update(notes)
         return texts
 
-    @cached_property
-    def _is_traceable(self) -> bool:
-        return is_traceable(self.template.ast)
-
-    def _fill_shape(
-        self, conversations: Conversations, content: pa.Array, shape: Shape, rows: np.ndarray
-    ) -> Iterator[Filled]:
+    def _fill_group(self, group: Group, notes: Counter[str]) -> Iterator[Filled]:
         """Fill the rows that known ways through the template fit; then learn further ways."""
-        known = self._compiled.setdefault(shape, [])
-        untried, tries = list(known), 0
-        while len(rows) >= MIN_SHAPE_ROWS:
-            positions = conversations.starts[rows]
-            columns = [content.take(pa.array(positions + at)) for at in range(len(shape))]
+        known = self._compiled.setdefault(group.key, [])
+        untried, tries, rows = list(known), 0, group.rows
+        while len(rows) >= MIN_SHAPE_ROWS and (untried or tries < MAX_WAYS):
             if untried:
-                compiled = untried.pop(0)
-            elif tries < MAX_WAYS and (learnt := self._compile(conversations, shape, rows[tries])):
-                known.append(learnt)
-                compiled, tries = learnt, tries + 1
-            elif tries < MAX_WAYS:
-                tries += 1
-                continue
+                way = untried.pop(0)
             else:
-                return
-            fitting = compiled.fits(columns)
-            chosen = pa.array(np.flatnonzero(fitting))
-            if not len(chosen):
+                tries += 1
+                learnt = self._compile(group, int(rows[tries - 1]))
+                if learnt is None:
+                    continue
+                known.append(learnt)
+                way = learnt
+            fitting = way.fits(rows, group.column)
+            if not fitting.any():
                 continue
-            picked = [column.take(chosen) for column in columns]
-            filled = fill(compiled.program, rows[fitting], _slots_of(picked))
-            if not self._agrees(conversations, filled):
-                known.remove(compiled)
+            filled = fill(way.program, rows[fitting], group.slots_of(rows[fitting]))
+            if not self._agrees(group, filled):
+                known.remove(way)
                 return
+            notes["reasoning_not_rendered"] += way.num_unwritten * len(filled.rows)
             yield filled
             rows, tries = rows[~fitting], 0
 
-    def _compile(
-        self, conversations: Conversations, shape: Shape, row: int
-    ) -> CompiledShape | None:
+    def _compile(self, group: Group, row: int) -> CompiledShape | None:
         """The way that one row takes through the template; None where it is not a simple one."""
-        raw, _ = next(conversations.messages_of(np.array([row])))
-        messages = chat_messages(raw)
-        if not all(message["content"] for message in messages):
-            return None
+        raw, messages, tools = group.example(row)
+        unwritten = Counter[str]()
         try:
-            marked, marker = self._marked(messages, None, _MARKINGS[:1])
-            self._check_nothing_lost(messages, None, marked, marker.leaves, Counter())
+            marked, marker = self._marked(messages, tools, MARKINGS[:1])
+            self._check_nothing_lost(messages, tools, marked, marker.leaves, unwritten)
             trained = self._trained(raw, marked, marker)
-            trace = Trace(len(messages))
-            traced = [
-                {**message, "content": trace.text(message["content"], number)}
-                for number, message in enumerate(messages)
-            ]
-            text = self.template.render(traced, None, is_traced=True)
+            trace = Trace()
+            traced, traced_tools = replace_leaves(messages, tools, trace.leaf)
+            replace_ids(traced, trace.untouchable)
+            text = self.template.render(traced, traced_tools, is_traced=True)
         except RefusedError:
             return None
-        if trace.is_opaque or "".join([text]).encode() != marked.text:
+        found = {occurrence.leaf for occurrence in marked.occurrences}
+        all_tools = {n for n, leaf in enumerate(marker.leaves) if leaf.kind == "tools"} <= found
+        if trace.is_opaque or text.encode() != marked.text or not all_tools:
             return None
-        owners = [leaf.message for leaf in marker.leaves]
-        program = make_program(marked.text, marked.occurrences, owners, trained)
-        checks = [frozenset(asked | {Check("filled", None, True)}) for asked in trace.checks]
-        return CompiledShape(program, tuple(checks))
+        filled = Check("filled", None, True)
+        checks = {n: frozenset(asked) for n, asked in enumerate(trace.checks) if asked}
+        if group.needs_filled:
+            checks = {n: frozenset({*trace.checks[n], filled}) for n in range(len(trace.checks))}
+        program = make_program(marked.text, marked.occurrences, trained)
+        return CompiledShape(program, checks, unwritten["reasoning_not_rendered"])
 
-    def _agrees(self, conversations: Conversations, filled: Filled) -> bool:
+    def _agrees(self, group: Group, filled: Filled) -> bool:
         """Whether some rows, rendered by Jinja, come out as they were filled."""
         last = len(filled.rows) - 1
         for at in sorted({0, last // 3, last // 2, last}):
-            raw, tools = next(conversations.messages_of(filled.rows[at : at + 1]))
+            raw, messages, tools = group.example(int(filled.rows[at]))
             try:
-                text, content, trained = self._render_row(raw, tools, Counter())
+                text, content, trained = self._render_row(raw, messages, tools, Counter())
             except RefusedError:
                 return False
             if (
@@ -219,11 +171,13 @@ class ChatEngine:
         kept, texts, content, trained = [], [], [], []
         refused: dict[int, Refusal] = {}
         notes: Counter[str] = Counter()
-        for row, (messages, tools) in zip(
+        for row, (raw, tools_text) in zip(
             rows.tolist(), conversations.messages_of(rows), strict=True
         ):
             try:
-                text, of_content, of_trained = self._render_row(messages, tools, notes)
+                text, of_content, of_trained = self._render_row(
+                    raw, chat_messages(raw), parse_tools(tools_text), notes
+                )
             except RefusedError as error:
                 refused[row] = error.refusal
                 continue
@@ -241,15 +195,14 @@ class ChatEngine:
 
     def _render_row(
         self,
-        raw: list[dict[str, Any]],
-        tools_text: str | None,
+        raw: Messages,
+        messages: Messages,
+        tools: list[Any] | None,
         notes: Counter[str],
     ) -> tuple[bytes, list[tuple[int, int]], list[tuple[int, int]]]:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
-        messages = chat_messages(raw)
-        tools = None if tools_text is None else json.loads(tools_text)
-        marked, marker = self._marked(messages, tools, _MARKINGS)
+        marked, marker = self._marked(messages, tools, MARKINGS)
         self._check_nothing_lost(messages, tools, marked, marker.leaves, notes)
         content = [(o.start, o.end) for o in marked.occurrences]
         return marked.text, content, self._trained(raw, marked, marker)
@@ -298,26 +251,18 @@ class ChatEngine:
         return (last.leaf, marked.text[last.end :]) if last else (-1, marked.text)
 
     def _marked(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        markings: tuple[tuple[bool, bool, bool], ...],
+        self, messages: Messages, tools: list[Any] | None, markings: Sequence[Marking]
     ) -> tuple[Marked, Marker]:
         """The first marking that leaves the rendering as it is."""
-        plain = self.template.render(messages, tools)
-        expected = plain.encode()
-        for inner, calls, shared in markings:
-            if not calls and not self._calls_are_quiet(messages):
+        expected = self.template.render(messages, tools).encode()
+        is_rich = tools is not None or any("tool_calls" in message for message in messages)
+        is_quiet = not is_rich or not self._control.search(_json([messages, tools]))
+        for marking in markings:
+            if not is_rich and marking.calls == "pieces" and not marking.is_shared:
                 continue
-            marker = Marker(
-                messages,
-                tools,
-                literals=self._literals,
-                inner=inner,
-                calls=calls,
-                shared=shared,
-                noisy=self._control,
-            )
+            if not is_quiet and marking.calls == "none":
+                continue
+            marker = Marker(messages, tools, marking, self._literals, self._control)
             try:
                 rendering = self.template.render(
                     marker.messages, marker.tools, generation_marks=marker.generation_marks
@@ -325,13 +270,11 @@ class ChatEngine:
                 marked = marker.read(rendering)
             except (RefusedError, TornError):
                 continue
-            if marked.text == expected:
+            if marked.text == expected and (
+                marking.calls != "whole" or _writes_whole(marked, marker, is_quiet)
+            ):
                 return marked, marker
         raise _UNPROVEN
-
-    def _calls_are_quiet(self, messages: list[dict[str, Any]]) -> bool:
-        calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
-        return not self._control.search(json.dumps(calls, ensure_ascii=False))
 
     @cached_property
     def _literals(self) -> re.Pattern[str] | None:
@@ -347,35 +290,41 @@ class ChatEngine:
         notes: Counter[str],
     ) -> None:
         found = {occurrence.leaf for occurrence in marked.occurrences}
-        for number, leaf in enumerate(leaves):
-            if number in found:
+        is_covered = False
+        for number, leaf in reversed(list(enumerate(leaves))):
+            if leaf.kind == "function":
+                is_covered = number in found
+            elif leaf.kind == "thought":
+                notes["reasoning_not_rendered"] += number not in found
+            elif leaf.kind == "call" and is_covered:
                 continue
-            if leaf.kind == "thought":
-                notes["reasoning_not_rendered"] += 1
-                continue
-            where = (
-                "a tool definition"
-                if leaf.message < 0
-                else f"message {leaf.message} ({messages[leaf.message]['role']})"
-            )
-            raise RefusedError("content_lost", f"text of {where} is not in the rendering")
-        self._check_unmarked(messages, tools, marked.text)
+            elif leaf.kind != "tools" and number not in found:
+                role = messages[leaf.message]["role"]
+                raise RefusedError(
+                    "content_lost",
+                    f"text of message {leaf.message} ({role}) is not in the rendering",
+                )
+        if tools is not None or not all(message.keys() <= _PLAIN for message in messages):
+            self._check_unmarked(messages, tools, marked.text)
 
-    def _check_unmarked(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, text: bytes
-    ) -> None:
+    def _check_unmarked(self, messages: Messages, tools: list[Any] | None, text: bytes) -> None:
+        """Refuse rows whose tools are left out, or that have control-token text without marks."""
+        for name in _names_defined(tools):
+            if name.encode() not in text:
+                raise RefusedError("content_lost", f"tool '{name}' is not in the rendering")
         for number, message in enumerate(messages):
-            for name in _called(message):
+            for name in _names_called(message):
                 if name.encode() not in text:
                     raise RefusedError(
                         "content_lost", f"a tool call of message {number} is not in the rendering"
                     )
-            for key in ("tool_call_id", "name"):
-                if key in message and self._control.search(str(message[key])):
-                    raise RefusedError("template", f"control-token text in a message's {key}")
-        for name in _defined(tools):
-            if name.encode() not in text:
-                raise RefusedError("content_lost", f"tool '{name}' is not in the rendering")
+        bare, _ = skeleton(messages, None)
+        ids = [name for name in ids_of(messages) if name.encode() in text]
+        for unmarked in (bare, *ids):
+            if noise := self._control.search(unmarked):
+                raise RefusedError(
+                    "template", f"control-token text {noise.group()!r} in an id, name or number"
+                )
 
     def _probe(
         self, num_messages: int, add_generation_prompt: bool
@@ -385,15 +334,7 @@ class ChatEngine:
             {"role": role, "content": text}
             for role, text in zip(roles[:num_messages], PROBE, strict=False)
         ]
-        marker = Marker(
-            messages,
-            None,
-            literals=None,
-            inner=False,
-            calls=False,
-            shared=False,
-            noisy=self._control,
-        )
+        marker = Marker(messages, None, MARKINGS[0], None, self._control)
         try:
             rendering = self.template.render(
                 marker.messages, None, add_generation_prompt=add_generation_prompt
@@ -403,14 +344,7 @@ class ChatEngine:
             return None
 
 
-# inner, calls, shared: the plainest first
-_MARKINGS = (
-    (False, True, False),
-    (True, True, False),
-    (True, True, True),
-    (True, False, False),
-    (True, False, True),
-)
+_PLAIN = {"role", "content", "thinking", "reasoning_content"}
 _UNPROVEN = RefusedError(
     "template", "the template writes other text when contents are marked: no spans can be proven"
 )
@@ -430,22 +364,36 @@ def _generated(
             yield start, end
 
 
-def _called(message: dict[str, Any]) -> Iterator[str]:
+def _names_called(message: dict[str, Any]) -> Iterator[str]:
     for call in message.get("tool_calls", ()):
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             yield function["name"]
 
 
-def _defined(tools: list[Any] | None) -> Iterator[str]:
+def _names_defined(tools: list[Any] | None) -> Iterator[str]:
     for tool in tools or ():
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             yield function["name"]
 
 
-def _slots_of(columns: list[pa.Array]) -> Callable[[Slot], pa.Array]:
-    return lambda slot: columns[slot.message]
+def _writes_whole(marked: Marked, marker: Marker, is_quiet: bool) -> bool:
+    """Whether the template wrote calls (and tools, if they are not quiet) as marked objects."""
+    found = {occurrence.leaf for occurrence in marked.occurrences}
+    is_covered = False
+    for number, leaf in reversed(list(enumerate(marker.leaves))):
+        if leaf.kind == "function":
+            is_covered = number in found
+        elif leaf.kind == "call" and not is_covered and number not in found:
+            return False
+        elif leaf.kind == "tools" and not is_quiet and number not in found:
+            return False
+    return True
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _pairs(spans: pa.Scalar) -> list[tuple[int, int]]:

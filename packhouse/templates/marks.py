@@ -12,15 +12,24 @@ gets in the way of that, *inner* marks go inside of outer whitespace and around 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import nodes
 
+from packhouse.templates.leaves import Leaf, WholeJson, replace_leaves
 from packhouse.templates.renderer import RefusedError
 
-__all__ = ["Leaf", "Marked", "Marker", "Occurrence", "TornError", "inspected_literals"]
+__all__ = [
+    "MARKINGS",
+    "Marked",
+    "Marker",
+    "Marking",
+    "Occurrence",
+    "TornError",
+    "inspected_literals",
+]
 
 # Supplementary private use planes, without the two noncharacters at the end of each.
 _FIRST, _LAST = 0xF0000, 0x10FFFD
@@ -29,15 +38,6 @@ _PRIVATE = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 
 class TornError(Exception):
     """The template took a marked text apart, or moved its marks."""
-
-
-class Leaf(NamedTuple):
-    """One marked text and the message it belongs to (-1: the tool definitions)."""
-
-    message: int
-    kind: str
-    """`content`, `thought` (reasoning, or content before `</think>`), `call`, `tools`."""
-    text: str
 
 
 class Occurrence(NamedTuple):
@@ -82,17 +82,52 @@ def _constants(expressions: list[nodes.Expr]) -> Iterator[str]:
             yield expression.value
 
 
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """One manner of marking; see `MARKINGS`."""
+
+    is_inner: bool = False
+    """Marks go inside of outer whitespace and around literals."""
+    calls: Literal["whole", "pieces", "none"] = "whole"
+    """Tool calls and definitions: objects as templates write them by `tojson`, their strings one by
+    one (of definitions only those with control-token text), or not at all."""
+    is_shared: bool = False
+    """Equal texts get equal marks, for templates that compare messages."""
+
+
+# Tried in this order until one leaves the rendering as it is.
+MARKINGS = (
+    Marking(),
+    Marking(is_inner=True),
+    Marking(calls="pieces"),
+    Marking(is_inner=True, calls="pieces"),
+    Marking(is_inner=True, calls="pieces", is_shared=True),
+    Marking(is_inner=True, calls="none", is_shared=True),
+)
+
+
+class MarkedJson(WholeJson):
+    """A JSON leaf that is written between marks."""
+
+    def __init__(self, copy: dict[str, Any], value: Any, marks: tuple[str, str]) -> None:
+        super().__init__(copy)
+        self._value, self._marks = value, marks
+
+    def write(self, dumps: Callable[[Any], str], *, is_default: bool) -> str:
+        """The leaf's JSON between its marks."""
+        begin, end = self._marks
+        return f"{begin}{dumps(self._value)}{end}"
+
+
 class Marker:
     """Marks one conversation.
 
     Args:
         messages: as the template gets them.
         tools: parsed tool definitions.
-        literals: from `inspected_literals`; used only with `inner`.
-        inner: marks go inside outer whitespace and around literals.
-        calls: also mark names and arguments of tool calls.
-        shared: equal texts get equal marks, for templates that compare messages.
-        noisy: matches control tokens; only such strings of the tool definitions are marked.
+        marking: in what manner.
+        literals: from `inspected_literals`; used only with inner marks.
+        noisy: matches control tokens.
 
     Raises:
         RefusedError: the row holds so much private-use text that no marks are left.
@@ -102,85 +137,77 @@ class Marker:
         self,
         messages: list[dict[str, Any]],
         tools: list[Any] | None,
-        *,
+        marking: Marking,
         literals: re.Pattern[str] | None,
-        inner: bool,
-        calls: bool,
-        shared: bool,
         noisy: re.Pattern[str],
     ) -> None:
         self.leaves: list[Leaf] = []
-        self._literals = literals if inner else None
-        self._inner = inner
-        self._calls = calls
-        self._known: dict[str, int] | None = {} if shared else None
+        self._marking = marking
+        self._literals = literals if marking.is_inner else None
+        self._known: dict[str, int] | None = {} if marking.is_shared else None
         self._order: list[list[int]] = []  # of each mark: the leaves that wear it
         self._noisy = noisy
         self._base = _free_base(messages, tools, self._literals)
-        self.messages = [self._message(n, message) for n, message in enumerate(messages)]
-        self.tools = None if tools is None else self._noisy_only(tools)
+        self.messages, self.tools = replace_leaves(messages, tools, self._replace)
 
-    def _message(self, number: int, message: dict[str, Any]) -> dict[str, Any]:
-        marked = dict(message)
-        content = message["content"]
-        if isinstance(content, str) and content:
-            marked["content"] = self._text(number, content)
-        if "reasoning_content" in message:
-            thought = self._segment(number, "thought", message["reasoning_content"])
-            marked["thinking"] = marked["reasoning_content"] = thought
-        if self._calls and "tool_calls" in message:
-            marked["tool_calls"] = [self._call(number, call) for call in message["tool_calls"]]
-        return marked
+    def _replace(self, leaf: Leaf, copy: Any) -> Any:
+        if leaf.kind == "content":
+            return self._text(leaf.message, leaf.value)
+        if leaf.kind == "thought":
+            return self._segment(leaf, leaf.value)
+        if self._marking.calls == "none":
+            return copy
+        if self._marking.calls == "whole" and leaf.is_json:
+            self.leaves.append(leaf)
+            self._order.append([len(self.leaves) - 1])
+            return MarkedJson(copy, leaf.value, self._marks(len(self._order) - 1))
+        if leaf.kind == "function":
+            return copy
+        return self._deep(leaf, copy) if leaf.kind == "call" else self._noisy_only(leaf, copy)
 
-    def _call(self, number: int, call: Any) -> Any:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            return call
-        marked = {
-            key: self._deep(number, value) if key in ("name", "arguments") else value
-            for key, value in function.items()
-        }
-        return {**call, "function": marked}
-
-    def _deep(self, number: int, value: Any) -> Any:
+    def _deep(self, leaf: Leaf, value: Any) -> Any:
         if isinstance(value, str):
-            return self._segment(number, "call", value)
+            return self._segment(leaf, value)
         if isinstance(value, dict):
-            return {self._deep(number, k): self._deep(number, v) for k, v in value.items()}
+            return {self._deep(leaf, k): self._deep(leaf, v) for k, v in value.items()}
         if isinstance(value, list):
-            return [self._deep(number, item) for item in value]
+            return [self._deep(leaf, item) for item in value]
         return value
 
-    def _noisy_only(self, value: Any) -> Any:
+    def _noisy_only(self, leaf: Leaf, value: Any) -> Any:
         if isinstance(value, str):
-            return self._segment(-1, "tools", value) if self._noisy.search(value) else value
+            return self._segment(leaf, value) if self._noisy.search(value) else value
         if isinstance(value, dict):
-            return {self._noisy_only(k): self._noisy_only(v) for k, v in value.items()}
+            return {self._noisy_only(leaf, k): self._noisy_only(leaf, v) for k, v in value.items()}
         if isinstance(value, list):
-            return [self._noisy_only(item) for item in value]
+            return [self._noisy_only(leaf, item) for item in value]
         return value
 
     def _text(self, number: int, content: str) -> str:
+        last = Leaf(number, "content", content)
         if self._literals is None:
-            return self._segment(number, "content", content)
+            return self._segment(last, content)
         thought_until = content.rfind("</think>")
         pieces, at = [], 0
         for match in self._literals.finditer(content):
-            kind = "thought" if match.start() <= thought_until else "content"
-            pieces += [self._segment(number, kind, content[at : match.start()]), match.group()]
+            leaf = last._replace(kind="thought") if match.start() <= thought_until else last
+            pieces += [self._segment(leaf, content[at : match.start()]), match.group()]
             at = match.end()
-        return "".join([*pieces, self._segment(number, "content", content[at:])])
+        return "".join([*pieces, self._segment(last, content[at:])])
 
-    def _segment(self, number: int, kind: str, text: str) -> str:
-        core = text.strip() if self._inner else text
+    def _segment(self, leaf: Leaf, text: str) -> str:
+        core = text.strip() if self._marking.is_inner else text
         if not core:
             return text
         mark = self._mark(core)
         self._order[mark].append(len(self.leaves))
-        self.leaves.append(Leaf(number, kind, core))
-        begin, end = chr(self._base + 2 * mark), chr(self._base + 2 * mark + 1)
+        self.leaves.append(Leaf(leaf.message, leaf.kind, core))
+        begin, end = self._marks(mark)
         before, _, after = text.partition(core)
         return f"{before}{begin}{core}{end}{after}"
+
+    def _marks(self, mark: int) -> tuple[str, str]:
+        return chr(self._base + 2 * mark), chr(self._base + 2 * mark + 1)
 
     def _mark(self, core: str) -> int:
         mark = len(self._order)
@@ -235,16 +262,16 @@ class Marker:
         wearers = self._order[mark]
         leaf = wearers[min(seen[mark], len(wearers) - 1)]
         seen[mark] += 1
-        if not _is_written(self.leaves[leaf].text, text[start:].decode()):
+        if not _is_written(self.leaves[leaf], text[start:].decode()):
             raise TornError
         return Occurrence(leaf, start, len(text))
 
 
-def _is_written(leaf: str, rendered: str) -> bool:
+def _is_written(leaf: Leaf, rendered: str) -> bool:
     """Whether a leaf was written as it is, or as the inside of a JSON string."""
-    if rendered == leaf:
+    if leaf.is_json or rendered == leaf.value:
         return True
-    return any(rendered == json.dumps(leaf, ensure_ascii=way)[1:-1] for way in (False, True))
+    return any(rendered == json.dumps(leaf.value, ensure_ascii=way)[1:-1] for way in (False, True))
 
 
 def _free_base(
@@ -253,7 +280,7 @@ def _free_base(
     """First code point of a private-use run that the row does not touch and that is long enough."""
     taken, needed = set[int](), 4
     for text in _strings([messages, tools]):
-        needed += 2 if literals is None else 2 + 2 * len(literals.findall(text))
+        needed += 4 if literals is None else 4 + 2 * len(literals.findall(text))
         if not text.isascii():
             taken.update(map(ord, _PRIVATE.findall(text)))
     base = _FIRST
@@ -270,6 +297,7 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
+        yield ""  # an object can be marked, too
         for key, item in value.items():
             yield from _strings(key)
             yield from _strings(item)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 
 import jinja2
@@ -30,6 +31,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from packhouse.errors import TemplateError
+from packhouse.templates.leaves import WholeJson
 from packhouse.templates.renderer import RefusedError
 from packhouse.templates.tracing import OpaqueError, TracedText, concat_traced
 
@@ -81,8 +83,10 @@ class _Budget(threading.local):
     def sized(self, value: Any) -> Any:
         if isinstance(value, str):
             self.measure(_length(value))
-        elif isinstance(value, list | tuple | dict):
+        elif isinstance(value, list | tuple):
             self.measure(len(value))
+        elif isinstance(value, dict):
+            self.measure(dict.__len__(value))
         return value
 
 
@@ -221,26 +225,30 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if _Limits.budget.is_traced and _holds_traced(value):
-        raise OpaqueError
     if isinstance(indent, int) and indent > 64:
         raise _LimitError("the template indents JSON by a huge width")
-    return json.dumps(
-        value,
+    dumps = partial(
+        json.dumps,
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
+    if isinstance(value, WholeJson):
+        is_default = not (ensure_ascii or sort_keys) and indent is None and separators is None
+        return value.write(dumps, is_default=is_default)
+    if _Limits.budget.is_traced and _holds_traced(value):
+        raise OpaqueError
+    return dumps(value)
 
 
 def _holds_traced(value: Any) -> bool:
     """Whether a traced text would be encoded unseen."""
+    if isinstance(value, TracedText | WholeJson):
+        return True
     if isinstance(value, dict):
         return any(map(_holds_traced, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_holds_traced, value))
-    return isinstance(value, TracedText)
+    return isinstance(value, list | tuple) and any(map(_holds_traced, value))
 
 
 _UNWANTED_FILTERS = ("random", "batch", "slice", "wordwrap", "urlize", "format", "pprint")
@@ -349,6 +357,8 @@ class ChatTemplate:
 def _num_chars(value: Any) -> int:
     if isinstance(value, str):
         return _length(value)
+    if isinstance(value, WholeJson):
+        return sum(map(_num_chars, dict.values(value)))
     if isinstance(value, dict):
         return sum(map(_num_chars, value)) + sum(map(_num_chars, value.values()))
     if isinstance(value, list):

@@ -21,10 +21,11 @@ SPANS = FORMATTED.field("content_spans").type
 
 
 class Slot(NamedTuple):
-    """Where a row's own text goes: a field (content, context, label) of one of its messages."""
+    """Where a row's own text goes: text `number` of the row (a message, or a leaf of a chat)."""
 
-    message: int
+    number: int
     field: str = "content"
+    """Single-turn templates: `content` or `context` of the message, or `label`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ tracing). Every row that answers the same is filled with Arrow kernels, 50 times
 rows that answer otherwise show the next way through the template or are rendered one by one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,34 +23,34 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class CompiledShape:
-    """One way through a template: what it writes, and the answers of contents that lead there."""
+    """One way through a template: what it writes, and the answers of leaves that lead there."""
 
     program: Program
-    checks: tuple[frozenset[Check], ...]
-    """Of every message of the shape."""
+    checks: dict[int, frozenset[Check]]
+    """By number of the leaf."""
+    num_unwritten: int
+    """Thoughts that the template leaves out."""
 
-    def fits(self, columns: list[pa.Array]) -> np.ndarray:
-        """Which rows go this way; `columns` hold the contents, message by message."""
-        fitting = np.ones(len(columns[0]), dtype=bool)
-        for checks, column in zip(self.checks, columns, strict=True):
-            fitting &= passing(checks, column)
+    def fits(self, rows: np.ndarray, column: Callable[[int, np.ndarray], pa.Array]) -> np.ndarray:
+        """Which rows go this way; `column` gives a leaf's texts."""
+        fitting = np.ones(len(rows), dtype=bool)
+        for leaf, checks in self.checks.items():
+            fitting &= passing(checks, column(leaf, rows))
         return fitting
 
 
-def make_program(
-    text: bytes, occurrences: list[Occurrence], owners: list[int], trained: Spans
-) -> Program:
+def make_program(text: bytes, occurrences: list[Occurrence], trained: Spans) -> Program:
     r"""Cut a rendering into constants and slots.
 
     Example:
         >>> found = [Occurrence(0, 2, 4), Occurrence(1, 7, 9)]
-        >>> program = make_program(b"U:hi A:yo;\n", found, [0, 1], [(7, 10)])
+        >>> program = make_program(b"U:hi A:yo;\n", found, [(7, 10)])
         >>> program.items
-        ('U:', Slot(message=0, field='content'), ' A:', Slot(message=1, field='content'), ';', '\n')
+        ('U:', Slot(number=0, field='content'), ' A:', Slot(number=1, field='content'), ';', '\n')
         >>> program.trained
         ((3, 5),)
     """
-    slots = {o.start: (o.end, Slot(owners[o.leaf])) for o in occurrences}
+    slots = {o.start: (o.end, Slot(o.leaf)) for o in occurrences}
     edges = {0, len(text), *(edge for span in trained for edge in span)}
     edges.update(edge for o in occurrences for edge in (o.start, o.end))
     cuts = sorted(edges)

@@ -126,7 +126,7 @@ def _columns(
             assert labels is not None
             return labels.take(pa.array(rows))
         whole = conversations.context if slot.field == "context" else conversations.content
-        return whole.take(pa.array(conversations.starts[rows] + slot.message))
+        return whole.take(pa.array(conversations.starts[rows] + slot.number))
 
     return column
 

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2 import nodes
 
+from packhouse.templates.leaves import Leaf, WholeJson
+
 __all__ = [
     "Check",
     "OpaqueError",
@@ -46,15 +48,33 @@ class OpaqueError(Exception):
 class Trace:
     """What one rendering asked of its contents."""
 
-    def __init__(self, num_messages: int) -> None:
-        self.checks: list[set[Check]] = [set() for _ in range(num_messages)]
+    def __init__(self) -> None:
+        self.checks: list[set[Check]] = []
         self.is_opaque = False
 
-    def text(self, content: str, message: int | None) -> "TracedText":
-        """A traced content; `message` None stands for a text put together of others."""
-        traced = TracedText(content)
-        traced.trace, traced.message = self, message
+    def leaf(self, leaf: Leaf, copy: Any) -> Any:
+        """The next leaf, traced; for `replace_leaves`."""
+        number = len(self.checks)
+        self.checks.append(set())
+        if leaf.kind == "function":
+            return copy  # its name and arguments are leaves of their own
+        if leaf.is_json:
+            return TracedJson.make(self, number, leaf.value)
+        return self.text(leaf.value, number)
+
+    def text(self, text: str, leaf: int | None) -> "TracedText":
+        """A traced text; `leaf` None stands for a text put together of others."""
+        traced = TracedText(text)
+        traced.trace, traced.leaf = self, leaf
         return traced
+
+    def untouchable(self, value: Any) -> Any:
+        """An id: a template that even writes it is not understood."""
+        if not isinstance(value, str):
+            return value
+        text = UntouchableText(value)
+        text.trace, text.leaf = self, None
+        return text
 
     def refuse(self) -> NoReturn:
         """Note that the trace is worth nothing, and end the rendering."""
@@ -66,12 +86,12 @@ class TracedText(str):
     """A content that records what is asked of it, and refuses what is not understood."""
 
     trace: Trace
-    message: int | None
+    leaf: int | None
 
     def _ask(self, kind: str, argument: Any, answer: bool) -> bool:
-        if self.message is None or not (argument is None or type(argument) is str):
+        if self.leaf is None or not (argument is None or type(argument) is str):
             self.trace.refuse()
-        self.trace.checks[self.message].add(Check(kind, argument, answer))
+        self.trace.checks[self.leaf].add(Check(kind, argument, answer))
         return answer
 
     def __contains__(self, item: Any) -> bool:
@@ -156,7 +176,7 @@ class TracedText(str):
         return self
 
 
-def _refuse(text: TracedText, *args: Any, **kwargs: Any) -> NoReturn:
+def _refuse(text: "TracedText | TracedJson", *args: Any, **kwargs: Any) -> NoReturn:
     text.trace.refuse()
 
 
@@ -167,6 +187,39 @@ _KEPT = {
 }
 for _name in set(dir(str)) - set(vars(TracedText)) - _KEPT:
     setattr(TracedText, _name, _refuse)
+
+
+class UntouchableText(TracedText):
+    """A text that a template may pass on, but neither ask about nor write."""
+
+
+for _name in ("__str__", "__add__", "__radd__", *(n for n in vars(TracedText) if n in dir(str))):
+    if _name not in _KEPT:
+        setattr(UntouchableText, _name, _refuse)
+
+
+class TracedJson(WholeJson):
+    """A JSON leaf that can be written whole and nothing else."""
+
+    trace: Trace
+    leaf: int
+
+    @classmethod
+    def make(cls, trace: Trace, leaf: int, value: dict[str, Any]) -> "TracedJson":
+        """The object, traced as leaf number `leaf`."""
+        traced = cls(value)
+        traced.trace, traced.leaf = trace, leaf
+        return traced
+
+    def write(self, dumps: Callable[[Any], str], *, is_default: bool) -> str:
+        """The leaf's JSON as a traced text."""
+        if not is_default:
+            self.trace.refuse()
+        return self.trace.text(dumps(dict(dict.items(self))), self.leaf)
+
+
+for _name in set(dir(dict)) - {"__class_getitem__", *_KEPT}:
+    setattr(TracedJson, _name, _refuse)
 
 
 def concat_traced(pieces: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.tokenization.encoders import text_bases, text_bytes
-from packhouse.tokenization.offsets import EncodedRows, Int32s, Int64s, byte_ranges
+from packhouse.tokenization.offsets import EncodedRow, EncodedRows, Int32s, Int64s, byte_ranges
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.tokenization.renaming import rename_controls, token_finder
 from packhouse.tokenization.spans import Spans
@@ -50,18 +50,6 @@ class ForgedText:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlainRow:
-    """One row, encoded with its contents as plain text."""
-
-    ids: Int32s
-    starts: Int64s
-    """First byte of each token in the row's text."""
-
-    ends: Int64s
-    """Byte behind each token."""
-
-
 def find_forged(
     encoded: EncodedRows, texts: pa.StringArray, content: Spans, pipeline: Pipeline
 ) -> ForgedText:
@@ -86,27 +74,7 @@ def with_plain_contents(
     contents = [content.of_row(row, bases[row]) for row in rows.tolist()]
     plain = dict(zip(rows.tolist(), encode_as_text(chosen, contents, backend), strict=True))
     replaced = {row: done for row, done in plain.items() if done is not None}
-    return _replace_rows(encoded, replaced, bases), plain.keys() - replaced.keys()
-
-
-def _replace_rows(encoded: EncodedRows, rows: dict[int, PlainRow], bases: Int64s) -> EncodedRows:
-    ids, starts, ends = [], [], []
-    lengths = np.diff(encoded.offsets)
-    behind = 0
-    for row, plain in rows.items():
-        kept = slice(behind, encoded.offsets[row])
-        ids += [encoded.ids[kept], plain.ids]
-        starts += [encoded.starts[kept], plain.starts + bases[row]]
-        ends += [encoded.ends[kept], plain.ends + bases[row]]
-        lengths[row] = len(plain.ids)
-        behind = encoded.offsets[row + 1]
-    return EncodedRows(
-        ids=np.concatenate([*ids, encoded.ids[behind:]]),
-        offsets=np.append(0, np.cumsum(lengths)),
-        starts=np.concatenate([*starts, encoded.starts[behind:]]),
-        ends=np.concatenate([*ends, encoded.ends[behind:]]),
-        is_exact=encoded.is_exact,
-    )
+    return encoded.with_rows(replaced, bases), plain.keys() - replaced.keys()
 
 
 def _own_text(
@@ -150,7 +118,7 @@ def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> npt.NDArray[np.bool_]
 
 def encode_as_text(
     texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
-) -> list[PlainRow | None]:
+) -> list[EncodedRow | None]:
     """Encode rows with all control-token text in their contents as ordinary text.
 
     Args:
@@ -161,7 +129,7 @@ def encode_as_text(
     Returns:
         Ids and byte offsets of each row; None where the tokenizer has no way to encode it so.
     """
-    rows: list[PlainRow | None] = []
+    rows: list[EncodedRow | None] = []
     for first in range(0, len(texts), _CHUNK_ROWS):
         chunk = slice(first, first + _CHUNK_ROWS)
         rows += _encode_chunk(texts[chunk], contents[chunk], backend)
@@ -170,7 +138,7 @@ def encode_as_text(
 
 def _encode_chunk(
     texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
-) -> list[PlainRow | None]:
+) -> list[EncodedRow | None]:
     pipeline = read_pipeline(backend)
     names = _unforgeable_names(texts, pipeline)
     renamed = rename_controls(backend, names)
@@ -179,14 +147,14 @@ def _encode_chunk(
     encodings = renamed.tokenizer.encode_batch(
         [row.text for row in marked], add_special_tokens=False
     )
-    rows: list[PlainRow | None] = []
+    rows: list[EncodedRow | None] = []
     for row, tokens, encoding in zip(marked, placed, encodings, strict=True):
         raw = np.array(encoding.ids, np.int64)
         ids = renamed.to_id[raw]
         is_faithful = ids[renamed.is_name[raw]].tolist() == [token.id for token in tokens]
         if is_faithful and not renamed.forges(raw, pipeline):
             starts, ends = byte_ranges(row.text, encoding.offsets)
-            rows.append(PlainRow(ids, row.original(starts), row.original(ends)))
+            rows.append(EncodedRow(ids, row.original(starts), row.original(ends)))
         else:
             rows.append(None)
     return rows

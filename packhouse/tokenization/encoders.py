@@ -45,6 +45,10 @@ class Encoder(Protocol):
     def version(self) -> str:
         """Version of that package."""
 
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is HF itself, which needs no check."""
+
     def encode(self, texts: pa.StringArray) -> Ids:
         """Encode texts; the ids are those of HF `tokenizers`."""
 
@@ -61,6 +65,7 @@ class HFEncoder:
     """
 
     name = "tokenizers"
+    is_reference = True
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self.version = version("tokenizers")
@@ -89,6 +94,7 @@ class GigatokenEncoder:
     """
 
     name = "gigatoken"
+    is_reference = False
 
     def __init__(self, tokenizer: "gigatoken.Tokenizer") -> None:
         self.version = version("gigatoken")

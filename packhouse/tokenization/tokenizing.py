@@ -8,7 +8,7 @@ Work goes through a table in slices of 8 MiB of text, so that memory does not gr
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from packhouse.recipe import TokenizeConfig
 from packhouse.tables import QUARANTINED, TOKENIZED
 from packhouse.tokenization.control_text import find_forged, with_plain_contents
 from packhouse.tokenization.encoders import Encoder, EncoderError, chunks_of
+from packhouse.tokenization.encoding import encode_rows
 from packhouse.tokenization.gate import choose_encoder, refuse_fast
-from packhouse.tokenization.offsets import EncodedRows, locate_tokens
+from packhouse.tokenization.offsets import EncodedRows
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.spans import Spans, TrainedRanges, train_ranges
@@ -56,7 +57,8 @@ class Tokenized:
     `control_text_rows` (rows), `control_text` (occurrences), `unk_tokens` (tokens)."""
 
     encoder: dict[str, object]
-    """Which encoder was used and why: name, version, gate, sample_size."""
+    """Which encoder was used and why: name, version, gate, sample_size; `rows_by_hf` counts the
+    rows that a fast encoder is not trusted with."""
 
 
 def tokenize_table(
@@ -78,28 +80,36 @@ def tokenize_table(
     """
     choice = choose_encoder(formatted.column("text"), snapshot, config.encoder, cache)
     try:
-        tables, notes = _tokenize_slices(formatted, snapshot, config, choice.encoder)
+        done = _tokenize_slices(formatted, snapshot, config, choice.encoder)
     except EncoderError as error:  # seen on a row that the sample does not hold
         choice = refuse_fast(snapshot, config.encoder, str(error))
-        tables, notes = _tokenize_slices(formatted, snapshot, config, choice.encoder)
+        done = _tokenize_slices(formatted, snapshot, config, choice.encoder)
     return Tokenized(
-        tokenized=pa.concat_tables([TOKENIZED.empty_table(), *(good for good, _ in tables)]),
-        quarantined=pa.concat_tables([QUARANTINED.empty_table(), *(bad for _, bad in tables)]),
-        notes={name: count for name, count in sorted(notes.items()) if count},
-        encoder=choice.report(),
+        tokenized=pa.concat_tables([TOKENIZED.empty_table(), *done.tokenized]),
+        quarantined=pa.concat_tables([QUARANTINED.empty_table(), *done.quarantined]),
+        notes={name: count for name, count in sorted(done.notes.items()) if count},
+        encoder={**choice.report(), "rows_by_hf": done.by_hf},
     )
+
+
+@dataclass(slots=True, eq=False)
+class _Slices:
+    """What has come of the slices so far."""
+
+    tokenized: list[pa.Table] = field(default_factory=list)
+    quarantined: list[pa.Table] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    by_hf: int = 0
 
 
 def _tokenize_slices(
     formatted: pa.Table, snapshot: TokenizerSnapshot, config: TokenizeConfig, encoder: Encoder
-) -> tuple[list[tuple[pa.Table, pa.Table]], Counter[str]]:
-    notes: Counter[str] = Counter()
-    tables = [
-        _tokenize_slice(batch.slice(start, end - start), snapshot, config, encoder, notes)
-        for batch in formatted.to_batches()
-        for start, end in chunks_of(batch.column("text"), _SLICE_BYTES)
-    ]
-    return tables, notes
+) -> _Slices:
+    done = _Slices()
+    for batch in formatted.to_batches():
+        for start, end in chunks_of(batch.column("text"), _SLICE_BYTES):
+            _tokenize_slice(batch.slice(start, end - start), snapshot, config, encoder, done)
+    return done
 
 
 def _tokenize_slice(
@@ -107,12 +117,14 @@ def _tokenize_slice(
     snapshot: TokenizerSnapshot,
     config: TokenizeConfig,
     encoder: Encoder,
-    notes: Counter[str],
-) -> tuple[pa.Table, pa.Table]:
+    done: _Slices,
+) -> None:
     texts = batch.column("text")
     pipeline = read_pipeline(snapshot.backend)
-    ids, offsets = encoder.encode(texts)
-    encoded = locate_tokens(texts, ids, offsets, pipeline, snapshot.backend)
+    notes = done.notes
+    encoding = encode_rows(texts, encoder, snapshot.backend)
+    encoded = encoding.rows
+    done.by_hf += encoding.by_hf
     notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
     encoded, faults = _settle_control_text(batch, encoded, snapshot, config, notes)
     ranges = train_ranges(encoded, Spans.of(batch.column("trained_spans"), texts))
@@ -127,7 +139,9 @@ def _tokenize_slice(
         | faults
         | dict.fromkeys(np.flatnonzero(is_empty).tolist(), _EMPTY)
     )
-    return _divide(batch, _tokenized_table(batch, encoded, ranges), faults)
+    good, bad = _divide(batch, _tokenized_table(batch, encoded, ranges), faults)
+    done.tokenized.append(good)
+    done.quarantined.append(bad)
 
 
 def _settle_control_text(

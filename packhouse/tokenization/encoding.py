@@ -1,0 +1,80 @@
+"""Encode rows and say which bytes each token covers; HF has the last word on doubtful rows.
+
+A fast encoder's ids are taken where nothing can be in doubt: the tokens' bytes, joined, are the
+text, and no character is one that libraries may know differently. All other rows (of Alpaca: none)
+are encoded by HF, ids and offsets.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.tokenization.contested import find_contested
+from packhouse.tokenization.encoders import Encoder, EncoderError, load_tokenizer, text_bases
+from packhouse.tokenization.offsets import EncodedRow, EncodedRows, byte_ranges, locate_by_widths
+from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+
+__all__ = ["Encoding", "encode_rows"]
+
+_CHUNK_ROWS = 256  # HF encodings with offsets take about 300 bytes per token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """Encoded rows, and how often HF had to help."""
+
+    rows: EncodedRows
+    by_hf: int
+    """Rows that the fast encoder is not trusted with."""
+
+
+def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encoding:
+    """Encode texts with an encoder that passed the gate, or with HF.
+
+    Raises:
+        EncoderError: the encoder failed, or gave wrong ids for a row without any doubt.
+    """
+    pipeline = read_pipeline(backend)
+    rows = locate_by_widths(texts, *encoder.encode(texts), pipeline)
+    is_contested = np.zeros(len(texts), np.bool_)
+    if not encoder.is_reference:
+        is_contested = find_contested(texts)
+    doubtful = np.flatnonzero(~rows.is_exact | is_contested)
+    if not len(doubtful):
+        return Encoding(rows, by_hf=0)
+    true_rows = _encode_with_hf(texts, doubtful, backend)
+    is_exact = rows.is_exact.copy()
+    is_exact[doubtful] = _are_exact(texts.take(pa.array(doubtful)), true_rows, pipeline)
+    for row in np.flatnonzero(is_exact & ~rows.is_exact & ~is_contested).tolist():
+        raise EncoderError(
+            f"{encoder.name} {encoder.version} gives other ids than HF for "
+            f"{texts[row].as_py()[:60]!r}"
+        )
+    merged = rows.with_rows(true_rows, text_bases(texts), is_exact)
+    return Encoding(merged, by_hf=0 if encoder.is_reference else len(doubtful))
+
+
+def _are_exact(
+    texts: pa.StringArray, rows: dict[int, EncodedRow], pipeline: Pipeline
+) -> npt.NDArray[np.bool_]:
+    """Whether HF's own ids stand for the very text, row by row."""
+    ids = np.concatenate([row.ids for row in rows.values()])
+    offsets = np.cumsum([0, *(len(row.ids) for row in rows.values())])
+    return locate_by_widths(texts, ids, offsets, pipeline).is_exact
+
+
+def _encode_with_hf(
+    texts: pa.StringArray, rows: npt.NDArray[np.int64], backend: str
+) -> dict[int, EncodedRow]:
+    """Encode some rows with HF, ids and offsets, a few at a time."""
+    encoded = {}
+    for begin in range(0, len(rows), _CHUNK_ROWS):
+        chunk = rows[begin : begin + _CHUNK_ROWS]
+        batch = texts.take(pa.array(chunk)).to_pylist()
+        encodings = load_tokenizer(backend).encode_batch(batch, add_special_tokens=False)
+        for row, text, encoding in zip(chunk.tolist(), batch, encodings, strict=True):
+            starts, ends = byte_ranges(text, encoding.offsets)
+            encoded[row] = EncodedRow(np.array(encoding.ids, np.int32), starts, ends)
+    return encoded

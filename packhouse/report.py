@@ -30,7 +30,7 @@ def print_report(prepared: Prepared) -> None:
     verb = "published" if prepared.created else "unchanged, already published:"
     console.print(f"\n[bold green]{verb}[/] [bold]{prepared.dataset}[/] {prepared.version}")
     uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
-    console.print(f"  in {uri}, ref '{prepared.facts['ref']}'\n")
+    console.print(f"  in {uri}, {_ref(prepared, uri)}\n")
     lines = [line.to_json() for line in prepared.ledger]
     console.print(ledger_table(lines))
     for line in lines:
@@ -43,6 +43,16 @@ def print_report(prepared: Prepared) -> None:
     console.print("\nload it:")
     console.print("  from packhouse.loaders import load_packed", markup=False)
     console.print(f'  train = load_packed("{uri}", split="train")', markup=False)
+
+
+def _ref(prepared: Prepared, uri: str) -> str:
+    ref, at = prepared.facts["ref"], prepared.facts["ref_version"]
+    if at == prepared.version:
+        return f"ref '{ref}'"
+    return (
+        f"but ref '{ref}' stays at {at}, published after it; to go back: "
+        f"packhouse ref set {uri} {ref} {prepared.version}"
+    )
 
 
 def ledger_table(lines: list[dict[str, Any]]) -> Any:

@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.chain import LocalRunner, prepare
+from packhouse.cli import cli
+from packhouse.recipe import load_recipe
+from packhouse.workspace import Workspace
+
+DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+
+    def call(*arguments: str) -> str:
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return call
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    recipe = load_recipe(DEMO, (f"publish.store={tmp_path / 'store'}",))
+    runner = LocalRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "cache"))
+    return prepare(recipe, runner, tmp_path / "cache")
+
+
+def whys(output: str) -> dict[str, list[str]]:
+    return {job["step"]: job["why"] for job in json.loads(output)["jobs"] if not job["cached"]}
+
+
+def test_explain_before_the_first_run(call):
+    output = call("explain", str(DEMO), "--json")
+    assert set(whys(output)) == {"validate", "format", "tokenize", "pack", "split", "publish"}
+    assert whys(output)["pack"] == ["never done"]
+
+
+def test_explain_after_a_run_finds_everything_cached(call, prepared):
+    assert whys(call("explain", str(DEMO), "--json")) == {}
+
+
+def test_explain_names_the_component_that_changed(call, prepared):
+    output = call("explain", str(DEMO), "--json", "--set", "pack.seq_len=128")
+    assert whys(output) == {
+        "pack": ["pack.seq_len: 512 -> 128"],
+        "split": ["an earlier step changed"],
+        "publish": ["an earlier step changed"],
+    }
+
+
+def test_explain_notices_a_file_that_is_gone(call, prepared):
+    (receipt,) = [receipt for receipt in prepared.receipts if receipt.step == "pack"]
+    receipt.path("train.arrow").unlink()
+    output = call("explain", str(DEMO), "--json")
+    assert whys(output) == {"pack": ["its files are gone or were altered"]}
+    assert "pack  runs" in call("explain", str(DEMO))
+
+
+def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path):
+    before = json.loads(call("plan", str(DEMO), "--json"))
+    assert not before["is_exact"]
+    assert before["steps"]["tokenize"] == {"cached": 0, "jobs": 2}
+
+    recipe = load_recipe(DEMO, (f"publish.store={tmp_path / 'store'}",))
+    runner = LocalRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "cache"))
+    done = prepare(recipe, runner, tmp_path / "cache")
+    after = json.loads(call("plan", str(DEMO), "--json"))
+
+    assert after["is_exact"]
+    assert after["version_id"] == before["version_id"] == done.version.split(".")[0]
+    assert (after["rows"], after["tokens"]) == (295, 30_246)
+    assert before["rows"] == pytest.approx(295, rel=0.05)
+    assert before["tokens"] == pytest.approx(30_246, rel=0.05)
+    packs = sum(side["num_packs"] for side in done.facts["statistics"].values())
+    assert after["packs"] == pytest.approx(packs, abs=1)
+    assert "295 rows, 30,246 tokens" in call("plan", str(DEMO))
+
+
+def test_inspect_prints_text_by_trained_or_not(call, prepared):
+    (line,) = call("inspect", f"{prepared.store}/demo", "--json").splitlines()
+    pack = json.loads(line)
+    assert sum(pack["seq_lengths"]) == pack["num_tokens"] <= 512
+    trained = [run["text"] for run in pack["runs"] if run["trained"]]
+    others = [run["text"] for run in pack["runs"] if not run["trained"]]
+    assert trained
+    assert all(text.endswith("<|im_end|>") for text in trained)
+    assert any(text.endswith("<|im_start|>assistant\n") for text in others)
+    assert not any("<|im_start|>" in text for text in trained)
+
+
+def test_inspect_of_a_split_that_is_not_there_names_the_others(prepared):
+    result = CliRunner().invoke(cli, ["inspect", f"{prepared.store}/demo", "--split", "test"])
+    assert result.exit_code == 2
+    assert "it has train, eval" in result.stderr
+
+
+def test_a_version_that_is_not_there_is_one_sentence(tmp_path):
+    result = CliRunner().invoke(cli, ["show", str(tmp_path / "store" / "nothing")])
+    assert result.exit_code == 5
+    assert result.stderr.startswith("VersionNotFoundError: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_teaches(call):
+    output = call("--help")
+    for name in ("ls", "show", "inspect", "verify", "pull", "explain", "plan"):
+        assert f"  {name} " in output

@@ -1,4 +1,4 @@
-"""kill -9 at every named point, in a folder and on S3, and at random moments."""
+"""kill -9 at every named point, in a folder and on Ceph, and at random moments."""
 
 import signal
 
@@ -9,7 +9,7 @@ from packhouse.store.read import list_versions
 from tests.store import chaos, victim
 
 
-@pytest.fixture(params=["folder", "moto", pytest.param("ceph", marks=pytest.mark.e2e)])
+@pytest.fixture(params=["folder", pytest.param("ceph", marks=pytest.mark.e2e)])
 def place(request, tmp_path):
     """Environment and root of a store."""
     if request.param == "folder":
@@ -25,12 +25,12 @@ def points_of(environment):
 def test_a_publisher_that_dies_anywhere_leaves_nothing_torn_and_can_start_again(place, tmp_path):
     environment, root = place
     store = open_store(root)
+    publish(environment, root, tmp_path, "v0fff", ref="latest", point="", code=0)
     for number, point in enumerate(points_of(environment)):
         vid, folder = f"v{number:04x}", tmp_path / f"run{number}"
         folder.mkdir()
         # The first move of a ref is a create; all others are swaps.
         ref = f"ref{number}" if point.endswith("ref-create") else "latest"
-        publish(environment, root, folder, "v0fff", ref="latest", point="", code=0)
         publish(environment, root, folder, vid, ref=ref, point=point, code=-signal.SIGKILL)
 
         for manifest in list_versions(store, "tiny"):  # what readers can see is whole
@@ -66,7 +66,7 @@ def test_nothing_acknowledged_is_lost_under_random_kills(place, tmp_path):
     environment, root = place
     folder = tmp_path / "run"
     folder.mkdir()
-    counts = chaos.kill_at_random(environment, root, folder, num_kills=16, seed=7, max_delay_s=0.6)
-    assert counts["kills"] >= 16
+    counts = chaos.kill_at_random(environment, root, folder, num_kills=12, seed=7, max_delay_s=0.6)
+    assert counts["kills"] >= 12
     assert counts["lost"] == 0
     assert counts["verified_reads"] > 0

@@ -25,6 +25,7 @@ from packhouse.templates.groups import Group, chat_messages, groups, parse_tools
 from packhouse.templates.leaves import Leaf, ids_of, replace_ids, replace_leaves, skeleton
 from packhouse.templates.marks import (
     MARKINGS,
+    MARKINGS_OF_TEXTS,
     Marked,
     Marker,
     Marking,
@@ -91,7 +92,8 @@ class ChatEngine:
         alone = np.ones(conversations.num_rows, dtype=bool)
         parts, notes = [], Counter[str]()
         if is_traceable(self.template.ast):
-            for group in groups(conversations, MIN_SHAPE_ROWS):
+            with_tools = MARKINGS[0] in self._markings
+            for group in groups(conversations, MIN_SHAPE_ROWS, with_tools=with_tools):
                 for part in self._fill_group(group, notes):
                     parts.append(part)
                     alone[part.rows] = False
@@ -107,8 +109,9 @@ class ChatEngine:
         while len(rows) >= MIN_SHAPE_ROWS and (untried or tries < MAX_WAYS):
             if untried:
                 way = untried.pop(0)
+                num_samples = 1
             else:
-                tries += 1
+                tries, num_samples = tries + 1, 4
                 learnt = self._compile(group, int(rows[tries - 1]))
                 if learnt is None:
                     continue
@@ -118,7 +121,7 @@ class ChatEngine:
             if not fitting.any():
                 continue
             filled = fill(way.program, rows[fitting], group.slots_of(rows[fitting]))
-            if not self._agrees(group, filled):
+            if not self._agrees(group, filled, num_samples):
                 known.remove(way)
                 return
             notes["reasoning_not_rendered"] += way.num_unwritten * len(filled.rows)
@@ -150,10 +153,10 @@ class ChatEngine:
         program = make_program(marked.text, marked.occurrences, trained)
         return CompiledShape(program, checks, unwritten["reasoning_not_rendered"])
 
-    def _agrees(self, group: Group, filled: Filled) -> bool:
+    def _agrees(self, group: Group, filled: Filled, num_samples: int) -> bool:
         """Whether some rows, rendered by Jinja, come out as they were filled."""
         last = len(filled.rows) - 1
-        for at in sorted({0, last // 3, last // 2, last}):
+        for at in sorted({last * sample // num_samples for sample in range(1, num_samples + 1)}):
             raw, messages, tools = group.example(int(filled.rows[at]))
             try:
                 text, content, trained = self._render_row(raw, messages, tools, Counter())
@@ -202,7 +205,7 @@ class ChatEngine:
     ) -> tuple[bytes, list[tuple[int, int]], list[tuple[int, int]]]:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
-        marked, marker = self._marked(messages, tools, MARKINGS)
+        marked, marker = self._marked(messages, tools, self._markings)
         self._check_nothing_lost(messages, tools, marked, marker.leaves, notes)
         content = [(o.start, o.end) for o in marked.occurrences]
         return marked.text, content, self._trained(raw, marked, marker)
@@ -256,10 +259,10 @@ class ChatEngine:
         """The first marking that leaves the rendering as it is."""
         expected = self.template.render(messages, tools).encode()
         is_rich = tools is not None or any("tool_calls" in message for message in messages)
+        if not is_rich:
+            markings = MARKINGS_OF_TEXTS[: len(markings)]
         is_quiet = not is_rich or not self._control.search(_json([messages, tools]))
         for marking in markings:
-            if not is_rich and marking.calls == "pieces" and not marking.is_shared:
-                continue
             if not is_quiet and marking.calls == "none":
                 continue
             marker = Marker(messages, tools, marking, self._literals, self._control)
@@ -275,6 +278,20 @@ class ChatEngine:
             ):
                 return marked, marker
         raise _UNPROVEN
+
+    @cached_property
+    def _markings(self) -> Sequence[Marking]:
+        """Markings worth trying: none of whole calls where the template takes calls to pieces."""
+        call = {"type": "function", "id": "probe0001", "function": {"name": "f", "arguments": {}}}
+        messages: Messages = [
+            {"role": "user", "content": PROBE[0]},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            self._marked(messages, None, MARKINGS[:1])
+        except RefusedError:
+            return [marking for marking in MARKINGS if marking.calls != "whole"]
+        return MARKINGS
 
     @cached_property
     def _literals(self) -> re.Pattern[str] | None:

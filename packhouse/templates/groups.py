@@ -43,8 +43,8 @@ class Group:
         return lambda slot: self.column(slot.number, rows)
 
 
-def groups(conversations: Conversations, min_rows: int) -> Iterator[Group]:
-    """The groups of at least `min_rows` rows, plain ones first."""
+def groups(conversations: Conversations, min_rows: int, *, with_tools: bool) -> Iterator[Group]:
+    """Groups of at least `min_rows` rows; plain ones first, then those with tools, if wanted."""
     content = conversations.joined_content()
 
     def example(row: int) -> Example:
@@ -59,7 +59,7 @@ def groups(conversations: Conversations, min_rows: int) -> Iterator[Group]:
         if len(plain) >= min_rows:
             yield Group(shape, plain, column, example, True)
     rich = np.flatnonzero(~conversations.is_plain)
-    if len(rich) >= min_rows:
+    if with_tools and len(rich) >= min_rows:
         yield from _rich_groups(conversations, rich, min_rows, example)
 
 

@@ -23,6 +23,7 @@ from packhouse.templates.renderer import RefusedError
 
 __all__ = [
     "MARKINGS",
+    "MARKINGS_OF_TEXTS",
     "Marked",
     "Marker",
     "Marking",
@@ -104,6 +105,10 @@ MARKINGS = (
     Marking(is_inner=True, calls="pieces", is_shared=True),
     Marking(is_inner=True, calls="none", is_shared=True),
 )
+
+
+MARKINGS_OF_TEXTS = (Marking(), Marking(is_inner=True), Marking(is_inner=True, is_shared=True))
+"""For conversations without tools."""
 
 
 class MarkedJson(WholeJson):

@@ -235,7 +235,7 @@ def concat_traced(pieces: Iterable[str]) -> str:
 
 _FILTERS = frozenset(
     "trim string length count list first last items map select selectattr reject rejectattr "
-    "default d tojson upper lower replace dictsort sort reverse unique safe_json".split()
+    "default d tojson upper lower replace dictsort sort reverse unique _tick _sized".split()
 )
 _TESTS = frozenset(
     "defined undefined none string mapping iterable sequence boolean true false number integer "

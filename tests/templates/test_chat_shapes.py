@@ -1,5 +1,6 @@
 """Rows filled shape by shape equal rows rendered one by one, whatever they hold."""
 
+import json
 from functools import cache
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from tests.templates.test_chat_toys import (
     MISTRAL,
     PHI,
     THINKING,
+    TOOLS,
     VICUNA,
 )
 from tests.templates.toys import chat_renderer, make_table, pieces
@@ -105,10 +107,73 @@ def check_answers(texts, formatted):
             assert answer.split("</think>")[-1].strip() in span
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_common_rows_are_filled_and_not_rendered(name, monkeypatch):
-    rows = [as_turns([f"question {n}", f"answer {n}"]) for n in range(200)]
-    renderer = chat_renderer(TEMPLATES[name], added_tokens=TOKENS)
+PIECEMEAL = TOOLS.replace(
+    "call.function.arguments | tojson",
+    "call.function.arguments.items() | map('join', '=') | join(',')",
+)
+SLICED = TOOLS.replace("call.function.arguments | tojson +", "(call.function | tojson)[:-1] +")
+names = st.sampled_from(["find", "add <|im_end|>", "\u4e2d", 'q"'])
+arguments = st.dictionaries(contents, contents | st.integers(0, 9) | st.booleans(), max_size=2)
+
+
+@st.composite
+def tool_rows(draw):
+    """Messages and tools of rows of few shapes."""
+    rows = []
+    for _ in range(draw(st.integers(12, 20))):
+        call = {"function": {"name": draw(names), "arguments": draw(arguments)}, "id": draw(names)}
+        messages = [
+            {"role": "user", "content": draw(contents)},
+            {"role": "assistant", "content": "", "tool_calls": json.dumps([call])},
+            {"role": "tool", "content": draw(contents), "tool_call_id": call["id"]},
+            {"role": "assistant", "content": draw(contents)},
+        ]
+        if draw(st.booleans()):
+            messages[3]["reasoning"] = draw(contents)
+        tool = {
+            "type": "function",
+            "function": {"name": draw(names), "description": draw(contents)},
+        }
+        rows.append((messages, json.dumps([tool]) if draw(st.booleans()) else None))
+    return rows
+
+
+@pytest.mark.parametrize("template", [TOOLS, PIECEMEAL, SLICED], ids=["tojson", "pieces", "sliced"])
+@settings(deadline=None, max_examples=25)
+@given(rows=tool_rows())
+def test_filled_rows_with_tools_equal_rendered_rows(template, rows):
+    table = make_table([messages for messages, _ in rows], tools=[tools for _, tools in rows])
+    renderer = chat_renderer(template, added_tokens=TOKENS)
+    together = renderer.render(table)
+    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+        alone = renderer.render(table)
+
+    assert outcome(together) == outcome(alone)
+    for row, trained in zip(
+        together.formatted.to_pylist(), pieces(together.formatted), strict=True
+    ):
+        assert len(trained) == 2
+        assert all(span.endswith("<|im_end|>") for span in trained)
+        outside = row["text"].encode()
+        for span in reversed(row["content_spans"]):
+            outside = outside[: span["start"]] + outside[span["end"] :]
+        assert outside.count(b"<|im_end|>") == 4 + (b"system" in outside)
+
+
+def test_rows_with_tools_are_filled_and_not_rendered(monkeypatch):
+    call = {"function": {"name": "f", "arguments": {"n": 1}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
+    tools = json.dumps([{"type": "function", "function": {"name": "f"}}])
+    rows = [[("user", f"q{n}"), turn, ("tool", f"r{n}"), ("assistant", "a")] for n in range(50)]
+    rendered = watch_rendered_rows(monkeypatch)
+
+    out = chat_renderer(TOOLS).render(make_table(rows, tools=[tools] * 50))
+    assert out.formatted.num_rows == 50
+    assert rendered == []
+
+
+def watch_rendered_rows(monkeypatch):
+    """List that takes down the rows that go through Jinja one by one."""
     rendered = []
     plain = chat.ChatEngine._render_rows
     monkeypatch.setattr(
@@ -116,6 +181,14 @@ def test_common_rows_are_filled_and_not_rendered(name, monkeypatch):
         "_render_rows",
         lambda engine, all_rows, some: rendered.extend(some) or plain(engine, all_rows, some),
     )
+    return rendered
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_common_rows_are_filled_and_not_rendered(name, monkeypatch):
+    rows = [as_turns([f"question {n}", f"answer {n}"]) for n in range(200)]
+    renderer = chat_renderer(TEMPLATES[name], added_tokens=TOKENS)
+    rendered = watch_rendered_rows(monkeypatch)
 
     assert renderer.render(make_table(rows)).formatted.num_rows == 200
     assert rendered == []

@@ -20,15 +20,23 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from packhouse.commands.target import split_target
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.packing.layout import Layout, expand_labels, position_ids, published_schema
 from packhouse.packing.lists import flat_list, list_array, zero_based
 from packhouse.store import FileEntry, OpenVersion, open_version
+from packhouse.store.address import parse_address
 from packhouse.store.contracts import read_batches
 from packhouse.workspace import default_cache
 
-__all__ = ["Verify", "load_packed", "mapped_file", "open_split", "verified_file"]
+__all__ = [
+    "Verify",
+    "expand_rows",
+    "load_packed",
+    "mapped_file",
+    "open_split",
+    "read_rows",
+    "verified_file",
+]
 
 Verify = Literal["first", "always"]
 
@@ -44,7 +52,7 @@ def load_packed(
     """Load a split of a published version as a memory-mapped `datasets.Dataset`.
 
     Rows have `input_ids`, `labels` (made from the ranges where the layout is `compact`),
-    `position_ids`, `seq_lengths`, `record_ids` and, for classification, `label`. They carry
+    `seq_lengths`, `record_ids`, `position_ids` and, for classification, `label`. They carry
     `position_ids` even if the files do not: the one mark of record boundaries that
     `transformers.Trainer` does not drop.
 
@@ -77,8 +85,9 @@ def open_split(uri: str, version: str, split: str) -> tuple[OpenVersion, list[Fi
     Raises:
         VersionNotFoundError: no such dataset, version or split.
     """
-    root, dataset, name = split_target(uri)
-    opened = open_version(root, dataset, version if name == "latest" else name)
+    address = parse_address(uri)
+    name = version if address.name == "latest" else address.name
+    opened = open_version(address.root, address.dataset, name)
     entries = opened.files(split=split)
     if not entries:
         raise VersionNotFoundError(
@@ -210,15 +219,23 @@ def _name_hash(path: Path) -> str:
 
 def _write_rows(source: Path, path: Path) -> None:
     writer = None
-    batches = _jsonl_batches(source) if source.suffix == ".jsonl" else read_batches(source)
     with pa.OSFile(str(path), "wb") as sink:
-        for batch in batches:
-            rows = expand_rows(batch)
+        for rows in read_rows(source):
             writer = writer or pa.ipc.new_stream(sink, rows.schema)
             writer.write_batch(rows)
         if writer is None:
             raise IntegrityError(f"'{source}' holds no row, though its version counts some")
         writer.close()
+
+
+def read_rows(path: Path) -> Iterator[pa.RecordBatch]:
+    """Rows of a published file of any format, expanded.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
+    batches = _jsonl_batches(path) if path.suffix == ".jsonl" else read_batches(path)
+    return map(expand_rows, batches)
 
 
 def expand_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -230,19 +247,21 @@ def expand_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         >>> expand_rows(batch)["position_ids"].to_pylist()
         [[0, 1, 0]]
     """
-    columns = {name: batch[name] for name in batch.schema.names}
+    schema = published_schema("labels", True, "label" in batch.schema.names)
+    columns = {name: batch[name] for name in ("record_ids", "label") if name in schema.names}
     _, offsets = flat_list(batch["input_ids"])
-    offsets = offsets - offsets[0]
-    if "labels" not in columns:
-        columns["labels"] = list_array(pa.array(expand_labels(batch)), offsets, pa.int32())
-        del columns["trained_ranges"]
-    if "position_ids" not in columns:
-        lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
-        positions = pa.array(position_ids(lengths))
-        columns["position_ids"] = list_array(positions, offsets, pa.int32())
-    order = ["input_ids", "labels", "position_ids", "seq_lengths", "record_ids"]
-    order += [name for name in columns if name not in order]
-    return pa.RecordBatch.from_arrays([columns[name] for name in order], names=order)
+    flat: dict[str, tuple[Any, Any]] = {}
+    for name in ("input_ids", "labels", "seq_lengths", "position_ids"):
+        if name in batch.schema.names:
+            flat[name] = zero_based(*flat_list(batch[name]))
+    if "labels" not in batch.schema.names:
+        flat["labels"] = expand_labels(batch), offsets - offsets[0]
+    if "position_ids" not in batch.schema.names:
+        flat["position_ids"] = position_ids(flat["seq_lengths"][0]), offsets - offsets[0]
+    for name, (values, starts) in flat.items():
+        columns[name] = list_array(pa.array(values, pa.int32()), starts, pa.int32())
+    arrays = [columns[name].cast(schema.field(name).type) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _jsonl_batches(path: Path) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ import pytest
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.loaders import load_packed
 
-COLUMNS = ["input_ids", "labels", "position_ids", "seq_lengths", "record_ids"]
+COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
 
 def test_a_version_loads_mapped_with_positions_that_the_files_do_not_hold(make_version, tmp_path):

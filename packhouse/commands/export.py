@@ -1,0 +1,58 @@
+"""`packhouse export VERSION --to FORMAT DEST`: a version in the format of a trainer."""
+
+import json
+from pathlib import Path
+
+import click
+
+from packhouse.exports import FORMATS, export_version
+from packhouse.store.address import open_address
+from packhouse.workspace import default_cache
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--to", "export_format", required=True, type=click.Choice(FORMATS))
+@click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    default=default_cache,
+    help="Folder of verified copies. [default: PACKHOUSE_CACHE, else .packhouse]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def export(
+    address: str,
+    dest: Path,
+    export_format: str,
+    splits: tuple[str, ...],
+    cache: Path,
+    as_json: bool,
+) -> None:
+    r"""Write a version in the format of a trainer, with the label shift its reader expects.
+
+    \b
+    packhouse export ./store/alpaca out --to trl
+    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train
+
+    trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
+    Parquet. mds: MosaicML Streaming. msgpack, jsonl: one file. arrow: Dataset.from_file.
+    """
+    done = export_version(open_address(address), export_format, dest, splits=splits, cache=cache)
+    if as_json:
+        facts = {
+            "dataset": done.dataset,
+            "version": done.version,
+            "format": done.export_format,
+            "folder": str(done.folder),
+            "splits": done.splits,
+            "files": done.files,
+        }
+        click.echo(json.dumps(facts, sort_keys=True))
+        return
+    click.echo(f"{done.dataset} {done.version} as {done.export_format}:")
+    for name in done.files:
+        click.echo(f"  {done.folder / name}")

@@ -1,0 +1,154 @@
+"""Versions in the formats that trainers read, each with the label shift its reader expects.
+
+| format | for | labels |
+|---|---|---|
+| `trl` | TRL, transformers | unshifted, -100; `seq_lengths` and `position_ids` |
+| `axolotl` | Axolotl, pre-tokenized | unshifted, -100; one record a row, packed by Axolotl |
+| `megatron` | Megatron-Bridge, packed Parquet | `loss_mask` at the predicting token |
+| `mds` | MosaicML Streaming | unshifted, -100 |
+| `msgpack`, `jsonl` | small collate tools, one file in | unshifted, -100; `position_ids` |
+| `arrow` | `datasets.Dataset.from_file` | unshifted, -100; all columns |
+
+An export is written beside its destination and moved there whole. `.packhouse.json` in it says
+which version it is and the sha256 of its files.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from packhouse.errors import ConfigError, VersionNotFoundError
+from packhouse.store import FileEntry, OpenVersion
+from packhouse.workspace import default_cache
+
+__all__ = ["FORMATS", "Export", "export_version"]
+
+# format -> (module, function)
+_WRITERS = {
+    "trl": ("tables", "write_trl"),
+    "axolotl": ("tables", "write_axolotl"),
+    "megatron": ("tables", "write_megatron"),
+    "mds": ("mds", "write_mds"),
+    "msgpack": ("streams", "write_msgpack"),
+    "jsonl": ("streams", "write_jsonl"),
+    "arrow": ("tables", "write_arrow"),
+}
+
+FORMATS = tuple(_WRITERS)
+"""Names that `export_version` takes."""
+
+MARKER = ".packhouse.json"
+"""Hidden, so that `datasets.load_dataset(folder)` does not take it for data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """What was written."""
+
+    folder: Path
+    export_format: str
+    dataset: str
+    version: str
+    splits: tuple[str, ...]
+    files: Mapping[str, str]
+    """Path in the folder to sha256."""
+
+
+def export_version(
+    opened: OpenVersion,
+    export_format: str,
+    dest: str | Path,
+    *,
+    splits: Sequence[str] = (),
+    cache: str | Path | None = None,
+) -> Export:
+    """Write a version in a trainer's format; every row's bytes are verified on the way.
+
+    Same version, same bytes. Memory holds 1,024 rows (`mds`: a shard of 64 MiB).
+
+    Args:
+        opened: the version.
+        export_format: one of `FORMATS`.
+        dest: a folder that does not exist yet, or is empty.
+        splits: which; all by default.
+        cache: folder of verified copies, as for `load_packed`.
+
+    Raises:
+        ConfigError: no such format, or something is at `dest` already.
+        VersionNotFoundError: no such split.
+        IntegrityError: the store's bytes are not the published ones.
+    """
+    if export_format not in _WRITERS:
+        raise ConfigError(f"no export format '{export_format}'; known: {', '.join(FORMATS)}")
+    dest = Path(dest)
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
+    wanted = tuple(splits) or tuple(opened.manifest.splits())
+    module, function = _WRITERS[export_format]
+    write = getattr(import_module(f"{__name__}.{module}"), function)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
+    staged.mkdir()
+    try:
+        for split in wanted:
+            write(_batches(opened, split, Path(cache or default_cache())), split, staged)
+        export = _describe(opened, export_format, wanted, staged, dest)
+        if dest.exists():
+            dest.rmdir()
+        os.replace(staged, dest)  # noqa: PTH105
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    return export
+
+
+def _batches(opened: OpenVersion, split: str, cache: Path) -> Iterator[pa.RecordBatch]:
+    from packhouse.loaders.versions import read_rows, verified_file
+
+    entries: list[FileEntry] = opened.files(split=split)
+    if not entries:
+        raise VersionNotFoundError(
+            f"{opened.dataset} {opened.version} has no split '{split}'; it has "
+            f"{', '.join(opened.manifest.splits())}"
+        )
+    for entry in entries:
+        yield from read_rows(verified_file(opened, entry, cache))
+
+
+def _describe(
+    opened: OpenVersion, export_format: str, splits: tuple[str, ...], staged: Path, dest: Path
+) -> Export:
+    paths = sorted(path for path in staged.rglob("*") if path.is_file())
+    files = {path.relative_to(staged).as_posix(): _sha256(path) for path in paths}
+    facts: dict[str, Any] = {
+        "dataset": opened.dataset,
+        "version": opened.version,
+        "content_id": opened.manifest.content_id,
+        "format": export_format,
+        "splits": list(splits),
+        "files": files,
+    }
+    text = json.dumps(facts, sort_keys=True, indent=2)
+    (staged / MARKER).write_text(text + "\n", encoding="utf-8")
+    return Export(
+        folder=dest,
+        export_format=export_format,
+        dataset=opened.dataset,
+        version=opened.version,
+        splits=splits,
+        files=files,
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

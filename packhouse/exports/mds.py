@@ -1,0 +1,83 @@
+"""Export as MosaicML Streaming's MDS shards, written from the format itself.
+
+A shard is: number of samples, offsets (uint32), a JSON header, samples; a sample is the byte size
+of each of its columns (in order of name) and then the columns. A column here is a one-dimensional
+int32 array: one byte for number of dimensions and width of the length, the length, the values.
+`index.json` is written last, so that a folder with one is whole.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.exports.columns import flat_int32s
+
+__all__ = ["write_mds"]
+
+_COLUMNS = ("input_ids", "labels", "position_ids", "seq_lengths")  # in order of name
+_SHARD_BYTES = 64 * 2**20
+
+
+def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> None:
+    """`<split>/shard.00000.mds`, ... and `<split>/index.json`."""
+    place = folder / split
+    place.mkdir()
+    shards: list[dict[str, Any]] = []
+    samples: list[bytes] = []
+    num_bytes = 0
+    for sample in _samples(batches):
+        if samples and num_bytes + len(sample) > _SHARD_BYTES:
+            shards.append(_write_shard(place, len(shards), samples))
+            samples, num_bytes = [], 0
+        samples.append(sample)
+        num_bytes += len(sample) + 4
+    if samples:
+        shards.append(_write_shard(place, len(shards), samples))
+    index = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
+    (place / "index.json").write_text(index, encoding="utf-8")
+
+
+def _samples(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    for batch in batches:
+        columns = [flat_int32s(batch, name) for name in _COLUMNS]
+        for row in range(batch.num_rows):
+            coded = [_encode(v[offsets[row] : offsets[row + 1]]) for v, offsets in columns]
+            sizes = np.array([len(each) for each in coded], dtype="<u4")
+            yield sizes.tobytes() + b"".join(coded)
+
+
+def _encode(values: npt.NDArray[np.int32]) -> bytes:
+    """One dimension, its length in the narrowest of uint8, uint16, uint32, the values."""
+    code = 0 if len(values) < 2**8 else 1 if len(values) < 2**16 else 2
+    length = len(values).to_bytes(1 << code, "little")
+    return bytes([1 << 2 | code]) + length + values.astype("<i4", copy=False).tobytes()
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "version": 2,
+        "format": "mds",
+        "compression": None,
+        "hashes": [],
+        "size_limit": _SHARD_BYTES,
+        "column_names": list(_COLUMNS),
+        "column_encodings": ["ndarray:int32"] * len(_COLUMNS),
+        "column_sizes": [None] * len(_COLUMNS),
+    }
+
+
+def _write_shard(folder: Path, number: int, samples: list[bytes]) -> dict[str, Any]:
+    header = json.dumps(_settings(), sort_keys=True).encode()
+    offsets = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int64)
+    offsets += 4 + 4 * len(offsets) + len(header)
+    parts = [len(samples).to_bytes(4, "little"), offsets.astype("<u4").tobytes(), header, *samples]
+    name = f"shard.{number:05d}.mds"
+    data = b"".join(parts)
+    (folder / name).write_bytes(data)
+    raw = {"basename": name, "bytes": len(data), "hashes": {}}
+    return _settings() | {"samples": len(samples), "raw_data": raw, "zip_data": None}

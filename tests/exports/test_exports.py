@@ -1,0 +1,189 @@
+"""What a trainer learns from an export is what the version says, token by token."""
+
+import json
+import warnings
+from itertools import chain
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from packhouse.commands.export import export as export_command
+from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
+from packhouse.exports import FORMATS, export_version
+from tests.exports import readers
+
+SPLITS = ["train", "eval"]
+
+
+@pytest.fixture
+def exported(opened, cache, tmp_path):
+    def export(export_format: str) -> Path:
+        return export_version(opened, export_format, tmp_path / "out", cache=cache).folder
+
+    return export
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_trl_learns_the_targets_through_its_own_collator(exported, targets, split):
+    sft_trainer = pytest.importorskip("trl.trainer.sft_trainer", reason="TRL is not installed")
+    rows = pq.read_table(exported("trl") / f"{split}.parquet").to_pylist()
+    collate = sft_trainer.DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
+
+    for row, expected in zip(rows, targets(split), strict=True):
+        batch = collate([row])
+        assert "attention_mask" not in batch
+        ids, labels, positions = (
+            batch[name][0].tolist() for name in ("input_ids", "labels", "position_ids")
+        )
+        assert readers.unshifted(ids, labels, readers.restarts(positions)) == expected
+        assert positions == row["position_ids"]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_trl_rows_load_with_datasets_and_learn_the_targets(exported, targets, split):
+    from datasets import load_dataset
+
+    folder = exported("trl")
+    files = {name: str(folder / f"{name}.parquet") for name in SPLITS}
+    data = load_dataset("parquet", data_files=files, cache_dir=str(folder.parent))[split]
+
+    assert data.column_names == ["input_ids", "labels", "seq_lengths", "position_ids"]
+    for row, expected in zip(data, targets(split), strict=True):
+        learnt = readers.unshifted(row["input_ids"], row["labels"], row["seq_lengths"])
+        assert learnt == expected
+        assert readers.restarts(row["position_ids"]) == row["seq_lengths"]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_axolotl_gets_one_record_a_row_so_that_its_mask_of_ones_leaks_nothing(
+    exported, targets, split
+):
+    rows = pq.read_table(exported("axolotl") / f"{split}.parquet").to_pylist()
+
+    assert all(row["attention_mask"] == [1] * len(row["input_ids"]) for row in rows)
+    assert [len(row["input_ids"]) for row in rows] == {"train": [3, 2, 5, 1, 4, 2], "eval": [4]}[
+        split
+    ]
+    learnt = [
+        readers.unshifted(row["input_ids"], row["labels"], [len(row["input_ids"])]) for row in rows
+    ]
+    assert list(chain(*learnt)) == list(chain(*targets(split)))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_megatron_bridge_learns_the_targets_after_its_own_slicing(exported, targets, split):
+    table = pq.read_table(exported("megatron") / f"{split}.idx.parquet")
+
+    assert table.column_names == ["input_ids", "loss_mask", "seq_start_id"]
+    for row, expected in zip(table.to_pylist(), targets(split), strict=True):
+        assert readers.megatron(*row.values()) == expected
+        assert row["seq_start_id"][0] == 0
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_mds_shards_hold_the_targets(exported, targets, split):
+    for row, expected in zip(
+        readers.mds_rows(exported("mds") / split), targets(split), strict=True
+    ):
+        learnt = readers.unshifted(row["input_ids"], row["labels"], row["seq_lengths"])
+        assert learnt == expected
+
+
+def test_mds_shards_are_read_by_mosaicml_streaming(exported, targets):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
+        data = streaming.StreamingDataset(
+            local=str(exported("mds") / "train"), shuffle=False, batch_size=1
+        )
+    rows = [{name: value.tolist() for name, value in data[i].items()} for i in range(len(data))]
+
+    assert [
+        readers.unshifted(row["input_ids"], row["labels"], row["seq_lengths"]) for row in rows
+    ] == targets("train")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("kind", ["msgpack", "jsonl"])
+def test_streams_of_maps_hold_the_targets(exported, targets, split, kind):
+    data = (exported(kind) / f"{split}.{kind}").read_bytes()
+    rows = readers.msgpack_rows(data) if kind == "msgpack" else map(json.loads, data.splitlines())
+
+    for row, expected in zip(rows, targets(split), strict=True):
+        assert list(row) == ["input_ids", "labels", "position_ids"]
+        boundaries = readers.restarts(row["position_ids"])
+        assert readers.unshifted(row["input_ids"], row["labels"], boundaries) == expected
+
+
+def test_msgpack_is_read_by_the_msgpack_package(exported):
+    msgpack = pytest.importorskip("msgpack", reason="msgpack is not installed")
+    data = (exported("msgpack") / "train.msgpack").read_bytes()
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+
+    assert list(unpacker) == readers.msgpack_rows(data)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_arrow_files_are_mapped_by_datasets(exported, targets, split):
+    from datasets import Dataset
+
+    data = Dataset.from_file(str(exported("arrow") / f"{split}.arrow"))
+
+    assert "record_ids" in data.column_names
+    for row, expected in zip(data, targets(split), strict=True):
+        learnt = readers.unshifted(row["input_ids"], row["labels"], row["seq_lengths"])
+        assert learnt == expected
+
+
+@pytest.mark.parametrize("export_format", FORMATS)
+def test_layouts_and_file_formats_export_the_same_bytes_every_time(
+    publish, opened, cache, tmp_path, export_format
+):
+    first = export_version(opened, export_format, tmp_path / "a", cache=cache)
+    assert export_version(opened, export_format, tmp_path / "b", cache=cache).files == first.files
+    for number, settings in enumerate(({"layout": "compact"}, {"file_format": "jsonl"})):
+        other = publish(**settings)
+        again = export_version(other, export_format, tmp_path / f"c{number}", cache=cache)
+        assert again.files == first.files
+
+
+def test_an_export_says_what_it_is_and_nothing_is_left_of_a_failed_one(publish, cache, tmp_path):
+    opened = publish(layout="compact")
+    export_version(opened, "trl", tmp_path / "out", cache=cache)
+    facts = json.loads((tmp_path / "out" / ".packhouse.json").read_text())
+    assert facts["version"] == "0a1b.g0"
+    assert set(facts["files"]) == {"train.parquet", "eval.parquet"}
+
+    with pytest.raises(ConfigError, match="is not empty; export to a new folder"):
+        export_version(opened, "trl", tmp_path / "out", cache=cache)
+    with pytest.raises(ConfigError, match="no export format 'tfrecord'; known: trl, axolotl"):
+        export_version(opened, "tfrecord", tmp_path / "new", cache=cache)
+    with pytest.raises(VersionNotFoundError, match="no split 'test'; it has train, eval"):
+        export_version(opened, "trl", tmp_path / "new", splits=["test"], cache=cache)
+
+    entry = opened.files(split="eval")[0]
+    file = Path(opened.uri(entry))
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(IntegrityError):
+        export_version(opened, "trl", tmp_path / "new", cache=tmp_path / "fresh")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fresh", "out"]
+
+
+def test_the_command_writes_an_export(opened, cache, tmp_path):
+    out = tmp_path / "out"
+    address = f"{opened.store.uri}/made@latest"
+    arguments = [address, str(out), "--to", "jsonl", "--split", "train", "--cache", str(cache)]
+
+    done = CliRunner().invoke(export_command, arguments)
+
+    assert done.exit_code == 0, done.output
+    assert done.output == f"made 0a1b.g0 as jsonl:\n  {out / 'train.jsonl'}\n"
+    assert len((out / "train.jsonl").read_text().splitlines()) == 3
+    again = CliRunner().invoke(
+        export_command, [*arguments[:1], str(tmp_path / "b"), *arguments[2:], "--json"]
+    )
+    assert json.loads(again.output)["files"].keys() == {"train.jsonl"}

@@ -6,4 +6,7 @@
 from packhouse.sources.reading import ShardRows, read_shard
 from packhouse.sources.shards import SourceShard, scan_source
 
-__all__ = ["ShardRows", "SourceShard", "read_shard", "scan_source"]
+__all__ = ["VERSION", "ShardRows", "SourceShard", "read_shard", "scan_source"]
+
+VERSION = 1
+"""Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

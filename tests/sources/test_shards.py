@@ -213,3 +213,27 @@ def test_a_source_that_cannot_be_found_says_why(path, match):
 def test_a_folder_without_data_says_what_is_looked_for(tmp_path):
     with pytest.raises(SourceError, match=r"names no files.*\.jsonl"):
         scan_source(SourceConfig(path=str(tmp_path)))
+
+
+def test_another_header_is_another_identity_for_every_shard(tmp_path):
+    path = tmp_path / "rows.csv"
+    config = SourceConfig(path=str(path), format="question_answer")
+    body = b"".join(b"q%d,a%d\n" % (i, i) for i in range(50))
+    path.write_bytes(b"question,answer\n" + body)
+    before = [shard.identity() for shard in scan_source(config, 100)]
+
+    path.write_bytes(b"answer,question\n" + body)
+    after = [shard.identity() for shard in scan_source(config, 100)]
+
+    assert len(before) == len(after) > 3
+    assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_a_copy_elsewhere_has_the_same_identity(tmp_path):
+    identities = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.jsonl").write_bytes(as_jsonl(ROWS))
+        shards = scan_source(SourceConfig(path=str(tmp_path / folder / "rows.jsonl")), 1000)
+        identities.append([shard.identity() for shard in shards])
+    assert identities[0] == identities[1]

@@ -1,0 +1,73 @@
+"""Sources on S3, against a server in this process; Hub paths without a network."""
+
+import gzip
+
+import orjson
+import pytest
+
+from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.sources import read_shard, scan_source
+
+ROWS = b"".join(
+    orjson.dumps({"instruction": f"q{i}", "input": "", "output": "a" * 50}) + b"\n"
+    for i in range(200)
+)
+
+
+@pytest.fixture(scope="module")
+def client():
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="raw")
+        yield client
+        client.close()
+    server.stop()
+
+
+def put(client, key, data):
+    client.put_object(Bucket="raw", Key=key, Body=data)
+
+
+def test_s3_files_give_the_rows_of_local_ones(client, tmp_path, read):
+    put(client, "one/rows.jsonl", ROWS)
+    put(client, "one/more.jsonl.gz", gzip.compress(ROWS))
+    put(client, "one/README.md", b"not data")
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    local = read(tmp_path / "rows.jsonl", name="rows", max_shard_bytes=5000)
+
+    file = read("s3://raw/one/rows.jsonl", max_shard_bytes=5000)
+    folder = read("s3://raw/one", name="both")
+    glob = read("s3://raw/one/*.jsonl", name="rows")
+
+    assert [s.identity() for s in file.shards] == [s.identity() for s in local.shards]
+    assert file.validated.equals(local.validated)
+    assert [s.file for s in folder.shards] == ["both/more.jsonl.gz", "both/rows.jsonl"]
+    assert glob.validated.equals(local.validated)
+
+
+def test_an_s3_file_that_changed_since_the_scan_is_refused(client):
+    put(client, "two/rows.jsonl", ROWS)
+    config = SourceConfig(path="s3://raw/two/rows.jsonl")
+    [shard] = scan_source(config)
+    put(client, "two/rows.jsonl", ROWS.replace(b"q1", b"Q1"))
+
+    with pytest.raises(SourceError, match="changed since it was scanned"):
+        read_shard(shard, config, ValidateConfig(), "prompt")
+
+
+def test_what_is_not_on_s3_is_an_error_that_names_it(client):
+    with pytest.raises(SourceError, match=r"s3://raw/no/such\.jsonl. does not exist"):
+        scan_source(SourceConfig(path="s3://raw/no/such.jsonl"))
+    with pytest.raises(SourceError, match="names no files"):
+        scan_source(SourceConfig(path="s3://raw/no/*.jsonl"))

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.tokenization.encoders import text_bases, text_bytes
+from packhouse.tokenization.encoders import chunks_of, text_bases, text_bytes
 from packhouse.tokenization.offsets import EncodedRow, EncodedRows, Int32s, Int64s, byte_ranges
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.tokenization.renaming import rename_controls, token_finder
 from packhouse.tokenization.spans import Spans
 
-__all__ = ["ForgedText", "encode_as_text", "find_forged", "with_plain_contents"]
+__all__ = ["ForgedText", "find_forged", "with_plain_contents"]
 
-_CHUNK_ROWS = 256
+_CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +70,14 @@ def with_plain_contents(
         The rows, these replaced; and rows that the tokenizer has no way to encode so, unchanged.
     """
     bases = text_bases(texts)
-    chosen = texts.take(pa.array(rows)).to_pylist()
-    contents = [content.of_row(row, bases[row]) for row in rows.tolist()]
-    plain = dict(zip(rows.tolist(), encode_as_text(chosen, contents, backend), strict=True))
-    replaced = {row: done for row, done in plain.items() if done is not None}
+    chosen = texts.take(pa.array(rows))
+    plain: dict[int, EncodedRow | None] = {}
+    for start, end in chunks_of(chosen, _CHUNK_BYTES):
+        numbers = rows[start:end].tolist()
+        contents = [content.of_row(row, bases[row]) for row in numbers]
+        encoded_chunk = _encode_chunk(chosen[start:end].to_pylist(), contents, backend)
+        plain.update(zip(numbers, encoded_chunk, strict=True))
+    replaced = {row: new for row, new in plain.items() if new is not None}
     return encoded.with_rows(replaced, bases), plain.keys() - replaced.keys()
 
 
@@ -116,29 +120,16 @@ def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> npt.NDArray[np.bool_]
     return overlaps
 
 
-def encode_as_text(
+def _encode_chunk(
     texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
 ) -> list[EncodedRow | None]:
-    """Encode rows with all control-token text in their contents as ordinary text.
+    """Encode rows with contents as plain text; None where the tokenizer has no way to do so.
 
     Args:
         texts: renderings.
         contents: byte spans of each that came from data.
         backend: the pipeline.
-
-    Returns:
-        Ids and byte offsets of each row; None where the tokenizer has no way to encode it so.
     """
-    rows: list[EncodedRow | None] = []
-    for first in range(0, len(texts), _CHUNK_ROWS):
-        chunk = slice(first, first + _CHUNK_ROWS)
-        rows += _encode_chunk(texts[chunk], contents[chunk], backend)
-    return rows
-
-
-def _encode_chunk(
-    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
-) -> list[EncodedRow | None]:
     pipeline = read_pipeline(backend)
     names = _unforgeable_names(texts, pipeline)
     renamed = rename_controls(backend, names)

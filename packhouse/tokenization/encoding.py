@@ -12,13 +12,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.tokenization.contested import find_contested
-from packhouse.tokenization.encoders import Encoder, EncoderError, load_tokenizer, text_bases
+from packhouse.tokenization.encoders import (
+    Encoder,
+    EncoderError,
+    chunks_of,
+    load_tokenizer,
+    text_bases,
+)
 from packhouse.tokenization.offsets import EncodedRow, EncodedRows, byte_ranges, locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
 __all__ = ["Encoding", "encode_rows"]
 
-_CHUNK_ROWS = 256  # HF encodings with offsets take about 300 bytes per token
+_CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,11 +76,11 @@ def _encode_with_hf(
 ) -> dict[int, EncodedRow]:
     """Encode some rows with HF, ids and offsets, a few at a time."""
     encoded = {}
-    for begin in range(0, len(rows), _CHUNK_ROWS):
-        chunk = rows[begin : begin + _CHUNK_ROWS]
-        batch = texts.take(pa.array(chunk)).to_pylist()
+    chosen = texts.take(pa.array(rows))
+    for begin, end in chunks_of(chosen, _CHUNK_BYTES):
+        batch = chosen[begin:end].to_pylist()
         encodings = load_tokenizer(backend).encode_batch(batch, add_special_tokens=False)
-        for row, text, encoding in zip(chunk.tolist(), batch, encodings, strict=True):
+        for row, text, encoding in zip(rows[begin:end].tolist(), batch, encodings, strict=True):
             starts, ends = byte_ranges(text, encoding.offsets)
             encoded[row] = EncodedRow(np.array(encoding.ids, np.int32), starts, ends)
     return encoded

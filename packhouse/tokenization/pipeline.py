@@ -1,7 +1,7 @@
 """The JSON of a `tokenizers` pipeline as arrays: the bytes each token stands for, and its flags.
 
 Merges are most of the JSON and are not needed, so they are cut off before parsing (Qwen: 4.6 MB,
-0.06 s instead of 0.14). Tables are kept per process, two at most; a table takes about 10 bytes
+0.06 s instead of 0.14). Tables are kept per process; a table takes about 10 bytes
 per token plus its text.
 """
 

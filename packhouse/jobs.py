@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packhouse import messages, packing, splitting, templates, tokenization
+from packhouse import messages, packing, sources, splitting, templates, tokenization
 from packhouse.errors import ConfigError
 from packhouse.fingerprint import digest, library_versions
 from packhouse.recipe import Recipe, SourceConfig
@@ -34,7 +34,7 @@ STEPS = ("validate", "format", "tokenize", "pack", "split", "publish")
 # A room raises its VERSION, or a step its number here, whenever it writes other bytes for the same
 # input; the CHANGELOG says so under Data. Every key made with it, and every version id, changes.
 ENGINE_VERSIONS = {
-    "validate": f"1.{messages.VERSION}",
+    "validate": f"1.{sources.VERSION}.{messages.VERSION}",
     "format": f"1.{templates.VERSION}",
     "tokenize": f"1.{tokenization.VERSION}",
     "pack": f"1.{packing.VERSION}.{splitting.VERSION}",
@@ -159,16 +159,8 @@ def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))  # not the recipe's order
     rules = recipe.validate_.model_dump(mode="json", exclude={"max_quarantined"})
     for shard, source in pairs:
-        place = {
-            "file": shard.file,
-            "sha256": shard.sha256,
-            "byte_start": shard.byte_start,
-            "row_start": shard.row_start,
-            "file_format": shard.file_format,
-            "row_format": shard.row_format,
-        }
         parameters = {
-            "shard": place,
+            "shard": shard.identity(),
             "source": source.model_dump(mode="json", exclude={"path"}),
             "validate": rules,
             "group_by": recipe.split.group_by,

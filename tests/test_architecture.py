@@ -45,19 +45,12 @@ def public_modules():
 
 
 @pytest.mark.parametrize("name", sorted(public_modules()))
-def test_all_is_sorted_and_complete(name):
-    source = Path(importlib.util.find_spec(name).origin).read_text()
-    tree = ast.parse(source)
-    listed, defined = None, set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            listed = ast.literal_eval(node.value)
-    if not tree.body or (len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr)):
-        return  # a package that only holds its docstring
-    assert listed is not None, f"{name} has no __all__"
-    assert listed == sorted(listed), f"{name}.__all__ is not sorted"
+def test_every_module_says_what_is_public(name):
+    """That `__all__` is sorted and its names exist is ruff's to say (RUF022, F822)."""
+    tree = ast.parse(Path(importlib.util.find_spec(name).origin).read_text())
+    assigned = {ast.unparse(n.targets[0]) for n in tree.body if isinstance(n, ast.Assign)}
+    only_docstring = len(tree.body) == 1
+    assert only_docstring or "__all__" in assigned
 
 
 @pytest.mark.parametrize("path", FLOW_FILES, ids=lambda path: path.name)

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.recipe import SourceConfig
+from packhouse.store.objects import open_filesystem
 
 __all__ = ["SourceFile", "file_errors", "find_files", "open_file", "pin_of", "source_name"]
 
@@ -214,6 +215,8 @@ def _filesystem(uri: str) -> Any:
         from huggingface_hub import HfFileSystem
 
         return HfFileSystem()
+    if scheme == "s3":
+        return open_filesystem(uri)[0]  # the endpoint, style and checksums of our stores
     return fsspec.filesystem(scheme, use_listings_cache=False)
 
 

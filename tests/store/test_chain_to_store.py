@@ -1,0 +1,47 @@
+"""The whole chain onto stores of every kind."""
+
+from pathlib import Path
+
+import pytest
+
+import schemas
+from packhouse.chain import LocalRunner, prepare
+from packhouse.recipe import load_recipe
+from packhouse.store import open_version, verify_version
+from packhouse.workspace import Workspace
+
+DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
+
+
+@pytest.fixture
+def publish(root, tmp_path):
+    def publish(*overrides: str):
+        recipe = load_recipe(DEMO, (f"publish.store={root}", *overrides))
+        workspace = Workspace(cache=tmp_path / "cache", check=schemas.check)
+        return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
+
+    return publish
+
+
+def test_a_run_publishes_a_version_that_verifies_and_loads(publish, root, tmp_path, monkeypatch):
+    from packhouse.loaders import load_packed
+
+    prepared = publish()
+
+    assert prepared.created
+    assert verify_version(open_version(root, "demo")).is_intact
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "loader"))
+    rows = load_packed(f"{root}/demo", split="train")
+    assert len(rows) == prepared.facts["statistics"]["train"]["num_packs"]
+    assert not publish().created
+
+
+def test_sources_are_read_from_the_same_kind_of_store(publish, root, any_store, tmp_path):
+    rows = (DEMO.parent / "instructions.jsonl").read_bytes()
+    any_store.put_create("raw/instructions.jsonl", rows)
+
+    prepared = publish(
+        "sources=[{path: %s/raw/instructions.jsonl, format: alpaca}]" % root  # noqa: UP031
+    )
+
+    assert prepared.ledger[0].rows_in == 204

@@ -8,6 +8,7 @@ where records end.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +17,11 @@ import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError, ContractError
+from packhouse.ledger import LedgerLine
 from packhouse.loaders.rows import ArrowRows, Row, read_row
 from packhouse.packing.layout import IGNORE_INDEX, position_ids
 from packhouse.packing.plan import PackPlan, plan_packs
+from packhouse.workspace import read_table
 
 __all__ = ["PackStat", "PackedDataset", "row_to_tensors"]
 
@@ -62,9 +65,9 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     Args:
         rows: packs (a dataset of `load_packed`) as they are; or, with `seq_len`, tokenized records,
-            one a row, to be packed: a `datasets.Dataset`, an Arrow table, or a sequence of mappings
-            with `input_ids` and optionally `labels`, `attention_mask`, `loss_weights`. Tokens
-            that a mask marks as padding are left out.
+            one a row, to be packed: a `datasets.Dataset`, an Arrow table or the path of an Arrow
+            file, or a sequence of mappings with `input_ids` and optionally `labels`,
+            `attention_mask`, `loss_weights`. What a mask marks as padding is left out.
         seq_len: pack size in tokens; None leaves rows as they are.
         strategy: of `packhouse.packing.STRATEGIES`, `concat` excepted.
         seed: order of packs.
@@ -97,14 +100,15 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         self._source = rows
         self._rows = _readable(rows, whole_rows=seq_len is not None)
         self.seq_len = seq_len
+        self.num_dropped = 0
+        self.ledger: list[LedgerLine] = []
         self._plan: PackPlan | None = None
         self._kept: npt.NDArray[np.int64] | None = None
-        self._num_dropped = 0
         if seq_len is not None:
             lengths = _lengths(self._rows)
             fits = lengths <= seq_len if over_length == "drop" else lengths > 0
             self._kept = np.flatnonzero(fits & (lengths > 0))
-            self._num_dropped = len(lengths) - len(self._kept)
+            self.num_dropped = len(lengths) - len(self._kept)
             self._plan = plan_packs(lengths[self._kept], seq_len, strategy, seed)
 
     def __len__(self) -> int:
@@ -131,7 +135,7 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
             num_records=records,
             num_tokens=tokens,
             num_trained=trained,
-            num_dropped=self._num_dropped,
+            num_dropped=self.num_dropped,
             longest_row=longest,
             seq_len=self.seq_len or longest,
         )
@@ -151,7 +155,7 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._rows = _readable(self._source, whole_rows=self.seq_len is not None)
+        self._rows = _readable(self._source, whole_rows=self._plan is not None)
 
 
 def row_to_tensors(row: Row) -> dict[str, torch.Tensor]:
@@ -196,6 +200,8 @@ class _SelectedRows(Sequence[Row]):
 
 
 def _readable(rows: Any, *, whole_rows: bool) -> Sequence[Row]:
+    if isinstance(rows, Path):
+        rows = read_table(rows)
     if isinstance(rows, pa.Table):
         return ArrowRows(rows, whole_rows=whole_rows)
     is_dataset = type(rows).__name__ == "Dataset" and type(rows).__module__.startswith("datasets.")

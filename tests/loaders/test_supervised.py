@@ -1,0 +1,234 @@
+import json
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import pytest
+
+from packhouse.chain import LocalRunner, prepare
+from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
+from packhouse.loaders import (
+    PackedCollator,
+    PackedDataset,
+    TokenizedDataset,
+    load_packed,
+    make_supervised_dataset,
+)
+from packhouse.recipe import FormatConfig, parse_recipe
+from packhouse.workspace import Workspace
+
+DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+TOKENIZER = str(DEMO / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rows = [{"query": f"What is {n} + {n}?", "response": f"It is {n + n}."} for n in range(60)]
+    other = [{"q": f"Name number {n}.", "a": f"number {n} " * (n % 7 + 1)} for n in range(30)]
+    for name, lines in (("sums", rows), ("names", other)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text)
+    return folder / "sums.jsonl", folder / "names.jsonl"
+
+
+def fields(**settings):
+    return {"query_field": "query", "resp_field": "response"} | settings
+
+
+def rows_of(dataset):
+    return [dataset[i]["input_ids"].tolist() for i in range(len(dataset))]
+
+
+def test_packs_are_those_of_the_flow(files, cache, tmp_path):
+    packs = make_supervised_dataset(
+        TOKENIZER,
+        list(files),
+        query_field=["query", "q"],
+        resp_field=["response", "a"],
+        pack_len=128,
+        shuffle_seed=7,
+        cache=cache,
+    )
+    recipe = parse_recipe(
+        {
+            "dataset": "same",
+            "sources": [
+                {
+                    "path": str(file),
+                    "format": "alpaca",
+                    "fields": {"instruction": query, "output": answer},
+                }
+                for file, query, answer in zip(
+                    files, ["query", "q"], ["response", "a"], strict=True
+                )
+            ],
+            "tokenizer": TOKENIZER,
+            "format": {"template": "alpaca"},
+            "pack": {"seq_len": 128, "seed": 7},
+            "publish": {"store": str(tmp_path / "store")},
+        }
+    )
+    prepare(recipe, LocalRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "other")))
+    published = load_packed(f"{tmp_path}/store/same", cache=tmp_path)
+
+    assert isinstance(packs, PackedDataset)
+    assert len(packs) == len(published)
+    for item, row in zip(packs, published, strict=True):
+        for name in ("input_ids", "labels", "seq_lengths", "position_ids"):
+            assert item[name].tolist() == row[name]
+    assert packs.stat().num_records == 90
+    assert packs.stat().seq_len == 128
+    assert [(line.step, line.rows_out) for line in packs.ledger] == [
+        ("validate", 90),
+        ("format", 90),
+        ("tokenize", 90),
+        ("pack", 90),
+    ]
+    assert rows_of(pickle.loads(pickle.dumps(packs))) == rows_of(packs)  # noqa: S301
+
+
+def test_without_pack_len_records_are_tokenized_in_an_order_of_the_seed(files, cache):
+    plain = make_supervised_dataset(TOKENIZER, files[0], **fields(shuffle_seed=None), cache=cache)
+    shuffled = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)
+
+    assert isinstance(plain, TokenizedDataset)
+    assert len(plain) == 60
+    assert rows_of(plain) != rows_of(shuffled)
+    assert sorted(rows_of(plain)) == sorted(rows_of(shuffled))
+    assert rows_of(plain.shuffle(42)) == rows_of(shuffled)
+    assert rows_of(pickle.loads(pickle.dumps(shuffled))) == rows_of(shuffled)  # noqa: S301
+    item = plain[0]
+    assert item["attention_mask"].tolist() == [1] * len(item["input_ids"])
+    trained = [t for t, label in zip(item["input_ids"], item["labels"], strict=True) if label >= 0]
+    text = _tokenizer().decode(trained)
+    assert text.startswith("It is 0.")
+
+
+def test_concat_shuffle_and_pad_are_views(files, cache):
+    sums = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)
+    names = make_supervised_dataset(
+        TOKENIZER, files[1], query_field="q", resp_field="a", cache=cache
+    )
+    both = sums.concat(names)
+    assert rows_of(both) == rows_of(sums) + rows_of(names)
+    assert both.num_tokens.tolist() == [len(row) for row in rows_of(both)]
+
+    for side, padded in (("right", both.pad(3)), ("left", both.pad(3, side="left"))):
+        longest = max(both.num_tokens)
+        for before, after in zip(both, padded, strict=True):
+            pads = longest - len(before["input_ids"])
+            fill = {"input_ids": [3] * pads, "labels": [-100] * pads, "attention_mask": [0] * pads}
+            for name, extra in fill.items():
+                values = before[name].tolist()
+                expected = values + extra if side == "right" else extra + values
+                assert after[name].tolist() == expected
+    assert len(both.pad(0, length=300)[0]["labels"]) == 300
+    with pytest.raises(ConfigError, match="more than length 5"):
+        both.pad(0, length=5)
+    packed = PackedDataset(both.pad(0), seq_len=128)  # padding is taken off again
+    assert packed.stat().num_tokens == sum(both.num_tokens)
+    PackedCollator()([packed[0]])
+
+
+def test_templates_by_id_file_text_and_object_agree(files, cache, tmp_path):
+    source = (DEMO / "tokenizer" / "chat_template.jinja").read_text()
+    file = tmp_path / "mine.jinja"
+    file.write_text(source)
+
+    made = [
+        make_supervised_dataset(TOKENIZER, files[0], **fields(prompt_template=t), cache=cache)
+        for t in ("chat", file, str(file), source, FormatConfig(template="chat"))
+    ]
+
+    assert all(rows_of(each) == rows_of(made[0]) for each in made)
+    trains_all = FormatConfig(template="chat", train_on="all")
+    every = make_supervised_dataset(
+        TOKENIZER, files[0], **fields(prompt_template=trains_all), cache=cache
+    )
+    assert (every[0]["labels"][1:] >= 0).all()
+
+
+def _tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(TOKENIZER)
+
+
+def test_tokenizers_and_datasets_may_be_objects(files, cache):
+    from datasets import Dataset
+
+    data = Dataset.from_list([json.loads(line) for line in files[0].read_text().splitlines()])
+    by_path = make_supervised_dataset(TOKENIZER, files[0], **fields(shuffle_seed=None), cache=cache)
+    by_object = make_supervised_dataset(
+        _tokenizer(), data, **fields(shuffle_seed=None), cache=cache
+    )
+
+    assert rows_of(by_object) == rows_of(by_path)
+
+
+def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"query": "a?", "response": "b"}\n' * 2 + '{"query": "c", "response": "d"}\n')
+    folder = tmp_path / "cache"
+
+    def made():
+        dataset = make_supervised_dataset(TOKENIZER, file, **fields(), cache=folder)
+        return dataset, {path: path.stat().st_mtime_ns for path in folder.rglob("*.arrow")}
+
+    first, written = made()
+    second, again = made()
+    assert again == written
+    assert rows_of(second) == rows_of(first)
+    file.write_text('{"query": "e", "response": "f"}\n')
+    third, _ = made()
+    assert len(third) == 1
+
+
+def test_ranks_that_start_at_once_do_the_work_once(files, tmp_path):
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:
+        found = pool.starmap(_prepare, [(files[0], tmp_path)] * 4)
+
+    assert len(found[0][0]) > 10
+    assert all(each == found[0] for each in found)
+
+
+def _prepare(file, cache):
+    packs = make_supervised_dataset(TOKENIZER, file, **fields(pack_len=128), cache=cache)
+    mtimes = [(path.name, path.stat().st_mtime_ns) for path in cache.rglob("*.arrow")]
+    return rows_of(packs), str(sorted(mtimes))
+
+
+def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    good = "".join(f'{{"query": "q{n}", "response": "r{n}"}}\n' for n in range(9))
+    file.write_text(good + '{"query": "x", "response": ""}\n')
+
+    with pytest.raises(QuarantineLimitError, match="1 of 10 rows"):
+        make_supervised_dataset(TOKENIZER, file, **fields(), cache=cache)
+    dataset = make_supervised_dataset(TOKENIZER, file, **fields(max_quarantined=0.2), cache=cache)
+    assert len(dataset) == 9
+    assert dataset.ledger[0].quarantined == {"empty_answer": 1}
+    with pytest.raises(EmptyDatasetError, match="no record fits into pack_len 16"):
+        make_supervised_dataset(
+            TOKENIZER, file, **fields(max_quarantined=0.2, pack_len=16), cache=cache
+        )
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        ([], {}, "empty list"),
+        (["a", "b"], {"query_field": ["x"], "resp_field": "y"}, "lists 1 columns for 2 sources"),
+        (["a"], {"query_field": "x"}, "both, or neither"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(cache, data, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_supervised_dataset(TOKENIZER, data, cache=cache, **settings)

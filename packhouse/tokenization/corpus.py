@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from packhouse.tokenization.pipeline import Pipeline
 
-__all__ = ["CORPUS_VERSION", "adversarial_texts", "sample_texts"]
+__all__ = ["CORPUS_VERSION", "SAMPLE_BYTES", "adversarial_texts", "sample_texts"]
 
 CORPUS_VERSION = 1
 """Rises when the fixed texts change, so that kept verdicts are given anew."""
 
 _SAMPLE_ROWS = 200
-_SAMPLE_BYTES = 100_000
+SAMPLE_BYTES = 100_000
 _MAX_TEXT_BYTES = 16_384
 
 # HF's BPE is near linear in one long word (256 KB of "a": 0.1 s), so runs can be long; a
@@ -134,7 +134,7 @@ def sample_texts(texts: pa.ChunkedArray) -> list[str]:
     rows = np.arange(len(texts))
     foreign = rows[~pc.string_is_ascii(texts).to_numpy()]
     average = 1 + texts.nbytes // max(len(texts), 1)
-    size = int(np.clip(_SAMPLE_BYTES // average, 8, _SAMPLE_ROWS))
+    size = int(np.clip(SAMPLE_BYTES // average, 8, _SAMPLE_ROWS))
     chosen = np.union1d(_spread(rows, size - size // 2), _spread(foreign, size // 2))
     sample = texts.take(pa.array(chosen)).to_pylist()
     return [text.encode()[:_MAX_TEXT_BYTES].decode(errors="ignore") for text in sample]

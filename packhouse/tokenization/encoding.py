@@ -43,7 +43,11 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encodi
         EncoderError: the encoder failed, or gave wrong ids for a row without any doubt.
     """
     pipeline = read_pipeline(backend)
-    rows = locate_by_widths(texts, *encoder.encode(texts), pipeline)
+    if pipeline.token_bytes is None:  # every row is doubtful: encode once, with offsets
+        nothing = np.zeros(0, np.int32), np.zeros(len(texts) + 1, np.int64)
+        rows = locate_by_widths(texts, *nothing, pipeline)
+    else:
+        rows = locate_by_widths(texts, *encoder.encode(texts), pipeline)
     is_contested = np.zeros(len(texts), np.bool_)
     if not encoder.is_reference:
         is_contested = find_contested(texts)

@@ -3,10 +3,12 @@
 Fast encoders are young. One is used for a tokenizer only after it gave HF's ids, one by one, on a
 fixed corpus of known traps (verdict kept under tokenizer and version) and, each time, on a
 sample of the very data. One differing id, an error or a tokenizer that it cannot read: HF is used
-and the report says why. So ids never depend on the encoder, only the time does.
+and the report says why. Text no larger than a sample goes to HF at once.
+So ids never depend on the encoder, only the time does.
 """
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -15,16 +17,24 @@ import pyarrow as pa
 
 from packhouse.errors import TokenizerError
 from packhouse.tokenization.contested import find_contested
-from packhouse.tokenization.corpus import CORPUS_VERSION, adversarial_texts, sample_texts
+from packhouse.tokenization.corpus import (
+    CORPUS_VERSION,
+    SAMPLE_BYTES,
+    adversarial_texts,
+    sample_texts,
+)
 from packhouse.tokenization.encoders import (
     Encoder,
     EncoderError,
     GigatokenEncoder,
+    Ids,
     hf_encoder,
+    text_offsets,
 )
 from packhouse.tokenization.kept import read_kept, write_kept
 from packhouse.tokenization.offsets import locate_by_widths
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.reference import reference_ids
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["Choice", "choose_encoder", "first_difference"]
@@ -70,20 +80,68 @@ def choose_encoder(
     """
     if choice == "hf":
         return Choice(encoder=hf_encoder(snapshot), gate="not asked")
+    num_bytes = sum(int(np.ptp(text_offsets(chunk)[[0, -1]])) for chunk in texts.chunks)
+    if choice == "auto" and num_bytes <= SAMPLE_BYTES:
+        gate = "not asked: HF encodes this little text itself as soon as a sample of it"
+        return Choice(encoder=hf_encoder(snapshot), gate=gate)
     sample = sample_texts(texts)
-    fault, fast = None, None
     try:
-        fast = GigatokenEncoder.load(snapshot.backend)
+        fast = _judge(sample, snapshot, cache)
     except EncoderError as error:
-        fault = str(error)
-    if read_pipeline(snapshot.backend).token_bytes is None:
-        fault = fault or "this tokenizer does not keep its text, so ids cannot be checked"
-    elif fast is not None:
-        fault = _fixed_fault(fast, snapshot, cache)
-        fault = fault or first_difference(fast, snapshot, sample)
-    if fault is None and fast is not None:
-        return Choice(encoder=fast, gate="passed", sample_size=len(sample))
-    return refuse_fast(snapshot, choice, str(fault))
+        return refuse_fast(snapshot, choice, str(error))
+    return Choice(encoder=fast, gate="passed", sample_size=len(sample))
+
+
+def _judge(sample: list[str], snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
+    """Return the fast encoder, compared on the sample and, if there is no verdict, on the corpus.
+
+    Raises:
+        EncoderError: the fast encoder cannot be used; says why.
+    """
+    verdict = _Verdict.read(snapshot, cache)
+    verdict.enforce()
+    pipeline = read_pipeline(snapshot.backend)
+    if pipeline.token_bytes is None:
+        raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
+    fixed = [] if verdict.is_given else adversarial_texts(pipeline)
+    with reference_ids(snapshot.backend, pa.array([*fixed, *sample], pa.string())) as true_ids:
+        fast = GigatokenEncoder.load(snapshot.backend)
+        ids, offsets = true_ids()
+    border = offsets[len(fixed)]
+    if not verdict.is_given:
+        fault = first_difference(fast, fixed, (ids[:border], offsets[: len(fixed) + 1]), pipeline)
+        verdict.give(fault)
+        verdict.enforce()
+    fault = first_difference(fast, sample, (ids[border:], offsets[len(fixed) :] - border), pipeline)
+    if fault is not None:
+        raise EncoderError(fault)
+    return fast
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """Whether the fast encoder passed on the fixed corpus, kept for later processes."""
+
+    file: Path | None
+    is_given: bool
+    fault: str | None
+
+    @staticmethod
+    def read(snapshot: TokenizerSnapshot, cache: Path | None) -> "_Verdict":
+        encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
+        name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}-{encoder}.json"
+        file = cache / name if cache else None
+        kept = read_kept(file) if file else None
+        return _Verdict(file, kept is not None, kept["fault"] if kept else None)
+
+    def give(self, fault: str | None) -> None:
+        self.is_given, self.fault = True, fault
+        if self.file is not None:
+            write_kept(self.file, {"fault": fault})
+
+    def enforce(self) -> None:
+        if self.fault is not None:
+            raise EncoderError(self.fault)
 
 
 def refuse_fast(
@@ -103,12 +161,19 @@ def refuse_fast(
     return Choice(encoder=hf_encoder(snapshot), gate=f"failed: {fault}")
 
 
-def first_difference(encoder: Encoder, snapshot: TokenizerSnapshot, texts: list[str]) -> str | None:
+def first_difference(
+    encoder: Encoder, texts: list[str], true_ids: Ids, pipeline: Pipeline
+) -> str | None:
     """Say where an encoder's ids first differ from HF's; None if they nowhere do.
 
     Rows that are HF's in any case (see `packhouse.tokenization.encoding`) are passed over.
+
+    Args:
+        encoder: what is judged.
+        texts: what it is to encode.
+        true_ids: HF's ids of these texts.
+        pipeline: the tokenizer's tokens.
     """
-    pipeline = read_pipeline(snapshot.backend)
     array = pa.array(texts, pa.string())
     try:
         ids, offsets = encoder.encode(array)
@@ -117,7 +182,7 @@ def first_difference(encoder: Encoder, snapshot: TokenizerSnapshot, texts: list[
     name = f"{encoder.name} {encoder.version}"
     if len(offsets) != len(texts) + 1:
         return f"{name} gives {len(offsets) - 1} rows for {len(texts)} texts"
-    expected = locate_by_widths(array, *hf_encoder(snapshot).encode(array), pipeline)
+    expected = locate_by_widths(array, *true_ids, pipeline)
     for row in np.flatnonzero(expected.is_exact & ~find_contested(array)).tolist():
         given = ids[offsets[row] : offsets[row + 1]]
         true = expected.ids[expected.offsets[row] : expected.offsets[row + 1]]
@@ -133,16 +198,3 @@ def _describe(text: str, given: list[int], expected: list[int]) -> str:
         f"gives other ids than HF for {text[:60]!r}: token {place} begins "
         f"{given[place : place + 4]}, not {expected[place : place + 4]}"
     )
-
-
-def _fixed_fault(encoder: Encoder, snapshot: TokenizerSnapshot, cache: Path | None) -> str | None:
-    """What is wrong with an encoder on the fixed corpus, from the kept verdict if there is one."""
-    name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}-{encoder.name}-{encoder.version}.json"
-    kept = read_kept(cache / name) if cache else None
-    if kept is None:
-        texts = adversarial_texts(read_pipeline(snapshot.backend))
-        kept = {"fault": first_difference(encoder, snapshot, texts)}
-        if cache:
-            write_kept(cache / name, kept)
-    fault: str | None = kept["fault"]
-    return fault

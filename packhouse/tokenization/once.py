@@ -2,31 +2,40 @@
 
 import threading
 from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["once"]
 
 T = TypeVar("T")
 
+_MAX_KEPT = 4  # a run has one tokenizer; each costs up to 0.4 s and 150 MB
 
-def once(load: Callable[[str], T]) -> Callable[[str], T]:
-    """Keep the results for the last four keys; a second thread waits for the first one's.
 
-    A run has one tokenizer; each costs up to 0.4 s and 150 MB.
+class once(Generic[T]):
+    """Keep what a function made for the last four keys; a second thread waits for the first.
 
     Example:
-        >>> calls = []
-        >>> load = once(lambda key: calls.append(key) or key.upper())
-        >>> load("a"), load("a"), calls
-        ('A', 'A', ['a'])
+        >>> load = once(str.upper)
+        >>> load.holds("a"), load("a"), load.holds("a")
+        (False, 'A', True)
     """
-    lock = threading.Lock()
-    kept = lru_cache(maxsize=4)(load)
 
-    @wraps(load)
-    def locked(key: str) -> T:
-        with lock:
-            return kept(key)
+    def __init__(self, load: Callable[[str], T]) -> None:
+        self.__doc__ = load.__doc__
+        self._load = load
+        self._lock = threading.Lock()
+        self._kept: dict[str, T] = {}
 
-    return locked
+    def __call__(self, key: str) -> T:
+        """Return what belongs to a key, made now if it is not kept."""
+        with self._lock:
+            if key not in self._kept:
+                made = self._load(key)
+                if len(self._kept) == _MAX_KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = made
+            return self._kept[key]
+
+    def holds(self, key: str) -> bool:
+        """Whether a call with this key would cost nothing."""
+        return key in self._kept

@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe import TokenizeConfig
@@ -45,6 +46,7 @@ def sabotage(monkeypatch):
             return encoder
 
         monkeypatch.setattr(GigatokenEncoder, "load", staticmethod(load))
+        monkeypatch.setattr(gate, "SAMPLE_BYTES", 0)
 
     return put
 
@@ -142,10 +144,29 @@ def test_fast_is_an_error_where_it_cannot_be_used(byte_level, table, sabotage):
 def test_wordpiece_falls_back_and_says_why(real_snapshots, alpaca_formatted):
     snapshot = real_snapshots("bert-base-uncased")
 
-    done = tokenize_table(alpaca_formatted(snapshot, slice(0, 20)), snapshot, TokenizeConfig())
+    done = tokenize_table(alpaca_formatted(snapshot, slice(0, 300)), snapshot, TokenizeConfig())
 
     assert done.encoder["name"] == "tokenizers"
-    assert 'Unsupported model type "WordPiece"' in done.encoder["gate"]
+    assert done.encoder["gate"] == "failed: a WordPiece tokenizer does not keep its text"
+
+
+def test_what_gigatoken_cannot_read_falls_back_and_says_why(make_formatted, byte_level):
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    fields = {name: getattr(byte_level, name) for name in type(byte_level).__slots__}
+    snapshot = type(byte_level)(**{**fields, "backend": tokenizer.to_str(), "added_tokens": {}})
+
+    table = make_formatted([[("a " * 20_000, "content"), ("a" * 100_000, "answer")]])
+    done = tokenize_table(table, snapshot, TokenizeConfig())
+
+    assert "cannot read this tokenizer: Unsupported model type" in done.encoder["gate"]
+
+
+def test_little_text_goes_to_hf_at_once(byte_level, table):
+    done = tokenize_table(table, byte_level, TokenizeConfig())
+
+    assert done.encoder["name"] == "tokenizers"
+    assert done.encoder["gate"].startswith("not asked: HF encodes this little text itself")
 
 
 def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(

@@ -1,5 +1,7 @@
 """Ids are those of transformers, and exactly the answer and its end token are trained."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -32,6 +34,34 @@ def test_ids_are_those_of_transformers_on_real_data(
     ids = {row["row"]: row["input_ids"] for row in done.tokenized.to_pylist()}
     assert len(ids) + done.quarantined.num_rows == len(texts) == 2001
     assert all(ids[row] == expected[row] for row in ids)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
+def test_ids_of_chat_renderings_are_those_of_transformers(
+    name, real_snapshots, make_formatted, shared
+):
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(shared / "tokenizers" / name, local_files_only=True)
+    lines = (shared / "data" / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [
+        reference.apply_chat_template(
+            [
+                {"role": "user", "content": row["question"]},
+                {"role": "assistant", "content": row["answer"]},
+            ],
+            tokenize=False,
+        )
+        for row in map(json.loads, lines[:600])
+    ]
+
+    table = make_formatted([[(text, "end")] for text in texts])
+    done = tokenize_table(table, real_snapshots(name), TokenizeConfig(encoder="fast"))
+
+    expected = reference(texts, add_special_tokens=False)["input_ids"]
+    assert done.tokenized["input_ids"].to_pylist() == expected
+    assert done.tokenized["num_trained"].to_pylist() == [len(ids) for ids in expected]
+    assert set(done.notes) <= {"inexact_round_trip"}
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
@@ -194,3 +224,18 @@ def test_slices_and_chunks_do_not_show_in_the_rows(byte_level, make_formatted, m
 
     assert cut.tokenized.equals(whole.tokenized.slice(3))
     assert cut.notes == whole.notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
+def test_all_of_alpaca_is_as_hf_encodes_it(name, real_snapshots, alpaca_formatted):
+    snapshot = real_snapshots(name)
+    table = alpaca_formatted(snapshot, slice(None))
+
+    fast = tokenize_table(table, snapshot, TokenizeConfig(encoder="fast"))
+    reference = tokenize_table(table, snapshot, HF)
+
+    assert fast.tokenized.equals(reference.tokenized)
+    assert fast.quarantined.equals(reference.quarantined)
+    assert fast.notes == reference.notes
+    assert fast.encoder["rows_by_hf"] < 10

@@ -106,7 +106,7 @@ def make_supervised_dataset(
         packs.num_dropped = sum(ledger[-1].dropped.values())
         if not len(packs):
             raise EmptyDatasetError(
-                f"no record fits into pack_len {pack_len:,}: {packs.num_dropped:,} dropped; raise it"
+                f"no record fits into pack_len {pack_len:,} ({packs.num_dropped:,} dropped)"
             )
         return packs
     tokenized = [r.path("tokenized.arrow") for r in receipts if r.step == "tokenize"]

@@ -74,7 +74,8 @@ def test_packs_are_those_of_the_flow(files, cache, tmp_path):
             "publish": {"store": str(tmp_path / "store")},
         }
     )
-    prepare(recipe, LocalRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "other")))
+    workspace = Workspace(cache=tmp_path / "other")
+    prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
     published = load_packed(f"{tmp_path}/store/same", cache=tmp_path)
 
     assert isinstance(packs, PackedDataset)

@@ -1,0 +1,77 @@
+"""Versions on S3, against a server in this process."""
+
+from collections import Counter
+
+import pytest
+
+from packhouse.errors import IntegrityError
+from packhouse.loaders import StreamingPackedDataset, load_packed
+from packhouse.store import open_version
+
+
+@pytest.fixture(scope="module")
+def client():
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="versions")
+        yield client
+        client.close()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def uri(client, make_version):
+    return make_version(rows_per_file=5, root="s3://versions/store")
+
+
+def test_a_version_on_s3_gives_the_rows_of_a_local_one_and_is_fetched_once(
+    uri, client, make_version, tmp_path
+):
+    data = load_packed(uri, cache=tmp_path)
+
+    local = load_packed(make_version(rows_per_file=5), cache=tmp_path / "local")
+    assert data.to_list() == local.to_list()
+    assert not list((tmp_path / "loaded").glob("*.parquet"))  # only the mapped rows are kept
+
+    opened = open_version("s3://versions/store", "made")
+    for entry in opened.files():
+        client.delete_object(Bucket="versions", Key=f"store/{opened.key(entry)}")
+    again = load_packed(uri, cache=tmp_path)
+    assert again.to_list() == data.to_list()
+
+
+def test_streaming_from_s3_is_complete(client, make_version, tmp_path):
+    uri = make_version(num_records=70, rows_per_file=5, root="s3://versions/other")
+    packs = [tuple(ids) for ids in load_packed(uri, cache=tmp_path)["input_ids"]]
+    ranks = [
+        StreamingPackedDataset(uri, rank=rank, world_size=2, cache=tmp_path) for rank in (0, 1)
+    ]
+
+    rows = [tuple(row["input_ids"].tolist()) for rank in ranks for row in rank]
+
+    assert Counter(rows) == Counter(packs)
+
+
+def test_a_damaged_object_is_never_read(client, make_version, tmp_path):
+    uri = make_version(num_records=80, root="s3://versions/bad")
+    opened = open_version("s3://versions/bad", "made")
+    (entry,) = opened.files()
+    key = f"bad/{opened.key(entry)}"
+    body = bytearray(client.get_object(Bucket="versions", Key=key)["Body"].read())
+    body[len(body) // 2] ^= 1
+    client.put_object(Bucket="versions", Key=key, Body=bytes(body))
+
+    with pytest.raises(IntegrityError, match="does not hold the published bytes"):
+        load_packed(uri, cache=tmp_path)
+    with pytest.raises(IntegrityError, match="does not hold the published bytes"):
+        list(StreamingPackedDataset(uri, cache=tmp_path))

@@ -5,6 +5,7 @@ slot alone. See `packhouse.store.publish` for the protocol and `packhouse.store.
 text of it is both run and simulated.
 """
 
+from packhouse.store.evolution import Drift, Gate
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.objects import ObjectStore, open_filesystem, open_store
 from packhouse.store.publish import LocalFile, PublishedVersion, find_version, publish_version
@@ -18,7 +19,9 @@ from packhouse.store.read import (
 from packhouse.store.refs import Ref, list_refs, load_ref, rollback_ref, set_ref
 
 __all__ = [
+    "Drift",
     "FileEntry",
+    "Gate",
     "LocalFile",
     "Manifest",
     "ObjectStore",

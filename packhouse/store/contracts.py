@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json
 import pyarrow.parquet as pq
 
 from packhouse.errors import ContractError, IntegrityError
@@ -29,12 +30,12 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
         ContractError: the first rule that is broken, with its row.
         IntegrityError: the file cannot be read.
     """
-    if entry.kind != "data" or path.suffix not in (".parquet", ".arrow"):
+    if entry.kind != "data" or path.suffix not in (".parquet", ".arrow", ".jsonl"):
         return
     rows = tokens = 0
     limits = pack_limits(manifest)
     for batch in read_batches(path):
-        if rows == 0:
+        if rows == 0 and path.suffix != ".jsonl":  # JSON has no schema
             _check_schema(batch.schema, manifest)
         tokens += check_packs(batch, first_row=rows, **limits)
         rows += batch.num_rows
@@ -45,7 +46,7 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Row batches of a Parquet (page checksums verified) or Arrow file.
+    """Row batches of a Parquet (page checksums verified), Arrow or JSON Lines file.
 
     Raises:
         IntegrityError: the file is damaged.
@@ -54,6 +55,8 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 yield from file.iter_batches(batch_size=1024)
+        elif path.suffix == ".jsonl":
+            yield from pyarrow.json.read_json(path).to_batches()
         else:
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
                 for index in range(reader.num_record_batches):
@@ -65,10 +68,9 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
 def pack_limits(manifest: Manifest) -> dict[str, int | None]:
     """`seq_len` and `vocab_size` of a version, where its manifest states them."""
     pack = manifest.configuration.get("pack")
-    tokenizer = manifest.configuration.get("tokenizer")
+    tokenizer = manifest.lineage.get("tokenizer")
     seq_len = pack.get("seq_len") if isinstance(pack, dict) else None
     vocab_size = tokenizer.get("vocab_size") if isinstance(tokenizer, dict) else None
-    vocab_size = vocab_size or manifest.audit.get("vocab_size")
     return {"seq_len": seq_len, "vocab_size": vocab_size}
 
 
@@ -98,7 +100,10 @@ def check_packs(
     ids, starts, lengths = _lists(batch, "input_ids")
     _check_ids(ids, starts, lengths, first_row, seq_len, vocab_size)
     if "labels" in batch.schema.names:
-        _check_labels(_lists(batch, "labels"), ids, starts, lengths, first_row)
+        trained = _check_labels(_lists(batch, "labels"), ids, starts, lengths, first_row)
+        # A class label is what classifiers train on; all others need a token to train on.
+        if "label" not in batch.schema.names:
+            _refuse(trained == 0, first_row, lambda i: "no trained token in the pack")
     if "seq_lengths" in batch.schema.names:
         sequences = _lists(batch, "seq_lengths")
         _check_sums(sequences, lengths, first_row)
@@ -116,7 +121,8 @@ def _check_ids(
     _refuse_values(wrong, starts, first_row, lambda i: f"token id {ids[i]} is not in [0, {vocab})")
 
 
-def _check_labels(labels: Any, ids: Any, starts: Any, lengths: Any, first_row: int) -> None:
+def _check_labels(labels: Any, ids: Any, starts: Any, lengths: Any, first_row: int) -> Any:
+    """Labels are -100 or the id; returns the number of trained tokens of each pack."""
     values, _, counts = labels
     _refuse(counts != lengths, first_row, lambda i: f"{counts[i]} labels, {lengths[i]} tokens")
     wrong = (values != IGNORE_INDEX) & (values != ids)
@@ -124,8 +130,7 @@ def _check_labels(labels: Any, ids: Any, starts: Any, lengths: Any, first_row: i
         wrong, starts, first_row, lambda i: f"label {values[i]} at token {ids[i]}: -100 or the id"
     )
     trained = np.concatenate(([0], np.cumsum(values != IGNORE_INDEX)))
-    per_row = trained[starts + lengths] - trained[starts]
-    _refuse(per_row == 0, first_row, lambda i: "no trained token in the pack")
+    return trained[starts + lengths] - trained[starts]
 
 
 def _check_sums(sequences: Any, lengths: Any, first_row: int) -> None:

@@ -12,15 +12,31 @@ publisher start over in the next generation. Costs three requests beside the upl
 
 import itertools
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packhouse.errors import ConfigError, ConflictError, IntegrityError, StoreRefusedError
+from packhouse.errors import (
+    ConfigError,
+    ConflictError,
+    ContractError,
+    IntegrityError,
+    StoreRefusedError,
+)
+from packhouse.store.card import dataset_card
 from packhouse.store.doctor import require_guarded
-from packhouse.store.layout import check_name, check_vid, file_key, manifest_key, version_name
+from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
+from packhouse.store.layout import (
+    check_name,
+    check_vid,
+    file_key,
+    manifest_key,
+    split_version,
+    version_name,
+)
 from packhouse.store.manifest import (
     FACTS,
     FileEntry,
@@ -40,7 +56,7 @@ from packhouse.store.objects import (
     PreconditionFailedError,
     file_body,
 )
-from packhouse.store.refs import Ref, move_ref_steps
+from packhouse.store.refs import Ref, committed_steps, move_ref_steps, read_ref_steps
 from packhouse.store.steps import All, Create, Steps, put_data, read, request, run
 
 __all__ = ["LocalFile", "PublishedVersion", "find_version", "publish_version"]
@@ -74,7 +90,11 @@ class PublishedVersion:
     created: bool
     """False if it was there before this call looked."""
     ref: Ref | None = None
-    """The ref after the call, if one was asked for."""
+    """The ref after the call, if one was asked for and nothing held it back."""
+    drift: Drift | None = None
+    """Distance from the version that the ref pointed to before."""
+    held_back: tuple[str, ...] = ()
+    """Why the ref was not moved, one sentence each."""
 
 
 def publish_version(
@@ -84,8 +104,9 @@ def publish_version(
     files: Sequence[LocalFile],
     facts: Mapping[str, Any],
     ref: str | None = None,
+    gate: Gate = Gate(),  # noqa: B008 - frozen
 ) -> PublishedVersion:
-    """Publish local files as a version, and move a ref to it.
+    """Publish local files as a version, with a dataset card, and move a ref to it.
 
     Args:
         store: where to.
@@ -96,11 +117,14 @@ def publish_version(
             `engines`, `libraries`, and `provenance` (not hashed); `schema` is a pyarrow Schema, by
             default that of the first Parquet or Arrow data file.
         ref: name of the ref to move, unless it already pointed to this version at some time.
+        gate: what the move must keep to: readers' schema, and limits of drift.
 
     Returns:
-        The version; `created` is False if the same bytes were published before.
+        The version; `created` is False if the same bytes were published before. If the drift from
+        the ref's current version is over a limit, `held_back` says so and the ref stays.
 
     Raises:
+        ContractError: the schema breaks readers of the ref's current version; nothing was written.
         ConflictError: the same `vid` holds other bytes: some step is not deterministic.
         IntegrityError: a local file is not what its sha256 says.
         StoreRefusedError: the store cannot guard a publication.
@@ -110,9 +134,16 @@ def publish_version(
     if ref is not None:
         check_name("ref", ref)
     require_guarded(store)
-    uploads = name_files(files)
-    draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
-    return run(store, publish_steps(draft, uploads, ref))
+    with tempfile.TemporaryDirectory(prefix="packhouse-card-") as folder:
+        uploads = name_files(files)
+        draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
+        if not any(file.kind == "card" for file in files):
+            uploads += (card_file(draft, Path(folder)),)
+            draft = replace(draft, files=tuple(entry for entry, _ in uploads))
+        drift = _drift(store, draft, ref, gate)
+        held_back = drift.beyond(gate) if drift else ()
+        done = run(store, publish_steps(draft, uploads, None if held_back else ref))
+    return replace(done, drift=drift, held_back=held_back)
 
 
 def find_version(store: ObjectStore, dataset: str, vid: str) -> PublishedVersion | None:
@@ -126,6 +157,33 @@ def find_version(store: ObjectStore, dataset: str, vid: str) -> PublishedVersion
     )
 
 
+def card_file(draft: Manifest, folder: Path) -> tuple[FileEntry, FileBody]:
+    """Write the dataset card of a version."""
+    path = folder / "README.md"
+    path.write_text(dataset_card(draft), encoding="utf-8")
+    ((entry, body),) = _named([LocalFile(path, "all", kind="card")])
+    return entry, body
+
+
+def _drift(store: ObjectStore, draft: Manifest, ref: str | None, gate: Gate) -> Drift | None:
+    """Compare with the version that the ref points to; refuse a schema that breaks its readers."""
+    if ref is None:
+        return None
+    found = run(store, read_ref_steps(draft.dataset, ref))
+    if found is None or split_version(found[0].version)[0] == draft.vid:
+        return None
+    current = run(store, committed_steps(draft.dataset, found[0].version))
+    broken = [] if gate.allow_breaking else breaking_changes(current, draft)
+    if broken:
+        raise ContractError(
+            f"readers of '{draft.dataset}' at ref '{ref}' ({current.version}) would break: "
+            f"{'; '.join(broken)}. Publish to another ref, and move '{ref}' with "
+            "`packhouse ref set` when its readers are ready",
+            changes=broken,
+        )
+    return measure_drift(current, draft)
+
+
 def name_files(files: Sequence[LocalFile]) -> Uploads:
     """Hash the files and give each its content-hashed key, e.g. `data/train-00000-of-00002-...`.
 
@@ -135,6 +193,10 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
     """
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
+    return _named(files)
+
+
+def _named(files: Sequence[LocalFile]) -> Uploads:
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
     uploads = []
@@ -295,7 +357,7 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
 
 
 def _check_same(ours: Manifest, theirs: Manifest) -> None:
-    if ours.manifest_id == theirs.manifest_id:
+    if ours.manifest_id == theirs.manifest_id or _cardless(ours) == _cardless(theirs):
         return
     same_rows = bool(ours.content_id) and ours.content_id == theirs.content_id
     reason = (
@@ -311,6 +373,12 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
         ours=ours.manifest_id,
         theirs=theirs.manifest_id,
     )
+
+
+def _cardless(manifest: Manifest) -> str:
+    """Identity of a version whatever its card says: another packhouse may write another card."""
+    files = tuple(entry for entry in manifest.files if entry.kind != "card")
+    return replace(manifest, files=files).manifest_id
 
 
 def differing(ours: Manifest, theirs: Manifest) -> list[str]:

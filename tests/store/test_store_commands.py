@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -70,6 +71,7 @@ def test_refs_are_set_listed_and_rolled_back(dataset):
 def test_gc_shows_first(dataset, tmp_path):
     store = open_store(str(tmp_path / "store"))
     store.put_create("tiny/v/cccc.g0/data/train-0.parquet", b"left")
+    os.utime(store.root / "tiny/v/cccc.g0/data/train-0.parquet", (0, 0))
     shown = json.loads(call("gc", dataset, "--grace-hours", "0", "--json"))
     assert (shown["dry_run"], shown["bytes"], shown["deleted"]) == (True, 4, 0)
     assert "deleted 1 objects" in call("gc", dataset, "--grace-hours", "0", "--delete")

@@ -1,0 +1,88 @@
+"""The dataset card: README.md of a version, with the front matter that `datasets` reads.
+
+The front matter names the data files of each split, so `load_dataset(folder)` works on a pulled
+version and takes nothing else in the folder for data. The card is a pure function of the manifest;
+it is no part of the version's identity, so a better card does not make another version.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from packhouse.store.manifest import Manifest
+
+__all__ = ["dataset_card"]
+
+
+def dataset_card(manifest: Manifest) -> str:
+    """README.md in Markdown.
+
+    Example:
+        >>> manifest = Manifest(dataset="tiny", vid="abcd", generation=0, files=())
+        >>> print(dataset_card(manifest).splitlines()[6])
+        # tiny
+    """
+    parts = [
+        _front_matter(manifest),
+        f"# {manifest.dataset}\n",
+        f"Packed token data, written by packhouse. Content `{manifest.content_id[:16]}`.\n",
+        _splits_table(manifest),
+        _settings(manifest),
+        _sources(manifest),
+        _usage(manifest),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _front_matter(manifest: Manifest) -> str:
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for split in manifest.splits():
+        lines += [f"  - split: {split}", f"    path: data/{split}-*"]
+    return "\n".join([*lines, "---", ""])
+
+
+def _splits_table(manifest: Manifest) -> str:
+    lines = ["| split | rows | tokens | bytes |", "|---|---:|---:|---:|"]
+    for split in manifest.splits():
+        files = [e for e in manifest.files if e.kind == "data" and e.split == split]
+        sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
+        lines.append(f"| {split} | " + " | ".join(f"{total:,}" for total in sums) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _settings(manifest: Manifest) -> str:
+    wanted = ("format.template", "format.train_on", "pack.seq_len", "pack.strategy")
+    found = [(key, _at(manifest.configuration, key)) for key in wanted]
+    tokenizer = _at(manifest.lineage, "tokenizer.fingerprint")
+    lines = [f"- `{key}`: {value}" for key, value in found if value is not None]
+    if tokenizer:
+        lines.append(f"- tokenizer: `{str(tokenizer)[:16]}`")
+    lines += [f"- column `{f['name']}`: {f['type']}" for f in manifest.schema.get("fields", ())]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _sources(manifest: Manifest) -> str:
+    """Rows of each source file, whatever shards it was read in."""
+    rows: Counter[str] = Counter()
+    for source in manifest.lineage.get("sources", ()):
+        rows[source.get("file", "")] += source.get("rows", 0)
+    lines = [f"| {file} | {number:,} |" for file, number in sorted(rows.items())]
+    return "\n".join(["| source | rows |", "|---|---:|", *lines, ""]) if lines else ""
+
+
+def _usage(manifest: Manifest) -> str:
+    split = next(iter(manifest.splits()), "train")
+    return (
+        "```python\n"
+        "from datasets import load_dataset\n"
+        f'rows = load_dataset("FOLDER", split="{split}")\n'
+        "```\n\n"
+        "Labels are unshifted; sequences of a row end where `seq_lengths` says.\n"
+    )
+
+
+def _at(value: Mapping[str, Any], key: str) -> Any:
+    place: Any = value
+    for part in key.split("."):
+        place = place.get(part) if isinstance(place, Mapping) else None
+    return place

@@ -1,0 +1,159 @@
+"""May a ref move from one version to another? Schema changes that break readers, and drift.
+
+Readers open a ref, not a version: a trainer that reads `labels` from `latest` must find it there
+tomorrow. So a version whose schema takes something away from the readers of the ref's current
+version is refused before anything is uploaded. Drift is measured from the two manifests alone:
+
+    lengths      total variation distance of the histograms of record lengths      [0, 1]
+    sources      total variation distance of the sources' shares of rows           [0, 1]
+    quarantined  absolute change of the share of rows that were quarantined        [0, 1]
+    trained      absolute change of the share of tokens that are trained           [0, 1]
+
+Total variation distance is half the sum of absolute differences of shares: 0.1 says that a tenth
+of the records would have to change place.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packhouse.store.manifest import Manifest
+
+__all__ = ["Drift", "Gate", "breaking_changes", "distance", "measure_drift"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """What a ref's move to another version must keep to."""
+
+    allow_breaking: bool = False
+    """Publish even if the schema breaks readers of the ref's current version."""
+    max_lengths: float | None = None
+    """Largest distance of record lengths at which the ref still moves; None: any."""
+    max_sources: float | None = None
+    """Largest distance of the sources' shares."""
+    max_quarantined: float | None = None
+    """Largest change of the quarantined share."""
+    max_trained: float | None = None
+    """Largest change of the trained share."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drift:
+    """How far a version is from the one before; None where a manifest does not say."""
+
+    lengths: float | None
+    sources: float | None
+    quarantined: float | None
+    trained: float | None
+
+    def beyond(self, gate: Gate) -> tuple[str, ...]:
+        """Measures over their limit, one sentence each.
+
+        Example:
+            >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
+            >>> drift.beyond(Gate(max_lengths=0.25, max_quarantined=0.1))
+            ('drift of lengths is 0.3000, over 0.2500',)
+        """
+        measures = ("lengths", "sources", "quarantined", "trained")
+        pairs = [(name, getattr(self, name), getattr(gate, f"max_{name}")) for name in measures]
+        return tuple(
+            f"drift of {name} is {value:.4f}, over {limit:.4f}"
+            for name, value, limit in pairs
+            if value is not None and limit is not None and value > limit
+        )
+
+
+def breaking_changes(old: Manifest, new: Manifest) -> list[str]:
+    """What readers of `old` would miss or misread in `new`, one sentence each.
+
+    New columns break nobody. A column that is gone, has another type or may now be null does; so
+    does another value of a `packhouse.*` key of the schema's metadata (how labels are shifted,
+    what is ignored). Splits are no part of the schema: a recipe may stop to set data aside.
+    """
+    before, after = _fields(old), _fields(new)
+    found = [_field_change(before[name], after.get(name)) for name in before]
+    marks = new.schema.get("metadata", {})
+    for key, value in old.schema.get("metadata", {}).items():
+        if key.startswith("packhouse.") and marks.get(key) != value:
+            found.append(f"{key} was '{value}' and is '{marks.get(key)}'")
+    return [sentence for sentence in found if sentence]
+
+
+def measure_drift(old: Manifest, new: Manifest) -> Drift:
+    """Compare two versions by what their manifests say of their rows."""
+    return Drift(
+        lengths=distance(_lengths(old), _lengths(new)),
+        sources=distance(_sources(old), _sources(new)),
+        quarantined=_change(_quarantined(old), _quarantined(new)),
+        trained=_change(_trained(old), _trained(new)),
+    )
+
+
+def distance(old: Mapping[Any, int], new: Mapping[Any, int]) -> float | None:
+    """Total variation distance of two histograms, in [0, 1]; None if one is empty.
+
+    Example:
+        >>> distance({"a": 3, "b": 1}, {"a": 2, "b": 2})
+        0.25
+    """
+    before, after = sum(old.values()), sum(new.values())
+    if not before or not after:
+        return None
+    keys = sorted({*old, *new})
+    return sum(abs(old.get(k, 0) / before - new.get(k, 0) / after) for k in keys) / 2
+
+
+def _fields(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
+    return {field["name"]: field for field in manifest.schema.get("fields", ())}
+
+
+def _field_change(old: Mapping[str, Any], new: Mapping[str, Any] | None) -> str:
+    name = old["name"]
+    if new is None:
+        return f"column '{name}' is gone"
+    if old["type"] != new["type"]:
+        return f"column '{name}' was {old['type']} and is {new['type']}"
+    if new["nullable"] and not old["nullable"]:
+        return f"column '{name}' may now be null"
+    return ""
+
+
+def _change(old: float | None, new: float | None) -> float | None:
+    return None if old is None or new is None else abs(new - old)
+
+
+def _statistics(manifest: Manifest) -> list[Mapping[str, Any]]:
+    sides = manifest.counts.get("statistics")
+    return list(sides.values()) if isinstance(sides, Mapping) else []
+
+
+def _lengths(manifest: Manifest) -> Counter[int]:
+    lengths: Counter[int] = Counter()
+    for side in _statistics(manifest):
+        for lower_edge, number in side.get("length_histogram", ()):
+            lengths[lower_edge] += number
+    return lengths
+
+
+def _sources(manifest: Manifest) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    for source in manifest.lineage.get("sources", ()):
+        rows[source.get("file", "")] += source.get("rows", 0)
+    return rows
+
+
+def _trained(manifest: Manifest) -> float | None:
+    sides = _statistics(manifest)
+    tokens = sum(side.get("num_tokens", 0) for side in sides)
+    return sum(side.get("num_trained", 0) for side in sides) / tokens if tokens else None
+
+
+def _quarantined(manifest: Manifest) -> float | None:
+    ledger: Iterable[Mapping[str, Any]] = manifest.counts.get("ledger", ())
+    lines = list(ledger)
+    if not lines or not lines[0]["rows_in"]:
+        return None
+    bad: int = sum(sum(line["quarantined"].values()) for line in lines)
+    return bad / int(lines[0]["rows_in"])

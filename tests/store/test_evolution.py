@@ -1,0 +1,105 @@
+import pyarrow as pa
+import pytest
+
+from packhouse.errors import ContractError
+from packhouse.store import Gate, load_ref, open_store, open_version, publish_version, pull_version
+from packhouse.store.evolution import measure_drift
+from tests.store.versions import FACTS, pack_file, pack_table, write_file
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path / "store"))
+
+
+def publish(store, tmp_path, vid, table, *, facts=None, gate=None):
+    file = write_file(tmp_path, table, vid)
+    options = {"gate": gate} if gate else {}
+    return publish_version(store, "tiny", vid, [file], facts or FACTS, "latest", **options)
+
+
+def test_a_schema_that_breaks_readers_of_the_ref_is_refused_before_anything_is_written(
+    store, tmp_path
+):
+    publish(store, tmp_path, "aaaa", pack_table())
+    before = [info.key for info in store.list("")]
+
+    wide = pack_table().drop(["labels"])
+    wide = wide.set_column(0, "input_ids", wide["input_ids"].cast(pa.list_(pa.int64())))
+    with pytest.raises(ContractError, match=r"'input_ids' was .*int32.* and is .*int64") as raised:
+        publish(store, tmp_path, "bbbb", wide)
+    assert "column 'labels' is gone" in raised.value.changes
+    assert [info.key for info in store.list("")] == before
+
+    done = publish(store, tmp_path, "bbbb", wide, gate=Gate(allow_breaking=True))
+    assert done.ref.version == "bbbb.g0"
+
+
+def test_labels_of_another_meaning_break_readers(store, tmp_path):
+    shifted = pack_table().replace_schema_metadata({"packhouse.labels": "shifted"})
+    publish(store, tmp_path, "aaaa", shifted)
+    with pytest.raises(ContractError, match=r"packhouse\.labels was 'shifted'"):
+        publish(store, tmp_path, "bbbb", pack_table(9))
+
+
+def test_new_columns_break_nobody(store, tmp_path):
+    publish(store, tmp_path, "aaaa", pack_table())
+    more = pack_table(9).append_column("label", pa.array([1, 2]))
+    assert publish(store, tmp_path, "bbbb", more).ref.version == "bbbb.g0"
+
+
+def facts_of(rows, lengths, trained, bad):
+    return {
+        "lineage": {"sources": [{"file": f, "rows": n} for f, n in rows.items()]},
+        "counts": {
+            "ledger": [{"rows_in": 100, "quarantined": {"json": bad}}],
+            "statistics": {
+                "train": {
+                    "length_histogram": lengths,
+                    "num_tokens": 200,
+                    "num_trained": trained,
+                }
+            },
+        },
+    }
+
+
+def test_drift_is_measured_from_manifests_and_can_hold_the_ref_back(store, tmp_path):
+    old = facts_of({"a": 50, "b": 50}, [[16, 60], [32, 40]], trained=100, bad=1)
+    new = facts_of({"a": 80, "b": 20}, [[16, 60], [64, 40]], trained=120, bad=5)
+    publish(store, tmp_path, "aaaa", pack_table(), facts=old)
+    done = publish(store, tmp_path, "bbbb", pack_table(9), facts=new, gate=Gate(max_lengths=0.3))
+
+    assert done.drift.lengths == pytest.approx(0.4)
+    assert done.drift.sources == pytest.approx(0.3)
+    assert done.drift.trained == pytest.approx(0.1)
+    assert done.drift.quarantined == pytest.approx(0.04)
+    assert done.held_back == ("drift of lengths is 0.4000, over 0.3000",)
+    assert done.ref is None
+    assert load_ref(store, "tiny", "latest").version == "aaaa.g0"
+    assert open_version(store, "tiny", "bbbb").version == "bbbb.g0"  # published all the same
+
+    again = publish(store, tmp_path, "bbbb", pack_table(9), facts=new)
+    assert (again.created, again.ref.version) == (False, "bbbb.g0")
+    assert measure_drift(done.manifest, done.manifest).lengths == 0
+
+
+def test_load_dataset_reads_a_pulled_version_by_its_card(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    files = [pack_file(tmp_path), write_file(tmp_path, pack_table(9), "e", split="eval")]
+    publish_version(store, "tiny", "aaaa", files, FACTS, "latest")
+    folder = pull_version(open_version(store, "tiny"), tmp_path / "copy")
+
+    from datasets import load_dataset
+
+    rows = load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+    assert {name: len(split) for name, split in rows.items()} == {"train": 2, "eval": 2}
+    assert rows["eval"][0]["input_ids"] == [9, 2, 3, 4, 5]
+    assert (folder / "README.md").read_text().startswith("---\nconfigs:")
+
+
+def test_a_better_card_does_not_make_another_version(store, tmp_path, monkeypatch):
+    first = publish(store, tmp_path, "aaaa", pack_table())
+    monkeypatch.setattr("packhouse.store.publish.dataset_card", lambda _: "# better\n")
+    again = publish(store, tmp_path, "aaaa", pack_table())
+    assert (again.created, again.manifest) == (False, first.manifest)

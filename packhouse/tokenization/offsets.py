@@ -15,14 +15,13 @@ import pyarrow as pa
 
 from packhouse.tokenization.encoders import text_bases, text_bytes
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.tokenization.word_marks import dummy_prefixes
 
 __all__ = ["EncodedRow", "EncodedRows", "byte_ranges", "locate_by_widths"]
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-_SPACE = ord(" ")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,8 +118,9 @@ def _by_widths(
     row_lengths = np.diff(bases)
     is_exact = np.diff(edges[offsets]) == row_lengths
     if not is_exact.all() and pipeline.has_word_marks:
-        prefixes = _dummy_prefixes(ids, offsets, data, edges, row_lengths, pipeline)
-        data = np.delete(data, edges[:-1][prefixes])
+        is_added = pipeline.is_added[ids]
+        prefixes = dummy_prefixes(data, edges, offsets, text_bytes(texts), bases, is_added)
+        data = np.delete(data, edges[prefixes])
         widths[prefixes] -= 1
         edges = _edges(widths)
         is_exact = np.diff(edges[offsets]) == row_lengths
@@ -135,34 +135,6 @@ def _edges(widths: Int32s) -> Int64s:
     edges = np.zeros(len(widths) + 1, np.int64)
     np.cumsum(widths, out=edges[1:])
     return edges
-
-
-def _dummy_prefixes(
-    ids: Int32s,
-    offsets: Int64s,
-    data: npt.NDArray[np.uint8],
-    edges: Int64s,
-    row_lengths: Int64s,
-    pipeline: Pipeline,
-) -> Bools:
-    """Tokens that begin with a space which SentencePiece put there, not the text.
-
-    It does so before a text, or (older files) also behind every added token. Which of the two a
-    row follows, its length tells: its tokens have as many bytes too many.
-    """
-    first = np.zeros(len(ids), np.bool_)
-    first[offsets[:-1][np.diff(offsets) > 0]] = True
-    behind_added = np.concatenate([[False], pipeline.is_added[ids[:-1]]])
-    candidates = np.flatnonzero(first | behind_added)
-    spaced = candidates[np.diff(edges)[candidates] > 0]
-    spaced = spaced[(data[edges[spaced]] == _SPACE) & ~pipeline.is_added[ids[spaced]]]
-    rows = np.searchsorted(offsets, spaced, "right") - 1
-    excess = np.diff(edges[offsets]) - row_lengths
-    in_row = np.bincount(rows, minlength=len(excess))
-    chosen = (excess[rows] == in_row[rows]) | ((excess[rows] == 1) & first[spaced])
-    prefixes = np.zeros(len(ids), np.bool_)
-    prefixes[spaced[chosen]] = True
-    return prefixes
 
 
 def _equal_rows(

@@ -1,0 +1,87 @@
+"""Spaces that SentencePiece puts before words and that the text does not hold.
+
+Newer files do so before a whole text, older ones also behind every added token, some of them
+only where there is no space already. None says so in the ids; how long a row's tokens are
+compared to its text, and what the text holds at their place, does.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["dummy_prefixes"]
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_SPACE = ord(" ")
+_MAX_RANK = 1000  # segments of one row that are looked at one by one
+
+
+def dummy_prefixes(
+    joined: npt.NDArray[np.uint8],
+    edges: Int64s,
+    offsets: Int64s,
+    text: npt.NDArray[np.uint8],
+    bases: Int64s,
+    is_added: Bools,
+) -> Int64s:
+    """Find tokens whose first byte is a space that is not in the text.
+
+    A proposal: whether joined bytes without these spaces are the text is for the caller to see.
+
+    Args:
+        joined: bytes of all tokens.
+        edges: where each token begins in `joined`, shape [num_tokens + 1].
+        offsets: where each row's tokens begin, shape [num_rows + 1].
+        text: bytes of all rows' texts.
+        bases: where each row's text begins, shape [num_rows + 1].
+        is_added: which tokens are added tokens, shape [num_tokens].
+
+    Returns:
+        Numbers of these tokens, rising.
+
+    Example:
+        >>> text, joined = b"a<s>b", b" a<s> b"  # one row of three tokens
+        >>> dummy_prefixes(np.frombuffer(joined, np.uint8), np.array([0, 2, 5, 7]),
+        ...                np.array([0, 3]), np.frombuffer(text, np.uint8), np.array([0, 5]),
+        ...                np.array([False, True, False])).tolist()
+        [0, 2]
+    """
+    begins_segment = np.zeros(len(is_added), np.bool_)
+    begins_segment[offsets[:-1][np.diff(offsets) > 0]] = True
+    begins_segment[1:] |= is_added[:-1]
+    spaced = np.flatnonzero(begins_segment & ~is_added & (np.diff(edges) > 0))
+    spaced = spaced[joined[edges[spaced]] == _SPACE]
+    rows = np.searchsorted(offsets, spaced, "right") - 1
+    excess = np.diff(edges[offsets]) - np.diff(bases)
+    num_spaced = np.bincount(rows, minlength=len(excess))
+    is_dummy = (excess == num_spaced)[rows]
+    mixed = np.flatnonzero(((excess > 0) & (excess < num_spaced))[rows])
+    places = bases[rows] + edges[spaced] - edges[offsets[rows]]
+    is_dummy[mixed] |= _where_text_has_none(rows[mixed], places[mixed], text, bases)
+    dummies: Int64s = spaced[is_dummy]
+    return dummies
+
+
+def _where_text_has_none(
+    rows: Int64s, places: Int64s, text: npt.NDArray[np.uint8], bases: Int64s
+) -> Bools:
+    """Decide space by space, since each one that is not in the text moves the places behind it.
+
+    Goes by rank: the first of every row, then the second of every row, ...
+    """
+    starts = np.searchsorted(rows, rows)
+    ranks = np.arange(len(rows)) - starts
+    by_rank = np.argsort(ranks, kind="stable")
+    borders = np.searchsorted(ranks[by_rank], np.arange(min(ranks.max(initial=-1), _MAX_RANK) + 2))
+    moved = np.zeros(len(bases), np.int64)
+    is_dummy = np.zeros(len(rows), np.bool_)
+    for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        chosen = by_rank[begin:end]
+        place = places[chosen] - moved[rows[chosen]]
+        holds_space = (place < bases[rows[chosen] + 1]) & (
+            np.take(text, place, mode="clip") == _SPACE
+        )
+        is_dummy[chosen] = ~holds_space
+        moved[rows[chosen]] += ~holds_space
+    return is_dummy

@@ -38,7 +38,7 @@ from packhouse.templates.segments import Filled, concat_filled, fill, span_lists
 from packhouse.templates.shapes import CompiledShape, make_program
 from packhouse.templates.single_turn import trained_turns
 from packhouse.templates.tracing import Check, Trace, is_traceable
-from packhouse.templates.turns import TurnRules, learn_rules, locate_turns
+from packhouse.templates.turns import Starts, TurnRules, learn_rules, locate_turns
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["ChatEngine"]
@@ -63,7 +63,7 @@ class ChatEngine:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._control, self._control_bytes = re.compile(pattern), re.compile(pattern.encode())
         self._compiled: dict[Hashable, list[CompiledShape]] = {}
-        self._starts: dict[tuple[str, bool, bytes], int] = {}
+        self._starts: Starts = {}
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -177,13 +177,15 @@ class ChatEngine:
         for row, (raw, tools_text) in zip(
             rows.tolist(), conversations.messages_of(rows), strict=True
         ):
+            noted = Counter[str]()
             try:
                 text, of_content, of_trained = self._render_row(
-                    raw, chat_messages(raw), parse_tools(tools_text), notes
+                    raw, chat_messages(raw), parse_tools(tools_text), noted
                 )
             except RefusedError as error:
                 refused[row] = error.refusal
                 continue
+            notes.update(noted)
             kept.append(row)
             texts.append(text)
             content.append(of_content)
@@ -262,20 +264,26 @@ class ChatEngine:
         if not is_rich:
             markings = MARKINGS_OF_TEXTS[: len(markings)]
         is_quiet = not is_rich or not self._control.search(_json([messages, tools]))
+        whole: set[int] = set()
         for marking in markings:
             if not is_quiet and marking.calls == "none":
                 continue
             marker = Marker(messages, tools, marking, self._literals, self._control)
+            marker.whole = whole if marking.is_inner else set()
             try:
                 rendering = self.template.render(
                     marker.messages, marker.tools, generation_marks=marker.generation_marks
                 )
+                if marking == MARKINGS[0]:
+                    whole = marker.written_whole(rendering)
                 marked = marker.read(rendering)
             except (RefusedError, TornError):
                 continue
             if marked.text == expected and (
                 marking.calls != "whole" or _writes_whole(marked, marker, is_quiet)
             ):
+                if marker.has_bare_noise():
+                    raise _UNPROVEN
                 return marked, marker
         raise _UNPROVEN
 
@@ -336,12 +344,22 @@ class ChatEngine:
                         "content_lost", f"a tool call of message {number} is not in the rendering"
                     )
         bare, _ = skeleton(messages, None)
-        ids = [name for name in ids_of(messages) if name.encode() in text]
-        for unmarked in (bare, *ids):
-            if noise := self._control.search(unmarked):
-                raise RefusedError(
-                    "template", f"control-token text {noise.group()!r} in an id, name or number"
-                )
+        noise = self._control.search(bare) or self._noise_in_ids(messages, tools, text)
+        if noise:
+            raise RefusedError(
+                "template", f"control-token text {noise.group()!r} in an id, name or number"
+            )
+
+    def _noise_in_ids(
+        self, messages: Messages, tools: list[Any] | None, text: bytes
+    ) -> re.Match[str] | None:
+        """Control-token text in ids, if the template writes ids at all."""
+        noise = self._control.search("\0".join(ids_of(messages)))
+        if noise is None:
+            return None
+        other, _ = replace_leaves(messages, None, lambda _, copy: copy)
+        replace_ids(other, lambda value: "x" * len(value) if isinstance(value, str) else value)
+        return None if self.template.render(other, tools).encode() == text else noise
 
     def _probe(
         self, num_messages: int, add_generation_prompt: bool

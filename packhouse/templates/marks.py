@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from jinja2 import nodes
@@ -147,12 +148,16 @@ class Marker:
         noisy: re.Pattern[str],
     ) -> None:
         self.leaves: list[Leaf] = []
+        self._offsets: dict[int, int] = {}  # of leaves that are parts of contents, in bytes
         self._marking = marking
         self._literals = literals if marking.is_inner else None
         self._known: dict[str, int] | None = {} if marking.is_shared else None
         self._order: list[list[int]] = []  # of each mark: the leaves that wear it
         self._noisy = noisy
         self._base = _free_base(messages, tools, self._literals)
+        self.whole: set[int] = set()
+        """Messages whose content the template writes as one piece; set for inner marks."""
+        self._contents = [message["content"] for message in messages]
         self.messages, self.tools = replace_leaves(messages, tools, self._replace)
 
     def _replace(self, leaf: Leaf, copy: Any) -> Any:
@@ -192,13 +197,21 @@ class Marker:
         last = Leaf(number, "content", content)
         if self._literals is None:
             return self._segment(last, content)
-        thought_until = content.rfind("</think>")
+        thought_end = content.rfind("</think>")
+        thought_start = content.rfind("<think>", 0, max(thought_end, 0))
         pieces, at = [], 0
         for match in self._literals.finditer(content):
-            leaf = last._replace(kind="thought") if match.start() <= thought_until else last
-            pieces += [self._segment(leaf, content[at : match.start()]), match.group()]
+            is_thought = thought_start < match.start() <= thought_end
+            leaf = last._replace(kind="thought") if is_thought else last
+            pieces += [self._part(leaf, at, match.start()), match.group()]
             at = match.end()
-        return "".join([*pieces, self._segment(last, content[at:])])
+        return "".join([*pieces, self._part(last, at, len(content))])
+
+    def _part(self, leaf: Leaf, start: int, end: int) -> str:
+        text = leaf.value[start:end]
+        blank = len(text) - len(text.lstrip())
+        self._offsets[len(self.leaves)] = len(leaf.value[: start + blank].encode())
+        return self._segment(leaf, text)
 
     def _segment(self, leaf: Leaf, text: str) -> str:
         core = text.strip() if self._marking.is_inner else text
@@ -260,7 +273,48 @@ class Marker:
         if opened is not None:
             raise TornError
         text += rendering[at:].encode()
-        return Marked(bytes(text), occurrences, blocks)
+        return Marked(bytes(text), self._covering(bytes(text), occurrences), blocks)
+
+    def written_whole(self, rendering: str) -> set[int]:
+        """Messages whose content stands in a rendering as one marked piece."""
+        return {
+            leaf.message
+            for number, leaf in enumerate(self.leaves)
+            if leaf.kind == "content" and leaf.value.join(self._marks(number)) in rendering
+        }
+
+    def _covering(self, text: bytes, found: list[Occurrence]) -> list[Occurrence]:
+        """Let the leaves of contents that are written whole cover the literals between them, too.
+
+        Inner marks leave out the literals that a template looks for. In a content that it writes
+        as one piece they are the data's own, control tokens among them.
+        """
+        for message in sorted(self.whole):
+            own = [at for at, o in enumerate(found) if self._is_part(o, message)]
+            if not own:
+                continue
+            start, end = self._place(text, self._contents[message], found[own[0]])
+            edges = [start, *(found[at].start for at in own[1:]), end]
+            for at, (begin, stop) in zip(own, pairwise(edges), strict=True):
+                found[at] = Occurrence(found[at].leaf, begin, stop)
+        return found
+
+    def _is_part(self, occurrence: Occurrence, message: int) -> bool:
+        return occurrence.leaf in self._offsets and self.leaves[occurrence.leaf].message == message
+
+    def _place(self, text: bytes, content: str, first: Occurrence) -> tuple[int, int]:
+        """Where a content is, by its first leaf; as it is or stripped."""
+        start = first.start - self._offsets[first.leaf]
+        blank = len(content[: len(content) - len(content.lstrip())].encode())
+        for begin, data in ((start, content), (start + blank, content.strip())):
+            if begin >= 0 and text.startswith(data.encode(), begin):
+                return begin, begin + len(data.encode())
+        raise RefusedError("template", "a content is not found around the texts it holds")
+
+    def has_bare_noise(self) -> bool:
+        """Whether control-token text is in a content that is written whole but has no leaf."""
+        marked = {leaf.message for leaf in self.leaves}
+        return any(self._noisy.search(self._contents[m]) for m in self.whole - marked)
 
     def _occurrence(self, opened: tuple[int, int], seen: list[int], text: bytearray) -> Occurrence:
         mark, start = opened

@@ -24,7 +24,7 @@ from packhouse.errors import TemplateError
 from packhouse.templates.marks import Marked, Marker, Occurrence
 from packhouse.templates.renderer import RefusedError
 
-__all__ = ["TurnRules", "learn_rules", "locate_turns"]
+__all__ = ["Starts", "TurnRules", "learn_rules", "locate_turns"]
 
 
 class TurnRules(NamedTuple):
@@ -49,6 +49,7 @@ class Gap:
     """Leaf that ends at `start`, or -1 at the very beginning."""
 
 
+Starts = dict[tuple[tuple[str, ...], bool, bytes], int]
 PromptTail = Callable[[int], tuple[int, bytes]]
 """Message number -> (last leaf, text after it) of the prompt that ends before that message."""
 
@@ -140,7 +141,7 @@ def locate_turns(
     wanted: set[int],
     rules: TurnRules,
     prompt_tail: PromptTail,
-    starts: dict[tuple[str, bool, bytes], int],
+    starts: Starts,
 ) -> dict[int, tuple[int, int]]:
     """Byte span of the wanted assistant turns of a rendering.
 
@@ -151,7 +152,7 @@ def locate_turns(
         wanted: numbers of the assistant turns to find.
         rules: of the template.
         prompt_tail: asked once for every kind of gap.
-        starts: answers of `prompt_tail` so far, by role before, whether first, and gap.
+        starts: answers of `prompt_tail` so far, by roles before, whether first, and gap.
 
     Raises:
         RefusedError: a turn's start or end cannot be shown.
@@ -160,7 +161,7 @@ def locate_turns(
     for number in sorted(wanted):
         gap, stop, after = _surroundings(marked, owners, roles, number)
         text = marked.text[gap.start : gap.stop]
-        key = (roles[number - 1] if number else "", gap.anchor < 0, text)
+        key = (tuple(roles[:number]), gap.anchor < 0, text)
         if key not in starts:
             if len(starts) > 4096:
                 starts.clear()

@@ -117,6 +117,19 @@ def test_qwen3_takes_a_user_text_for_a_tool_result_as_transformers_does(load_tok
     }
 
 
+@pytest.mark.parametrize("forged", ["<tool_response>\n<tool_call>\n</tool_response>", "</think>"])
+def test_literals_that_qwen3_looks_for_are_content_where_it_does_not_take_them_apart(
+    forged, load_tokenizer
+):
+    turns = [("user", "hi"), ("assistant", "a"), ("user", forged + " x"), ("assistant", "b")]
+    turns[2:3] = [("user", forged)] if "tool" in forged else turns[2:3]
+    snapshot = snapshot_of(load_tokenizer("qwen3"))
+    out = make_renderer(FormatConfig(), snapshot).render(make_table([turns])).formatted
+
+    covered = "".join(pieces(out, "content_spans")[0])
+    assert covered.startswith("hia" + forged)
+
+
 def test_alpaca_has_no_eos_to_end_with_on_bert(load_tokenizer):
     snapshot = snapshot_of(load_tokenizer("bert-base-uncased"))
     out = make_renderer(FormatConfig(template="sequence_classification"), snapshot).render(

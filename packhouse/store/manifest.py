@@ -3,7 +3,7 @@
 The manifest is the commit point and is compared byte for byte by a second publisher, so it is
 canonical JSON (sorted keys, no spaces, UTF-8) and `manifest_id` is the sha256 of everything in it
 except `provenance`: what is true of one run only (hosts, interpreter, library versions that cannot
-change bytes) goes there, or nowhere. A damaged manifest is found by its own `manifest_id`.
+change bytes) goes there, or nowhere. A `digest` over the whole document shows any damaged byte.
 """
 
 import hashlib
@@ -118,12 +118,12 @@ class Manifest:
         return list(dict.fromkeys(entry.split for entry in self.files if entry.kind == "data"))
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON with `manifest_id` and `provenance`."""
+        """Canonical JSON with `manifest_id`, `provenance`, and a digest of all of it."""
         document = self._hashed() | {
             "manifest_id": self.manifest_id,
             "provenance": dict(self.provenance),
         }
-        return canonical_json(document)
+        return canonical_json(document | {"digest": _digest(document)})
 
     def _hashed(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -171,21 +171,22 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
             )
         if document.get("tombstone") is True:
             return Tombstone(dataset=document["dataset"], version=document["version"])
-        manifest = _from_document(document)
+        stated = document.pop("digest")
+        if stated != _digest(document):
+            raise IntegrityError(f"{where} is damaged: its digest does not fit")
+        return _from_document(document)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{where} is damaged: {error}") from None
-    if manifest.manifest_id != document["manifest_id"]:
-        raise IntegrityError(
-            f"{where} is damaged: its content has sha256 {manifest.manifest_id}, and it says "
-            f"{document['manifest_id']}"
-        )
-    return manifest
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:
     files = tuple(FileEntry(**entry) for entry in document["files"])
     names = ("dataset", "vid", "generation", "schema", "schema_fingerprint", "provenance", *FACTS)
     return Manifest(files=files, **{name: document[name] for name in names})
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(document)).hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:

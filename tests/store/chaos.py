@@ -95,35 +95,42 @@ def kill_at_random(
     num_kills: int,
     seed: int,
     max_delay_s: float,
-    num_publishers: int = 2,
 ) -> Counts:
-    """Kill publishers at random moments, start them again, until enough have died."""
+    """Kill pairs of publishers of the same versions at random moments, and start them again."""
     chooser = random.Random(seed)
     kills = started = 0
     with readers(environment, root, folder, 1):
         while kills < num_kills:
-            vids = [f"v{started + n:04x}" for n in range(20)]
-            started += 20
-            while True:
-                running = [
-                    spawn(victim.publish_many, environment, root, str(folder), vids, "latest")
-                    for _ in range(num_publishers)
-                ]
-                time.sleep(chooser.uniform(0, max_delay_s))
-                if kills >= num_kills:
-                    for publisher in running:
-                        publisher.join()
-                    assert all(p.exitcode == 0 for p in running)
-                    break
+            vids = [f"v{started + n:04x}" for n in range(5)]
+            started += len(vids)
+            is_done = False
+            while not is_done:
+                running = [start_ready(environment, root, folder, vids) for _ in range(2)]
+                if kills < num_kills:
+                    time.sleep(chooser.uniform(0, max_delay_s))
+                    kills += sum(kill(publisher) for publisher in running)
                 for publisher in running:
-                    if publisher.is_alive():
-                        os.kill(publisher.pid, signal.SIGKILL)
-                        kills += 1
                     publisher.join()
                 assert all(p.exitcode in (0, -signal.SIGKILL) for p in running)
-                if set(vids) <= set(victim.acknowledged(folder)):
-                    break
+                is_done = set(vids) <= set(victim.acknowledged(folder))
     return check(environment, root, folder, None) | {"kills": kills}
+
+
+def start_ready(environment: dict[str, str], root: str, folder: Path, vids: list[str]) -> Any:
+    """A publisher that has opened its store, so that a kill meets it at work."""
+    ready = victim.PROCESSES.Event()
+    plan = (environment, root, str(folder), vids, "latest", ready)
+    publisher = spawn(victim.publish_many, *plan)
+    ready.wait(60)
+    return publisher
+
+
+def kill(process: Any) -> bool:
+    """Kill a process; False if it had ended already."""
+    if not process.is_alive():
+        return False
+    os.kill(process.pid, signal.SIGKILL)
+    return True
 
 
 def check(

@@ -66,7 +66,7 @@ def test_nothing_acknowledged_is_lost_under_random_kills(place, tmp_path):
     environment, root = place
     folder = tmp_path / "run"
     folder.mkdir()
-    counts = chaos.kill_at_random(environment, root, folder, num_kills=12, seed=7, max_delay_s=0.6)
+    counts = chaos.kill_at_random(environment, root, folder, num_kills=12, seed=7, max_delay_s=0.3)
     assert counts["kills"] >= 12
     assert counts["lost"] == 0
     assert counts["verified_reads"] > 0

@@ -154,11 +154,18 @@ def publish_one(
 
 
 def publish_many(
-    environment: dict[str, str], root: str, folder: str, vids: list[str], ref: str | None
+    environment: dict[str, str],
+    root: str,
+    folder: str,
+    vids: list[str],
+    ref: str | None,
+    ready: Any = None,
 ) -> None:
     """Publish versions one after another; run again after a kill, it goes on."""
     os.environ.update(environment)
     store = open_store(root)
+    if ready is not None:
+        ready.set()
     for vid in vids:
         file = pack_file(Path(folder) / f"{vid}-{os.getpid()}", number_of(vid))
         publish_version(store, "tiny", vid, [file], FACTS, ref)

@@ -1,0 +1,60 @@
+"""Every flipped bit is found, wherever it is: in data, manifest, ref, and in a pulled copy."""
+
+import os
+import random
+
+import pytest
+
+from packhouse.errors import PackhouseError
+from packhouse.store import open_store, open_version, publish_version, pull_version, verify_version
+from tests.store.versions import FACTS, pack_file
+
+FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "150"))  # of each kind; 334 of each are over 1,000
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    return store
+
+
+@pytest.mark.parametrize("place", ["data/*", "manifest.json", "card/*", "../../refs/latest.json"])
+def test_every_flipped_bit_in_the_store_is_found(store, place):
+    (path,) = (store.root / "tiny/v/aaaa.g0").glob(place)
+    assert (
+        flips_found(path, lambda: verify_version(open_version(store, "tiny"), num_threads=1))
+        == FLIPS
+    )
+
+
+def test_every_flipped_bit_in_a_pulled_copy_is_mended_by_another_pull(store, tmp_path):
+    opened = open_version(store, "tiny")
+    folder = pull_version(opened, tmp_path / "copy", num_threads=1)
+    (path,) = (folder / "data").iterdir()
+    whole, chooser = path.read_bytes(), random.Random(0)
+    for _ in range(FLIPS):
+        path.write_bytes(flipped(whole, chooser.randrange(len(whole) * 8)))
+        pull_version(opened, folder, num_threads=1)
+        assert path.read_bytes() == whole
+
+
+def flips_found(path, look):
+    """How many of `FLIPS` different single-bit changes a look at the version reports."""
+    whole, found = path.read_bytes(), 0
+    bits = random.Random(0).sample(range(len(whole) * 8), FLIPS)
+    for bit in bits:
+        path.write_bytes(flipped(whole, bit))
+        try:
+            found += not look().is_intact
+        except PackhouseError:
+            found += 1
+    path.write_bytes(whole)
+    assert look().is_intact
+    return found
+
+
+def flipped(whole, bit):
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)

@@ -12,6 +12,7 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat import ChatEngine
 from packhouse.templates.renderer import Rendered, Renderer, digest
+from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN, make_single_turn
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -48,7 +49,7 @@ def make_renderer(
     source, where = _chat_source(name, snapshot)
     today = pinned_date().isoformat() if "strftime_now" in source else ""
     facts += [source, repr(sorted(snapshot.added_tokens)), today]
-    chat = ChatEngine(config, snapshot, source, where)
+    chat = ChatEngine(RowRenderer(config, snapshot, source, where))
     return Renderer(chat, identity=digest(*facts), system=config.system)
 
 

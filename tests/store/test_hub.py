@@ -1,0 +1,86 @@
+"""The real huggingface_hub client against a server that keeps its commit conditions."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from packhouse.errors import ConfigError
+from packhouse.store import LocalFile, open_store, open_version, publish_version
+from packhouse.store.hub import parse_hub_uri
+from tests.store.hub_server import HubServer
+from tests.store.versions import FACTS, pack_file
+
+URI = "hf://datasets/acme/tiny"
+
+
+@pytest.fixture
+def hub():
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    (tmp_path / "bad.jsonl").write_text("raw row\n")
+    quarantine = LocalFile(tmp_path / "bad.jsonl", "all", rows=1, kind="quarantine")
+    for vid, first in (("aaaa", 1), ("bbbb", 9)):
+        files = [pack_file(tmp_path, first), quarantine]
+        publish_version(store, "tiny", vid, files, FACTS, "latest")
+    return store
+
+
+def mirror(hub, store, name, code=0):
+    """In a process of its own: huggingface_hub reads its endpoint at import."""
+    script = (
+        "from packhouse.store import open_version\n"
+        "from packhouse.store.hub import mirror_to_hub\n"
+        f"print(mirror_to_hub(open_version({store.uri!r}, 'tiny', {name!r}), {URI!r}))\n"
+    )
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_test", "PATH": "/usr/bin:/bin"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HOME": "/nonexistent", "HF_HOME": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout.strip() or done.stderr
+
+
+def test_a_mirror_is_one_commit_that_replaces_the_data_of_the_version_before(hub, store):
+    first = mirror(hub, store, "aaaa")
+    assert mirror(hub, store, "aaaa") == first  # nothing to do
+    mirror(hub, store, "bbbb")
+
+    commits = hub.repos["acme/tiny"]
+    assert len(commits) == 3  # the empty one, aaaa, bbbb
+    opened = open_version(store, "tiny", "bbbb")
+    (entry,) = opened.files()
+    assert sorted(commits[-1]) == ["README.md", entry.path, "manifest.json"]
+    assert commits[-1][entry.path] == store.get(opened.key(entry)).data
+    assert json.loads(commits[-1]["manifest.json"])["vid"] == "bbbb"
+    assert b"raw row" not in b"".join(commits[-1].values())
+
+
+def test_another_commit_in_between_is_seen_and_kept(hub, store):
+    mirror(hub, store, "aaaa")
+    line = {"key": "file", "value": {"path": "NOTES.md", "content": "aGk="}}
+    hub.race = lambda: hub.commit("acme/tiny", [line], None)
+    mirror(hub, store, "bbbb")
+
+    last = hub.repos["acme/tiny"][-1]
+    assert last["NOTES.md"] == b"hi"
+    assert json.loads(last["manifest.json"])["vid"] == "bbbb"
+
+
+@pytest.mark.parametrize(("status", "message"), [(403, "check HF_TOKEN"), (401, "check HF_TOKEN")])
+def test_a_refusal_names_the_token(hub, store, status, message):
+    hub.refuse_with = status
+    assert message in mirror(hub, store, "aaaa", code=1)
+
+
+@pytest.mark.parametrize("uri", ["hf://datasets/name", "hf://models/a/b", "s3://a/b", "hf://a/b/c"])
+def test_what_is_no_dataset_repository(uri):
+    with pytest.raises(ConfigError, match="hf://datasets/ORG/NAME"):
+        parse_hub_uri(uri)

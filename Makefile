@@ -14,7 +14,8 @@ help: ## print this list
 setup: $(TEST_STAMP) ## make .venv with everything that work on packhouse needs
 
 demo: $(RUN_STAMP) ## run the whole chain on the sample in the repo; LOCAL=1: without a server
-	@$(BIN)/python -m flows.prepare $(DEMO) $(if $(LOCAL),--local)
+	@env -u PREFECT_API_URL PREFECT_HOME=$(CURDIR)/.packhouse/prefect \
+		$(BIN)/python -m flows.prepare $(DEMO) $(if $(LOCAL),--local)
 
 check: lint types imports test ## everything that CI runs
 

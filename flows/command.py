@@ -71,6 +71,7 @@ def command(
     try:
         if encoder:
             overrides = (*overrides, f"tokenize.encoder={encoder}")
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
         recipe = load_recipe(recipe_path, overrides)
         folder = (cache or default_cache()).absolute()
         with show_progress():
@@ -114,12 +115,12 @@ def _log_to_file(path: Path) -> Path:
 
 def _keep_prefect_off_the_terminal() -> None:
     """Its console handlers would write through the progress bars; the file has every line."""
-    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs", "packhouse", ""):
+    for name in [*logging.root.manager.loggerDict, ""]:
         logger = logging.getLogger(name)
         for handler in list(logger.handlers):
             if type(handler).__name__ == "PrefectConsoleHandler":
                 logger.removeHandler(handler)
-    logging.getLogger("prefect").propagate = True
+                logger.propagate = True
 
 
 def main() -> int:

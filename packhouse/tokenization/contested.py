@@ -7,7 +7,7 @@ assigned yet, is always encoded by HF. Rows in ASCII are not looked at.
 """
 
 import unicodedata
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -51,31 +51,28 @@ def find_contested(texts: pa.StringArray) -> npt.NDArray[np.bool_]:
         return found
     chosen = texts.filter(foreign)
     codes = np.frombuffer("".join(chosen.to_pylist()).encode("utf-32-le"), np.uint32)
-    places = np.flatnonzero(_contested_characters()[codes])
-    ends = np.cumsum(pc.utf8_length(chosen).to_numpy())
-    found[rows[np.searchsorted(ends, places, "right")]] = True
+    is_present = np.zeros(0x110000, np.bool_)
+    is_present[codes] = True
+    contested = [code for code in np.flatnonzero(is_present).tolist() if _is_contested(code)]
+    if contested:
+        places = np.flatnonzero(np.isin(codes, contested))
+        ends = np.cumsum(pc.utf8_length(chosen).to_numpy())
+        found[rows[np.searchsorted(ends, places, "right")]] = True
     return found
 
 
-def _is_contested(character: str) -> bool:
-    """Unassigned, or a combining mark that Unicode 3.2 (the oldest at hand) did not have.
+@lru_cache(maxsize=2**16)
+def _is_contested(code: int) -> bool:
+    """Unassigned, recently assigned, or a mark that Unicode 3.2 (the oldest here) did not have.
 
     Marks change order under normalisation, where a library knows them.
     """
-    if unicodedata.category(character) == "Cn":
+    if code >= 0x10000:
+        return not any(first <= code <= last for first, last in _SETTLED_ASTRAL)
+    if any(first <= code <= last for first, last in _RECENT_BASIC):
         return True
+    character = chr(code)
+    if unicodedata.category(character) == "Cn":
+        return code < 0xFFFE  # the two above are no characters and never will be
     is_mark = unicodedata.combining(character) != 0
     return is_mark and unicodedata.ucd_3_2_0.category(character) == "Cn"
-
-
-@cache
-def _contested_characters() -> npt.NDArray[np.bool_]:
-    """Whether each code point is contested, shape [0x110000]; takes 0.02 s."""
-    table = np.ones(0x110000, np.bool_)
-    table[:0x10000] = [_is_contested(chr(code)) for code in range(0x10000)]
-    table[0xFFFE:0x10000] = False  # non-characters stay so
-    for first, last in _SETTLED_ASTRAL:
-        table[first : last + 1] = False
-    for first, last in _RECENT_BASIC:
-        table[first : last + 1] = True
-    return table

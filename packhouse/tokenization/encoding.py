@@ -57,10 +57,11 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encodi
     true_rows = _encode_with_hf(texts, doubtful, backend)
     is_exact = rows.is_exact.copy()
     is_exact[doubtful] = _are_exact(texts.take(pa.array(doubtful)), true_rows, pipeline)
-    for row in np.flatnonzero(is_exact & ~rows.is_exact & ~is_contested).tolist():
+    wrong = np.flatnonzero(is_exact & ~rows.is_exact & ~is_contested)
+    if len(wrong):
+        example = texts[int(wrong[0])].as_py()[:60]
         raise EncoderError(
-            f"{encoder.name} {encoder.version} gives other ids than HF for "
-            f"{texts[row].as_py()[:60]!r}"
+            f"{encoder.name} {encoder.version} gives other ids than HF for {example!r}"
         )
     merged = rows.with_rows(true_rows, text_bases(texts), is_exact)
     return Encoding(merged, by_hf=0 if encoder.is_reference else len(doubtful))

@@ -68,14 +68,14 @@ def _is_worth_a_process(backend: str) -> bool:
 
 
 def _start(folder: Path, backend: str, texts: pa.StringArray) -> "subprocess.Popen[bytes] | None":
-    (folder / "tokenizer.json").write_text(backend, encoding="utf-8")
-    (folder / "texts.json").write_bytes(orjson.dumps(texts.to_pylist()))
     # -P: no folder of ours on its path, whose modules could be taken for others.
     command = [sys.executable, "-P", str(_PROGRAM), str(folder)]
     nowhere = subprocess.DEVNULL
     try:
+        (folder / "tokenizer.json").write_text(backend, encoding="utf-8")
+        (folder / "texts.json").write_bytes(orjson.dumps(texts.to_pylist()))
         return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
-    except OSError:
+    except OSError:  # no process, no room on the disk: HF is loaded here
         return None
 
 

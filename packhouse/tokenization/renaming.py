@@ -95,6 +95,9 @@ def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> RenamedTo
         tokenizer.normalizer = base.normalizer
     if base.pre_tokenizer is not None:
         tokenizer.pre_tokenizer = base.pre_tokenizer
+    # New ids count on from the number of entries: where ids have gaps, fill up to the last one.
+    gaps = pipeline.model_size - tokenizer.get_vocab_size(with_added_tokens=False)
+    tokenizer.add_tokens([f"\ue000{number}\ue000" for number in range(gaps)])
     _add_tokens(tokenizer, load_tokenizer(backend), names)
     new_ids = {
         _id_of(tokenizer, names.get(token.id, token.text)): token.id for token in pipeline.added

@@ -123,6 +123,21 @@ def test_white_space_runs_and_short_words_are_no_control_text(byte_level, make_f
     assert not {run, word} & control_ids(snapshot)
 
 
+def test_gaps_in_the_vocabulary_do_no_harm(byte_level, make_formatted):
+    alphabet = {character: 3 * index for index, character in enumerate("abcdehnt</>|s")}
+    tokenizer = Tokenizer(models.BPE(alphabet, []))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    snapshot = snapshot_like(byte_level, tokenizer)
+    parts = [("<s>", "template"), ("a</s>b<s>", "answer"), ("</s>", "end")]
+
+    (row,) = tokenize_table(make_formatted([parts]), snapshot, TEXT).tokenized.to_pylist()
+
+    start, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    inner = [alphabet[character] for character in "a</s>b<s>"]
+    assert row["input_ids"] == [start, *inner, end]
+    assert row["trained_ranges"] == [{"start": 1, "end": 11}]
+
+
 def unigram_snapshot(byte_level):
     """T5's trap: `</s>` is a piece with score 0, which plain text reaches without added tokens."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -3.0)]

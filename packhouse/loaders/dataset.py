@@ -1,7 +1,8 @@
 """Map-style torch dataset over packs, or over tokenized rows that it packs itself.
 
-Rows are read from mapped Arrow buffers: on rows of 2,048 tokens some ten times as fast as
-`datasets` in torch format, which walks through Python. Each item carries `position_ids` and
+Rows are read from mapped Arrow buffers: row by row in random order about three times as fast as
+`datasets` in torch format (61 against 19 M tokens/s on Alpaca at `seq_len` 4,096, two shared cores).
+Each item carries `position_ids` and
 `seq_lengths` and never an `attention_mask`, so that `PackedCollator` and transformers both know
 where records end.
 """

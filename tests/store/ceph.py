@@ -187,6 +187,7 @@ def _plain(*command: str) -> str:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that what we started is stopped
     folder = Path(sys.argv[1]).resolve()
     port = int(sys.argv[2]) if len(sys.argv) > 2 else free_port()
     with running(folder, port) as endpoint:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -131,6 +132,7 @@ def places(only: str) -> Iterator[list[tuple[str, Place]]]:
 
 def main() -> None:
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that servers we started are stopped
     started = time.monotonic()
     if options.what in ("all", "schedules"):
         seed = random.randrange(2**32) if options.seed is None else options.seed

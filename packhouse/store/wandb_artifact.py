@@ -1,0 +1,94 @@
+"""Show a version in Weights & Biases: an artifact of type `dataset` with tables of text rows.
+
+W&B is a window, not the record: the artifact holds the first records of each split as readable
+text, the manifest, and the address of the version in its store; the data stay where they are.
+Works offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
+"""
+
+import importlib
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from packhouse.errors import ConfigError
+from packhouse.store.contracts import read_batches
+from packhouse.store.diff import records_of
+from packhouse.store.layout import version_folder
+from packhouse.store.read import OpenVersion
+
+__all__ = ["COLUMNS", "log_to_wandb", "text_rows"]
+
+COLUMNS = ["record_id", "text", "trained_text", "num_tokens", "num_trained"]
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> text, e.g. a tokenizer's `decode`."""
+
+
+def log_to_wandb(
+    opened: OpenVersion, project: str, *, decode: Decode, num_rows: int = 200
+) -> dict[str, Any]:
+    """Log a version as an artifact, with one table a split.
+
+    Args:
+        opened: the version.
+        project: W&B project; entity, mode and key come from W&B's environment.
+        decode: token ids -> text.
+        num_rows: records in each table, from the first of the split on.
+
+    Returns:
+        Name of the artifact, folder of the run, and rows of each table.
+
+    Raises:
+        ConfigError: wandb is not installed.
+    """
+    try:
+        wandb: Any = importlib.import_module("wandb")
+    except ImportError:
+        raise ConfigError("W&B is not installed: pip install 'packhouse[wandb]'") from None
+    tables = {
+        split: [list(row) for row in itertools.islice(text_rows(opened, split, decode), num_rows)]
+        for split in opened.manifest.splits()
+    }
+    artifact = wandb.Artifact(opened.dataset, type="dataset", metadata=describe(opened))
+    for split, rows in tables.items():
+        artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
+    with artifact.new_file("manifest.json", mode="wb") as file:
+        file.write(opened.manifest.to_bytes())
+    with wandb.init(project=project, job_type="publish") as run:
+        run.log_artifact(artifact, aliases=["latest", opened.version])
+        folder = run.dir
+    return {
+        "artifact": opened.dataset,
+        "folder": folder,
+        "rows": {split: len(rows) for split, rows in tables.items()},
+    }
+
+
+def describe(opened: OpenVersion) -> dict[str, Any]:
+    """Metadata of the artifact: where the version is, what it holds, how it was made."""
+    manifest = opened.manifest
+    return {
+        "uri": f"{opened.store.uri}/{version_folder(opened.dataset, opened.version)}",
+        "version": opened.version,
+        "manifest_id": manifest.manifest_id,
+        "content_id": manifest.content_id,
+        "rows": sum(entry.rows for entry in opened.files()),
+        "tokens": sum(entry.tokens for entry in opened.files()),
+        "configuration": dict(manifest.configuration),
+        "lineage": dict(manifest.lineage),
+    }
+
+
+def text_rows(
+    opened: OpenVersion, split: str, decode: Decode
+) -> Iterator[tuple[str, str, str, int, int]]:
+    """Records of a split as text, in published order, file by file; see `COLUMNS`."""
+    with tempfile.TemporaryDirectory(prefix="packhouse-wandb-") as folder:
+        for entry in opened.files("data", split):
+            path = opened.fetch(entry, Path(folder) / entry.key)
+            for batch in read_batches(path):
+                for record_id, ids, mask in records_of(batch):
+                    text, trained = decode(ids.tolist()), decode(ids[mask].tolist())
+                    yield record_id, text, trained, len(ids), int(mask.sum())

@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": ("packhouse.commands.doctor", "Prove that a store can guard a publication."),
     "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, tokens, packs, bytes, hits."),
+    "quarantine": ("packhouse.commands.quarantine", "List, show and mend the rows that are bad."),
     "export": ("packhouse.commands.export", "Write a version in the format of a trainer."),
 }
 

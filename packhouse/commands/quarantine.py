@@ -1,0 +1,289 @@
+"""`packhouse quarantine ls | show | retry`: what is bad about which rows, and how to mend them."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.commands.target import open_target
+from packhouse.errors import ConfigError, QuarantineLimitError
+from packhouse.jobs import plan_jobs
+from packhouse.quarantine import MendedSource, Retried, check_mended, count_reasons, editable
+from packhouse.recipe import Recipe, load_recipe
+from packhouse.tables import QUARANTINED
+from packhouse.workspace import Workspace, default_cache, read_table
+
+__all__ = ["quarantine"]
+
+_TARGET_HELP = (
+    "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "
+    ".arrow, as an error names it), or a RECIPE: then the rows that its last run on this machine "
+    "found bad, whether or not it published."
+)
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_cache = click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    default=default_cache,
+    help="Folder of finished steps, for a RECIPE. [default: PACKHOUSE_CACHE, else .packhouse]",
+)
+_target = click.argument("target", metavar="TARGET")
+
+
+@click.group()
+def quarantine() -> None:
+    r"""List, show and mend the rows that did not pass.
+
+    \b
+    packhouse quarantine ls ./store/demo
+    packhouse quarantine show ./store/demo --reason json
+    packhouse quarantine retry RECIPE --edit bad.jsonl       # then mend bad.jsonl
+    packhouse quarantine retry RECIPE --from bad.jsonl --out mended/
+    """
+
+
+@quarantine.command(help=f"Count bad rows by reason, with samples.\n\n{_TARGET_HELP}")
+@_target
+@click.option("--samples", default=3, show_default=True, help="Rows to name for each reason.")
+@_cache
+@_as_json
+def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
+    """Count bad rows by reason."""
+    table = read_quarantine(target, cache)
+    reasons = count_reasons(table, samples)
+    if as_json:
+        click.echo(json.dumps({"rows": table.num_rows, "reasons": reasons}, ensure_ascii=False))
+        return
+    click.echo(f"{table.num_rows:,} quarantined rows")
+    for reason in reasons:
+        click.echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
+        for row in reason["samples"]:
+            click.echo(f"  {row['source']} row {row['row']:,}: {_printable(row['detail'])}")
+
+
+@quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")
+@_target
+@click.option("--reason", help="Only rows of this reason.")
+@click.option("--source", help="Only rows of this source, or of this `source/file`.")
+@click.option("--row", type=int, help="Only the row of this number in its file, from 0.")
+@click.option("--limit", default=5, show_default=True, help="Rows to print.")
+@click.option("--bytes", "num_bytes", default=2000, show_default=True, help="Raw bytes of each.")
+@_cache
+@_as_json
+def show(
+    target: str,
+    reason: str | None,
+    source: str | None,
+    row: int | None,
+    limit: int,
+    num_bytes: int,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Print bad rows with their place and raw bytes."""
+    table = _chosen(read_quarantine(target, cache), reason, source, row)
+    if not table.num_rows:
+        raise ConfigError(f"no quarantined row of '{target}' is like that; see `quarantine ls`")
+    for bad in table.slice(0, limit).to_pylist():
+        raw = _printable(bad.pop("raw")[:num_bytes])
+        if as_json:
+            click.echo(json.dumps({**bad, "raw": raw}, ensure_ascii=False))
+            continue
+        at = "" if bad["byte_offset"] is None else f", byte {bad['byte_offset']:,}"
+        click.echo(f"{bad['source']} row {bad['row']:,}{at}: {bad['step']} / {bad['reason']}")
+        click.echo(f"  {_printable(bad['detail'])}")
+        click.echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
+        click.echo(f"  {raw}\n")
+    if table.num_rows > limit and not as_json:
+        click.echo(f"... and {table.num_rows - limit:,} more; see --limit, --reason, --row")
+
+
+@quarantine.command(
+    help="Mend bad rows and check them again.\n\n"
+    "--edit FILE writes them as JSON Lines to be mended (`raw` is what to change; delete the lines "
+    "of rows you give up). --from FILE checks mended rows by the recipe's rules; those that pass "
+    "are written to the folder --out, a source file for each source, ready to be added to the "
+    "recipe. Without --from, the rows are checked as they are: after a change of the rules. "
+    "Rows that are still bad are written to OUT/still-bad.jsonl, and the exit code is 4.\n\n"
+    f"{_TARGET_HELP}"
+)
+@_target
+@click.option("--edit", type=click.Path(path_type=Path), help="Write the bad rows here.")
+@click.option("--from", "mended", type=click.Path(path_type=Path), help="Mended rows.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for rows that pass.")
+@click.option("--recipe", "recipe_path", help="Recipe of the rows, where TARGET is not one.")
+@click.option("--reason", help="Only rows of this reason.")
+@_cache
+@_as_json
+def retry(
+    target: str,
+    edit: Path | None,
+    mended: Path | None,
+    out: Path | None,
+    recipe_path: str | None,
+    reason: str | None,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Mend bad rows and check them again."""
+    if edit is not None:
+        if mended or out:
+            raise ConfigError("give --edit alone, mend the file, then give it as --from with --out")
+        _write_editable(_chosen(read_quarantine(target, cache), reason), edit, as_json)
+        return
+    if out is None:
+        raise ConfigError("say what to do: --edit FILE, or --out FOLDER (with --from FILE)")
+    recipe = _recipe_of(target, recipe_path)
+    lines = _read_lines(mended) if mended else _lines(read_quarantine(target, cache), reason)
+    retried = check_mended(lines, recipe)
+    _write_retried(retried, out, as_json)
+    if retried.still_bad:
+        raise click.exceptions.Exit(QuarantineLimitError.exit_code)
+
+
+def read_quarantine(target: str, cache: Path) -> pa.Table:
+    """Read the quarantined rows of a version, a file, or the last run of a recipe.
+
+    Raises:
+        ConfigError: the file holds something else, or the recipe did not run here.
+        VersionNotFoundError: no such version.
+    """
+    path = Path(target)
+    if path.suffix in (".yaml", ".yml"):
+        return _of_recipe(load_recipe(path), Workspace(cache=cache))
+    if path.suffix in (".parquet", ".arrow") and "://" not in target:
+        if not path.is_file():
+            raise ConfigError(f"no file at '{target}'")
+        return _read_file(path)
+    opened = open_target(target)
+    with tempfile.TemporaryDirectory(prefix="packhouse-quarantine-") as folder:
+        entries = opened.files("quarantine")
+        parts = [
+            _read_file(opened.fetch(entry, Path(folder) / f"{number}.parquet"))
+            for number, entry in enumerate(entries)
+        ]
+    return pa.concat_tables([QUARANTINED.empty_table(), *parts])
+
+
+def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
+    plan = plan_jobs(recipe)
+    jobs = (*plan.validate, *plan.format, *plan.tokenize)
+    receipts = [workspace.steps.peek(job.step, job.key) for job in jobs]
+    done = [receipt for receipt in receipts if receipt is not None]
+    if not done:
+        raise ConfigError(
+            f"no run of this recipe, as it is now, in cache '{workspace.cache}'; run it first, or "
+            "say --cache"
+        )
+    paths = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
+    return pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
+
+
+def _read_file(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path) if path.suffix == ".parquet" else read_table(path)
+        return table.select(QUARANTINED.names).cast(QUARANTINED)
+    except (pa.ArrowException, KeyError) as error:
+        raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
+
+
+def _chosen(
+    table: pa.Table, reason: str | None = None, source: str | None = None, row: int | None = None
+) -> pa.Table:
+    if reason is not None:
+        table = table.filter(pc.equal(table["reason"], reason))
+    if source is not None:
+        is_file = pc.equal(table["source"], source)
+        table = table.filter(pc.or_(is_file, pc.starts_with(table["source"], f"{source}/")))
+    if row is not None:
+        table = table.filter(pc.equal(table["row"], row))
+    return table.sort_by([("source", "ascending"), ("row", "ascending")])
+
+
+def _printable(text: str | bytes) -> str:
+    r"""Text that no terminal acts on: control characters and bad bytes are escaped.
+
+    Example:
+        >>> print(_printable(b"a\x1b[31mb\xff\n"))
+        a\x1b[31mb\xff\n
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _lines(table: pa.Table, reason: str | None) -> list[dict[str, Any]]:
+    return [editable(row) for row in _chosen(table, reason).to_pylist()]
+
+
+def _write_editable(table: pa.Table, path: Path, as_json: bool) -> None:
+    lines = _lines(table, None)
+    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    if as_json:
+        click.echo(json.dumps({"rows": len(lines), "file": str(path)}))
+    else:
+        click.echo(f"{len(lines):,} rows in {path}: mend `raw`, then give it as --from")
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    try:
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            if line.strip():
+                parsed = orjson.loads(line)
+                if not isinstance(parsed, dict):
+                    raise ConfigError(f"'{path}', line {number}: not an object")
+                lines.append(parsed)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"'{path}', line {number}: not JSON ({error.msg})") from None
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error}") from None
+    return lines
+
+
+def _recipe_of(target: str, path: str | None) -> Recipe:
+    if path is None and not target.endswith((".yaml", ".yml")):
+        raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
+    return load_recipe(path or target)
+
+
+def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    sources = []
+    for source in retried.passed:
+        path = out / f"{source.name}.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in source.lines))
+        sources.append({"path": str(path), "rows": len(source.lines), **source.settings})
+    left = out / "still-bad.jsonl"
+    left.unlink(missing_ok=True)
+    if retried.still_bad:
+        left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))
+    if as_json:
+        facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
+        click.echo(json.dumps({**facts, "sources": sources}, ensure_ascii=False))
+        return
+    click.echo(f"{retried.num_passed:,} rows pass, {len(retried.still_bad):,} are still bad")
+    for line in retried.still_bad[:5]:
+        reason = _printable(line.get("detail", ""))
+        click.echo(f"  {line['source']} row {line['row']:,}: {reason}")
+    if retried.still_bad:
+        click.echo(f"  all of them: {left}")
+    if retried.passed:
+        click.echo("\nadd to the recipe's sources:")
+        for source in retried.passed:
+            click.echo(_snippet(source, out / f"{source.name}.jsonl"))
+
+
+def _snippet(source: MendedSource, path: Path) -> str:
+    import yaml
+
+    entry = {"path": str(path.absolute()), **source.settings}
+    return "  " + yaml.safe_dump([entry], sort_keys=False).rstrip().replace("\n", "\n  ")

@@ -1,0 +1,277 @@
+"""Bad rows of a run or a version: counted, mended and checked again.
+
+A quarantined row keeps its first 64 KiB. `editable` turns it into a line that people can mend in
+any editor: the row itself where it parses, its text where it does not. `check_mended` reads mended
+rows by the very reader of the recipe, as if they stood in a file of their own, and gives back
+those that pass as JSON Lines which a recipe can add as one more source. Works on the bad rows of
+one dataset in memory: a few KB each.
+"""
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from packhouse.errors import ConfigError
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.sources import SourceShard, read_shard, scan_source
+from packhouse.sources.delimited import parse_delimited
+from packhouse.sources.files import source_name
+from packhouse.sources.records import parse_lines
+
+__all__ = ["MendedSource", "Retried", "check_mended", "count_reasons", "editable"]
+
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MendedSource:
+    """Rows of one source that pass now, and how a recipe names their shape."""
+
+    name: str
+    """For the file and the new source: `<source>-mended`."""
+    lines: tuple[bytes, ...]
+    """A JSON line per row."""
+    settings: Mapping[str, Any]
+    """Keys of a recipe's source beside `path`: `name`, `format`, `fields`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retried:
+    """What became of rows that were driven in again; every one of them is in one of the two."""
+
+    passed: tuple[MendedSource, ...]
+    still_bad: tuple[dict[str, Any], ...]
+    """Lines to mend, with the reason they have now."""
+
+    @property
+    def num_passed(self) -> int:
+        """Rows that pass."""
+        return sum(len(source.lines) for source in self.passed)
+
+
+def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]:
+    """Count quarantined rows by step and reason, most frequent first, with samples.
+
+    Args:
+        table: schema `tables.QUARANTINED`.
+        num_samples: rows named for each reason, the first in order of source and row.
+
+    Example:
+        >>> from packhouse.tables import QUARANTINED
+        >>> row = {"source": "a/a.jsonl", "row": 7, "byte_offset": 90, "step": "validate",
+        ...        "reason": "json", "detail": "not JSON", "raw": b"{", "raw_size": 1,
+        ...        "raw_sha256": ""}
+        >>> (line,) = count_reasons(pa.Table.from_pylist([row], QUARANTINED))
+        >>> line["step"], line["reason"], line["rows"], line["samples"]
+        ('validate', 'json', 1, [{'source': 'a/a.jsonl', 'row': 7, 'detail': 'not JSON'}])
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    samples: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    wanted = table.select(["step", "reason", "source", "row", "detail"])
+    for row in sorted(wanted.to_pylist(), key=lambda row: (row["source"], row["row"])):
+        key = row.pop("step"), row.pop("reason")
+        counts[key] += 1
+        if len(samples[key]) < num_samples:
+            samples[key].append(row)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [
+        {"step": step, "reason": reason, "rows": rows, "samples": samples[step, reason]}
+        for (step, reason), rows in ordered
+    ]
+
+
+def editable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn a quarantined row into a line to mend.
+
+    `raw` is the row itself where its bytes parse as one, else their text; bytes that are not UTF-8
+    show as U+FFFD, which has to be replaced. `is_cut` says that the end is missing.
+
+    Example:
+        >>> row = {"source": "a/a.jsonl", "row": 7, "step": "validate", "reason": "fields",
+        ...        "detail": "no field 'output'", "raw": b'{"instruction": "Hi"}', "raw_size": 21}
+        >>> editable(row)["raw"]
+        {'instruction': 'Hi'}
+        >>> editable(row | {"raw": b'{"instruction": "Hi",}', "raw_size": 22})["raw"]
+        '{"instruction": "Hi",}'
+    """
+    names = ("source", "row", "step", "reason", "detail")
+    line = {name: row[name] for name in names}
+    if row["raw_size"] > len(row["raw"]):
+        return line | {"raw": row["raw"].decode("utf-8", "replace"), "is_cut": True}
+    records = parse_lines(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))
+    # Of an object with a key twice, or a number that no float holds, parsing would lose a part.
+    is_whole = not records.failures and len(records.rows) == 1
+    return line | {
+        "raw": records.rows[0] if is_whole else row["raw"].decode("utf-8", "replace"),
+    }
+
+
+def check_mended(lines: Iterable[Mapping[str, Any]], recipe: Recipe) -> Retried:
+    """Read mended rows again, by the recipe's rules.
+
+    Args:
+        lines: as `editable` makes them, mended or not.
+        recipe: whose sources the rows come from, and whose rules they must keep.
+
+    Raises:
+        ConfigError: a line is not one of `editable`, or names a source that the recipe lacks.
+    """
+    origins = {source_name(source): source for source in recipe.sources}
+    groups: dict[tuple[str, str], list[_Mended]] = defaultdict(list)
+    still_bad = []
+    for number, line in enumerate(lines):
+        mended = _prepare(line, origins, number)
+        if isinstance(mended, dict):
+            still_bad.append(mended)
+        else:
+            groups[mended.source, mended.row_format].append(mended)
+    passed = []
+    for (name, row_format), rows in sorted(groups.items()):
+        config = _config_of(origins[name], name, row_format)
+        why = _read_again([row.line for row in rows], config, recipe)
+        still_bad += [row.bad(*why[i]) for i, row in enumerate(rows) if i in why]
+        good = tuple(row.line for i, row in enumerate(rows) if i not in why)
+        if good:
+            settings = config.model_dump(exclude={"path"}, exclude_defaults=True)
+            passed.append(MendedSource(name=settings["name"], lines=good, settings=settings))
+    return Retried(passed=tuple(passed), still_bad=tuple(still_bad))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mended:
+    """A row as one line of JSON, of a shape that sources can have."""
+
+    source: str
+    row_format: str
+    line: bytes
+    given: Mapping[str, Any] = field(repr=False)
+
+    def bad(self, reason: str, detail: str) -> dict[str, Any]:
+        return {**self.given, "reason": reason, "detail": detail}
+
+
+def _prepare(
+    line: Mapping[str, Any], origins: Mapping[str, SourceConfig], number: int
+) -> _Mended | dict[str, Any]:
+    """The row to read again, or the line with the reason why it cannot be."""
+    missing = {"source", "row", "step", "raw"} - line.keys()
+    if missing:
+        raise ConfigError(
+            f"line {number + 1} of the mended rows lacks {', '.join(sorted(missing))}"
+        )
+    name = line["source"].split("/")[0]
+    if name not in origins:
+        known = ", ".join(sorted(origins))
+        raise ConfigError(
+            f"line {number + 1} of the mended rows is of source '{name}', which the recipe lacks "
+            f"(it has {known})"
+        )
+    raw, step = line["raw"], line["step"]
+    why = _cannot(raw, step, bool(line.get("is_cut")))
+    if why:
+        return {**line, "detail": why}
+    row_format = _stated_format(origins[name])
+    if step == "format":
+        rewritten = _from_messages(raw)
+        if rewritten is None:
+            why = "its turns have contexts, which no row format of several turns holds"
+            return {**line, "detail": f"{why}; mend the row in its source"}
+        row_format, raw = rewritten
+    elif isinstance(raw, str):
+        raw = _from_delimited(raw, line["source"], origins[name])
+    text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
+    text = b" ".join(text.split(b"\n"))  # an element of a JSON array may span lines
+    return _Mended(source=name, row_format=row_format, line=text, given=line)
+
+
+def _cannot(raw: Any, step: str, is_cut: bool) -> str | None:
+    if step == "tokenize":
+        return "only its rendered text is kept; mend the row in its source, or change the recipe"
+    if is_cut:
+        return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
+    if step == "format" and isinstance(raw, str):
+        return "it is no longer a conversation: raw must be an object with messages"
+    text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
+    if _REPLACEMENT in text:
+        return "it still holds U+FFFD where its bytes were no UTF-8; put in what was meant"
+    return None
+
+
+def _from_messages(raw: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Row format and row of a conversation that a template refused; None: no format holds it."""
+    messages = raw.get("messages") or []
+    roles = [message.get("role") for message in messages]
+    has_context = any(message.get("context") for message in messages)
+    if raw.get("label") is not None and len(messages) == 1:
+        return "classification", {"text": messages[0]["content"], "label": raw["label"]}
+    if not has_context:
+        return "chat", {key: raw[key] for key in ("messages", "tools") if key in raw}
+    if roles == ["user", "assistant"]:
+        asked, answer = messages
+        row = {"instruction": asked["content"], "input": asked["context"]}
+        return "alpaca", row | {"output": answer["content"]}
+    return None
+
+
+def _from_delimited(raw: str, file: str, config: SourceConfig) -> Any:
+    """A CSV or TSV record as an object keyed by the file's header; any other text as it is."""
+    shards = {shard.file: shard for shard in _shards_of(config.model_dump_json())}
+    shard = shards.get(file)
+    if shard is None or shard.file_format not in _DELIMITERS:
+        return raw
+    delimiter = _DELIMITERS[shard.file_format]
+    records = parse_delimited(raw.encode(), shard.header or (), delimiter, len(raw.encode()) + 1)
+    return records.rows[0] if len(records.rows) == 1 and not records.failures else raw
+
+
+def _stated_format(config: SourceConfig) -> str:
+    """The row format of a source; what a scan finds where the recipe leaves it to be found."""
+    if config.format != "auto":
+        return config.format
+    formats = {shard.row_format for shard in _shards_of(config.model_dump_json())} - {"auto"}
+    return formats.pop() if len(formats) == 1 else "auto"
+
+
+@cache
+def _shards_of(config: str) -> Sequence[SourceShard]:
+    return scan_source(SourceConfig.model_validate_json(config))
+
+
+def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:
+    own_shape = row_format == _stated_format(config)
+    return SourceConfig.model_validate(
+        {
+            "path": "",
+            "name": f"{name[:50]}-mended" if own_shape else f"{name[:40]}-mended-{row_format}",
+            "format": row_format,
+            "file_format": "jsonl",
+            "fields": config.fields if own_shape else {},
+            "label_names": config.label_names,
+            "oasst_paths": config.oasst_paths,
+        }
+    )
+
+
+def _read_again(
+    lines: Sequence[bytes], config: SourceConfig, recipe: Recipe
+) -> dict[int, tuple[str, str]]:
+    """Number of each line that is bad -> reason and detail."""
+    with tempfile.TemporaryDirectory(prefix="packhouse-retry-") as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_bytes(b"\n".join(lines) + b"\n")
+        source = config.model_copy(update={"path": str(path)})
+        bad: dict[int, tuple[str, str]] = {}
+        for shard in scan_source(source):
+            rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
+            quarantined = rows.quarantined.select(["row", "reason", "detail"])
+            for row in quarantined.to_pylist():
+                bad[row["row"]] = row["reason"], row["detail"]
+    return bad

@@ -1,0 +1,204 @@
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from packhouse.chain import LocalRunner, prepare
+from packhouse.cli import cli
+from packhouse.errors import QuarantineLimitError
+from packhouse.recipe import load_recipe
+from packhouse.workspace import Workspace
+
+DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(40)]
+BAD = [
+    '{"instruction": "Name a bird.", "input": "", "output": "Wren"',  # 40: no closing brace
+    '{"instruction": "Name a fish.", "input": "", "answer": "Pike"}',  # 41: no output
+    '{"instruction": "A", "input": "", "output": "B", "output": "C"}',  # 42: a key twice
+    b'{"instruction": "Caf\xe9?", "input": "", "output": "Yes"}',  # 43: latin-1
+]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder with a recipe whose sources hold bad rows, its cache and store."""
+    monkeypatch.chdir(tmp_path)
+    lines = [orjson.dumps(row) for row in GOOD]
+    lines += [row if isinstance(row, bytes) else row.encode() for row in BAD]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (tmp_path / "labels.tsv").write_text("sentence\tlabel\nfine film\t1\nawful\tx\nno label\n")
+    recipe = {
+        "dataset": "birds",
+        "sources": [{"path": "rows.jsonl", "format": "alpaca"}],
+        "tokenizer": str(DEMO / "tokenizer"),
+        "format": {"template": "alpaca"},
+        "validate": {"max_quarantined": 0.5},
+        "publish": {"store": str(tmp_path / "store")},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return tmp_path
+
+
+def run_recipe(folder, *overrides):
+    recipe = load_recipe(folder / "recipe.yaml", overrides)
+    workspace = Workspace(cache=folder / "cache")
+    return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), folder / "cache")
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(cli, ["quarantine", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_ls_counts_reasons_of_a_version_a_file_and_a_refused_run_alike(desk):
+    with pytest.raises(QuarantineLimitError) as caught:
+        run_recipe(desk, "validate.max_quarantined=0")
+    named = str(caught.value).split("see ")[1].split(". Mend")[0]
+    of_recipe = call("ls", desk / "recipe.yaml", "--cache", desk / "cache", "--json")
+    run_recipe(desk)
+    of_version = call("ls", desk / "store" / "birds", "--json")
+
+    assert json.loads(of_version)["rows"] == 4
+    reasons = {line["reason"]: line for line in json.loads(of_version)["reasons"]}
+    assert set(reasons) == {"json", "fields", "duplicate_key", "encoding"}
+    assert reasons["json"]["samples"][0]["row"] == 40
+    assert call("ls", named, "--json") == of_version == of_recipe
+    assert "validate / json: 1\n  rows/rows.jsonl row 40: " in call("ls", named)
+
+
+def test_show_prints_place_and_bytes_without_control_characters(desk):
+    run_recipe(desk)
+    output = call("show", desk / "store" / "birds", "--reason", "encoding")
+    assert "rows/rows.jsonl row 43, byte " in output
+    assert r"Caf\xe9?" in output
+    assert "\xe9" not in output
+    (line,) = call("show", desk / "store" / "birds", "--row", 41, "--json").splitlines()
+    assert json.loads(line)["raw"] == BAD[1]
+    raw = call("show", desk / "store" / "birds", "--row", 41, "--bytes", 14, "--json")
+    assert json.loads(raw)["raw"] == BAD[1][:14]
+
+
+def test_a_filter_that_meets_nothing_says_so(desk):
+    run_recipe(desk)
+    result = CliRunner().invoke(cli, ["quarantine", "show", "store/birds", "--reason", "nope"])
+    assert result.exit_code == 2
+    assert "no quarantined row of 'store/birds' is like that" in result.stderr
+
+
+def mend(line):
+    """What a person would do in an editor."""
+    if line["reason"] == "json":
+        line["raw"] += "}"
+    if line["reason"] == "fields":
+        line["raw"]["output"] = line["raw"].pop("answer")
+    return line
+
+
+def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
+    run_recipe(desk)
+    target = [desk / "recipe.yaml", "--cache", desk / "cache"]
+    call("retry", *target, "--edit", "bad.jsonl")
+    lines = [mend(json.loads(line)) for line in (desk / "bad.jsonl").read_text().splitlines()]
+    (desk / "bad.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    output = call("retry", *target, "--from", "bad.jsonl", "--out", "mended", "--json", code=4)
+
+    done = json.loads(output)
+    assert done["passed"] == 2
+    assert [(line["row"], line["reason"]) for line in done["still_bad"]] == [
+        (43, "encoding"),
+        (42, "duplicate_key"),
+    ]
+    (source,) = done["sources"]
+    assert source.pop("rows") == 2
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    recipe["sources"].append(source)
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    again = run_recipe(desk)
+    assert again.ledger[0].rows_out == 42
+
+
+def test_a_row_with_a_key_twice_does_not_pass_unmended(desk):
+    """Parsing it for the editor would keep the last value and lose the first."""
+    run_recipe(desk)
+    call("retry", "store/birds", "--reason", "duplicate_key", "--edit", "bad.jsonl")
+    (line,) = (desk / "bad.jsonl").read_text().splitlines()
+    assert json.loads(line)["raw"] == BAD[2]
+
+
+def test_bytes_that_are_no_text_do_not_pass_as_replacement_characters(desk):
+    run_recipe(desk)
+    arguments = ["store/birds", "--recipe", "recipe.yaml", "--reason", "encoding", "--out", "out"]
+    output = call("retry", *arguments, code=4)
+    assert "0 rows pass, 1 are still bad" in output
+    assert "still holds U+FFFD" in output
+    assert json.loads((desk / "out" / "still-bad.jsonl").read_text())["row"] == 43
+
+
+def test_without_mending_rows_pass_when_the_rules_changed(desk):
+    lines = [*GOOD[:4], {"instruction": "x" * 200, "input": "", "output": "long"}]
+    (desk / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run_recipe(desk, "validate.max_chars=100")
+    output = call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out")
+    assert "1 rows pass, 0 are still bad" in output
+    assert "name: rows-mended" in output
+    assert not (desk / "out" / "still-bad.jsonl").exists()
+
+
+def test_tsv_rows_are_read_by_their_header(desk):
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    recipe["sources"] = [
+        {
+            "path": "labels.tsv",
+            "format": "classification",
+            "fields": {"text": "sentence"},
+            "label_names": ["bad", "good"],
+        }
+    ]
+    recipe["format"] = {"template": "classification"}
+    recipe["validate"]["max_quarantined"] = 0.9
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    run_recipe(desk)
+    call("retry", "recipe.yaml", "--cache", "cache", "--edit", "bad.jsonl")
+    lines = [json.loads(line) for line in (desk / "bad.jsonl").read_text().splitlines()]
+    assert [line["raw"] for line in lines] == ["awful\tx", "no label"]
+    lines[0]["raw"] = "awful\t0"
+    lines[1]["raw"] = "no label\t0"
+    (desk / "bad.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    call("retry", "recipe.yaml", "--from", "bad.jsonl", "--out", "out")
+    written = (desk / "out" / "labels-mended.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == [
+        {"sentence": "awful", "label": "0"},
+        {"sentence": "no label", "label": "0"},
+    ]
+
+
+def test_rows_that_a_template_refused_come_back_as_chat(desk):
+    """The alpaca template has no place for tools, so the row falls at `format`."""
+    row = {
+        "messages": [
+            {"role": "user", "content": "Two by two?"},
+            {"role": "assistant", "content": "4", "reasoning_content": "2 * 2"},
+        ]
+    }
+    (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    recipe["sources"].append({"path": "chat.jsonl", "format": "chat"})
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    run_recipe(desk)
+    shown = call("ls", "store/birds", "--json")
+    assert {line["step"] for line in json.loads(shown)["reasons"]} == {"validate", "format"}
+    call("retry", "recipe.yaml", "--cache", "cache", "--reason", "template", "--out", "out")
+    (line,) = (desk / "out" / "chat-mended.jsonl").read_text().splitlines()
+    assert json.loads(line)["messages"][1]["reasoning"] == "2 * 2"
+
+
+def test_a_file_that_holds_something_else_is_refused(desk):
+    run_recipe(desk)
+    (records,) = (desk / "store").rglob("records/*.parquet")
+    result = CliRunner().invoke(cli, ["quarantine", "ls", str(records)])
+    assert result.exit_code == 2
+    assert "is no quarantine file" in result.stderr

@@ -22,6 +22,7 @@ from packhouse.errors import ConfigError
 from packhouse.fingerprint import digest, library_versions
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import SourceShard, scan_source
+from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 
 __all__ = ["ENGINE_VERSIONS", "SHARD_BYTES", "STEPS", "Job", "Plan", "plan_jobs"]
@@ -188,6 +189,7 @@ def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
     parameters = {
         "format": recipe.format.model_dump(mode="json", exclude={"template"}),
         "template": _template_identity(recipe.format.template),
+        "date": _date_of(recipe),
         "label_names": validated.source.label_names,
         "tokenizer": tokenizer,  # its chat template and control tokens
     }
@@ -200,6 +202,19 @@ def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:
         "tokenizer": tokenizer,
     }
     return _job("tokenize", [formatted], parameters, label=formatted.label)
+
+
+def _date_of(recipe: Recipe) -> str | None:
+    """The day that a template may print, if it can: text of another day is another text."""
+    template = recipe.format.template
+    folder = Path(recipe.tokenizer)
+    is_file = template.endswith((".jinja", ".j2"))
+    names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
+    if template == "chat":
+        names.append(folder / "tokenizer_config.json")
+    if any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names):
+        return pinned_date().date().isoformat()
+    return None
 
 
 def _template_identity(template: str) -> str:

@@ -254,3 +254,20 @@ def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code
     assert re.search(message, result.stderr)
     assert "Traceback" not in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(house, monkeypatch):
+    template = house.root / "dated.jinja"
+    template.write_text(
+        "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    overrides = (f"format.template={template}",)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    first = house.prepare(*overrides)
+    assert house.cached_steps(house.prepare(*overrides)) == STEPS
+
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(2 * 86400))
+    assert house.cached_steps(house.prepare(*overrides)) == ["validate"]
+    assert house.prepare(*overrides).version != first.version

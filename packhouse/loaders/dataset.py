@@ -1,10 +1,9 @@
 """Map-style torch dataset over packs, or over tokenized rows that it packs itself.
 
-Rows are read from mapped Arrow buffers: row by row in random order about three times as fast as
-`datasets` in torch format (61 against 19 M tokens/s on Alpaca at `seq_len` 4,096, two shared cores).
-Each item carries `position_ids` and
-`seq_lengths` and never an `attention_mask`, so that `PackedCollator` and transformers both know
-where records end.
+Rows are read from mapped Arrow buffers, one by one in random order at 61 M tokens/s on Alpaca with
+`seq_len` 4,096, where `datasets` in torch format reads 19 (two shared cores). Each item carries
+`position_ids` and `seq_lengths` and never an `attention_mask`, so that `PackedCollator` and
+transformers both know where records end.
 """
 
 from collections.abc import Mapping, Sequence

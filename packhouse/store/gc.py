@@ -18,7 +18,7 @@ from typing import Literal
 from packhouse.store.layout import check_name, is_version, manifest_key
 from packhouse.store.manifest import Manifest, Tombstone
 from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
-from packhouse.store.publish import read_slot_steps
+from packhouse.store.refs import read_slot_steps
 from packhouse.store.steps import Clock, Create, Delete, ListAll, Steps, request, run
 
 __all__ = ["DEFAULT_GRACE_S", "Garbage", "GcReport", "collect_garbage", "find_garbage"]

@@ -44,20 +44,24 @@ from packhouse.store.manifest import (
     Manifest,
     Tombstone,
     canonical_json,
-    parse_slot,
     refuse_secrets,
     schema_fingerprint,
     schema_to_json,
 )
 from packhouse.store.objects import (
-    Blob,
     FileBody,
     ObjectStore,
     PreconditionFailedError,
     file_body,
 )
-from packhouse.store.refs import Ref, committed_steps, move_ref_steps, read_ref_steps
-from packhouse.store.steps import All, Create, Steps, put_data, read, request, run
+from packhouse.store.refs import (
+    Ref,
+    committed_steps,
+    move_ref_steps,
+    read_ref_steps,
+    read_slot_steps,
+)
+from packhouse.store.steps import All, Create, Steps, put_data, request, run
 
 __all__ = ["LocalFile", "PublishedVersion", "find_version", "publish_version"]
 
@@ -314,21 +318,6 @@ def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]
         if not isinstance(slot, Tombstone):
             return slot, generation
     raise AssertionError("unreachable: generations do not end")
-
-
-def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
-    """What lies in a commit slot; a damaged answer is read once more."""
-    key = manifest_key(dataset, version)
-    for last in (False, True):
-        blob: Blob | None = yield from read(key)
-        if blob is None:
-            return None
-        try:
-            return parse_slot(blob.data, key)
-        except IntegrityError:
-            if last:
-                raise
-    raise AssertionError("unreachable: the last read returns or raises")
 
 
 def _upload(manifest: Manifest, uploads: Uploads) -> tuple[Steps[None], ...]:

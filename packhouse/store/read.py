@@ -27,7 +27,7 @@ from packhouse.store.manifest import FileEntry, Manifest, parse_slot
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.publish import find_slot_steps
 from packhouse.store.refs import committed_steps, read_ref_steps
-from packhouse.store.steps import Now, Pause, Steps, run
+from packhouse.store.steps import MAX_READS, Now, Pause, Steps, run
 
 __all__ = [
     "OpenVersion",
@@ -213,17 +213,16 @@ def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
-    for last in (False, True):
+    for _ in range(MAX_READS):
         run(opened.store, _download_steps(opened, entry, partial))
         if _sha256(partial) == entry.sha256:
             os.replace(partial, path)  # noqa: PTH105
             return path
         partial.unlink()
-        if last:
-            break
     raise IntegrityError(
-        f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), twice "
-        "in a row: the object is damaged. Restore it, or publish the version again elsewhere",
+        f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), "
+        f"{MAX_READS} times in a row: the object is damaged. Restore it, or publish the version "
+        "again elsewhere",
         key=entry.key,
     )
 

@@ -20,8 +20,8 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.store.layout import check_name, manifest_key, ref_key, split_version
-from packhouse.store.manifest import Manifest, canonical_json, parse_slot
-from packhouse.store.objects import Blob, ObjectStore, PreconditionFailedError
+from packhouse.store.manifest import Manifest, Tombstone, canonical_json, parse_slot
+from packhouse.store.objects import ObjectStore, PreconditionFailedError
 from packhouse.store.steps import (
     Create,
     ListAll,
@@ -30,7 +30,7 @@ from packhouse.store.steps import (
     Pause,
     Steps,
     Swap,
-    read,
+    read_checked,
     request,
     run,
 )
@@ -130,18 +130,9 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 def read_ref_steps(dataset: str, name: str) -> Steps[tuple[Ref, str] | None]:
-    """The ref and its tag, or None; a damaged answer is read once more."""
+    """The ref and its tag, or None."""
     key = ref_key(dataset, check_name("ref", name))
-    for last in (False, True):
-        blob: Blob | None = yield from read(key)
-        if blob is None:
-            return None
-        try:
-            return parse_ref(name, blob.data, key), blob.etag
-        except IntegrityError:
-            if last:
-                raise
-    raise AssertionError("unreachable: the last read returns or raises")
+    return (yield from read_checked(key, lambda data, where: parse_ref(name, data, where)))
 
 
 def move_ref_steps(
@@ -207,21 +198,19 @@ def _write(key: str, ref: Ref, tag: str) -> Create | Swap:
     return Swap(key, ref.to_bytes(), tag) if tag else Create(key, ref.to_bytes())
 
 
+def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
+    """What lies in a commit slot."""
+    found = yield from read_checked(manifest_key(dataset, version), parse_slot)
+    return found[0] if found else None
+
+
 def committed_steps(dataset: str, version: str) -> Steps[Manifest]:
     """The manifest of a version that must be committed.
 
     Raises:
         VersionNotFoundError: never committed, or collected.
     """
-    key = manifest_key(dataset, version)
-    for last in (False, True):
-        blob: Blob | None = yield from read(key)
-        try:
-            slot = parse_slot(blob.data, key) if blob else None
-            break
-        except IntegrityError:
-            if last:
-                raise
+    slot = yield from read_slot_steps(dataset, version)
     if isinstance(slot, Manifest):
         return slot
     state = "does not exist" if slot is None else "was removed by garbage collection"

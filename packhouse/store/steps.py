@@ -14,7 +14,7 @@ import hashlib
 import random
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from packhouse.store.objects import (
 )
 
 __all__ = [
+    "MAX_READS",
     "All",
     "Clock",
     "Create",
@@ -46,11 +47,15 @@ __all__ = [
     "Swap",
     "put_data",
     "read",
+    "read_checked",
     "request",
     "run",
 ]
 
 T = TypeVar("T")
+
+MAX_READS = 4
+"""Reads after which bytes that differ from their digest are taken for damaged in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,24 @@ def read(key: str) -> Steps[Blob | None]:
     except ObjectNotFoundError:
         return None
     return blob
+
+
+def read_checked(key: str, parse: Callable[[bytes, str], T]) -> Steps[tuple[T, str] | None]:
+    """A parsed object and its tag, or None; damage on the way is read again, `MAX_READS` times.
+
+    Raises:
+        IntegrityError: damaged each time, so it lies damaged in the store.
+    """
+    for left in reversed(range(MAX_READS)):
+        blob = yield from read(key)
+        if blob is None:
+            return None
+        try:
+            return parse(blob.data, key), blob.etag
+        except IntegrityError:
+            if not left:
+                raise
+    raise AssertionError("unreachable: the last read returns or raises")
 
 
 def put_data(key: str, body: FileBody) -> Steps[None]:

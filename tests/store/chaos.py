@@ -52,6 +52,7 @@ def race(
     identical: bool,
     num_readers: int = 1,
     grace_s: float | None = None,
+    linger_s: float = 0,
 ) -> Counts:
     """Publishers at once, each with versions of its own, or all with the same ones."""
     plans = [
@@ -64,7 +65,9 @@ def race(
         if grace_s is not None:
             collector = spawn(victim.collect_forever, environment, root, str(folder), grace_s)
         publishers = [
-            spawn(victim.publish_many, environment, root, str(folder), plan, "latest")
+            spawn(
+                victim.publish_many, environment, root, str(folder), plan, "latest", None, linger_s
+            )
             for plan in plans
         ]
         for publisher in publishers:
@@ -85,6 +88,11 @@ def race(
         "collected_objects": deleted,
         "seconds": round(elapsed_s),
     }
+
+
+def linger_s(environment: dict[str, str]) -> float:
+    """How long publishers wait at most before a commit; the clock of S3 is one second coarse."""
+    return 3.0 if environment else 0.3
 
 
 def kill_at_random(

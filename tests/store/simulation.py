@@ -488,7 +488,7 @@ class Simulation:
 
 def simulate(seeds: range, **store: bool) -> tuple[int, int]:
     """Run schedules; returns requests and faults. A violation names its seed."""
-    publish.parse_slot = refs.parse_slot = _parse_slot  # type: ignore[assignment]
+    refs.parse_slot = _parse_slot  # type: ignore[assignment]
     refs.parse_ref = _parse_ref
     num_steps = num_faults = 0
     try:
@@ -501,6 +501,6 @@ def simulate(seeds: range, **store: bool) -> tuple[int, int]:
             num_steps += schedule.num_steps
             num_faults += schedule.num_faults
     finally:
-        publish.parse_slot = refs.parse_slot = manifest.parse_slot
+        refs.parse_slot = manifest.parse_slot
         refs.parse_ref = _REAL_PARSE_REF
     return num_steps, num_faults

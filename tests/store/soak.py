@@ -99,7 +99,12 @@ def races(place: Place, num_versions: int) -> None:
 
 def collections(place: Place, num_versions: int) -> None:
     counts = chaos.race(
-        *place, num_publishers=4, num_versions=num_versions, identical=False, grace_s=0.02
+        *place,
+        num_publishers=4,
+        num_versions=num_versions,
+        identical=False,
+        grace_s=0.02,
+        linger_s=chaos.linger_s(place[0]),
     )
     say(f"collections: {counts | chaos.reclaim(*place[:2])}")
 

@@ -49,8 +49,7 @@ def test_an_artifact_is_logged_offline_with_a_table_a_split(opened, tmp_path, mo
     (log,) = tmp_path.rglob("offline-run-*/*.wandb")
     assert b"aaaa.g0" in log.read_bytes()
     tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*") if is_table(path)]
-    texts = sorted(row[1] for table in tables for row in table["data"])
-    assert texts == ["1 2 3", "4 5", "4 5", "9 2 3"]
+    assert {row[1] for table in tables for row in table["data"]} == {"1 2 3", "4 5", "9 2 3"}
 
 
 def is_table(path):

@@ -7,6 +7,7 @@ It dies by SIGKILL to itself: no cleanup, no exception, as if the machine lost p
 import functools
 import multiprocessing
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -76,6 +77,19 @@ class CrashingStore:
         tag: str = write()
         if is_it and self._when == "after":
             die()
+        return tag
+
+
+class LingeringStore(CrashingStore):
+    """Waits before each commit, so that collections overtake it."""
+
+    def __init__(self, store: ObjectStore, linger_s: float) -> None:
+        self._store, self._linger_s = store, linger_s
+
+    def _guarded(self, key: str, write: Any, ref_kind: str) -> str:
+        if key.endswith("manifest.json"):
+            time.sleep(random.uniform(0, self._linger_s))
+        tag: str = write()
         return tag
 
 
@@ -160,10 +174,13 @@ def publish_many(
     vids: list[str],
     ref: str | None,
     ready: Any = None,
+    linger_s: float = 0,
 ) -> None:
     """Publish versions one after another; run again after a kill, it goes on."""
     os.environ.update(environment)
-    store = open_store(root)
+    store: Any = open_store(root)
+    if linger_s:
+        store = LingeringStore(store, linger_s)
     if ready is not None:
         ready.set()
     for vid in vids:

@@ -1,0 +1,87 @@
+"""Endpoint, region, addressing, CA bundle and profile come from the usual AWS environment."""
+
+import os
+import shutil
+import ssl
+import subprocess
+
+import pytest
+
+from packhouse.errors import ConfigError, StoreError
+from packhouse.store import open_store
+from packhouse.store.s3 import filesystem_options, make_client
+from tests.store.conftest import SETTINGS
+from tests.store.proxy import FaultyProxy
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """No AWS setting at all."""
+    names = [name for name in os.environ if name.startswith("AWS_")]
+    for name in [*names, *SETTINGS]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    return monkeypatch
+
+
+def test_a_custom_endpoint_is_addressed_by_path(bare):
+    bare.setenv("AWS_ENDPOINT_URL_S3", "http://s3.example:9000")
+    client = make_client()
+    assert client.meta.endpoint_url == "http://s3.example:9000"
+    assert client.meta.config.s3["addressing_style"] == "path"
+    assert client.meta.config.retries["total_max_attempts"] == 1
+    assert client.meta.config.request_checksum_calculation == "when_required"
+
+
+@pytest.mark.parametrize(
+    ("variable", "region"), [("AWS_REGION", "eu-west-1"), ("AWS_DEFAULT_REGION", "eu-north-1")]
+)
+def test_region(bare, variable, region):
+    bare.setenv(variable, region)
+    assert make_client().meta.region_name == region
+    assert make_client().meta.config.s3["addressing_style"] == "auto"
+
+
+def test_a_profile_names_endpoint_region_keys_and_style(bare, tmp_path):
+    config = tmp_path / "config"
+    config.write_text(
+        "[profile lab]\nregion = lab-1\nendpoint_url = https://s3.lab.example\n"
+        "aws_access_key_id = A\naws_secret_access_key = B\ns3 =\n    addressing_style = virtual\n"
+    )
+    bare.setenv("AWS_CONFIG_FILE", str(config))
+    bare.setenv("AWS_PROFILE", "lab")
+    client = make_client()
+    assert (client.meta.region_name, client.meta.endpoint_url) == (
+        "lab-1",
+        "https://s3.lab.example",
+    )
+    assert client.meta.config.s3["addressing_style"] == "virtual"
+    assert filesystem_options()["config_kwargs"]["s3"] == {"addressing_style": "virtual"}
+
+
+def test_a_profile_that_is_not_there(bare):
+    bare.setenv("AWS_PROFILE", "nowhere")
+    with pytest.raises(ConfigError, match="nowhere"):
+        make_client()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
+def test_a_private_certificate_needs_its_ca_bundle(use, moto_environment, monkeypatch, tmp_path):
+    root = use(moto_environment)
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    subprocess.run([*command, *subject, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with FaultyProxy(moto_environment["AWS_ENDPOINT_URL"], lambda *_: None) as proxy:
+        proxy.socket = context.wrap_socket(proxy.socket, server_side=True)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint.replace("http:", "https:"))
+        with pytest.raises(StoreError, match="AWS_CA_BUNDLE"):
+            open_store(root).put_create("d/x", b"1")
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+        store = open_store(root)
+        store.put_create("d/x", b"1")
+        assert store.get("d/x").data == b"1"

@@ -109,11 +109,15 @@ import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("torch", "prefect"):
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Absent())
 from packhouse.loaders import load_packed
 print(load_packed({make_version()!r}, cache={str(tmp_path)!r}).num_rows)
 assert not {{"torch", "prefect"}} & set(sys.modules)
+try:
+    from packhouse.loaders import PackedCollator
+except ImportError as error:
+    print(error)
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -122,7 +126,8 @@ assert not {{"torch", "prefect"}} & set(sys.modules)
         check=False,
         env=os.environ | {"USE_TORCH": "0"},
     )
-    assert done.stdout == "16\n", done.stderr
+    needs = "packhouse.loaders.PackedCollator needs torch: pip install 'packhouse[torch]'"
+    assert done.stdout == f"16\n{needs}\n", done.stderr
 
 
 def test_names_are_imported_when_they_are_asked_for():

@@ -246,13 +246,3 @@ def test_explicit_masks_give_the_same_logits_with_the_sliding_window_in_them(fam
             without = block_causal_mask(segments, torch.float32)
             wrong = eager(input_ids=ids, position_ids=positions, attention_mask=without).logits
             assert (wrong - right).abs().max() > 1.0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
-@pytest.mark.parametrize("attention", ATTENTION)
-def test_records_are_kept_apart_on_the_accelerator(attention, batch):
-    torch.compiler.set_stance("default")
-    model = tiny_model("llama", attention).to("cuda", torch.bfloat16)
-    with enable_packing(model):
-        check_packing(model, batch).require_safe()

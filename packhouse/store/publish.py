@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ from packhouse.store.refs import (
 from packhouse.store.steps import All, Create, Steps, put_data, request, run
 
 __all__ = ["LocalFile", "PublishedVersion", "find_version", "publish_version"]
+
+_HASHING_THREADS = 4
 
 # What is published: each file's entry in the manifest, and its bytes here.
 Uploads = tuple[tuple[FileEntry, FileBody], ...]
@@ -204,9 +207,10 @@ def _named(files: Sequence[LocalFile]) -> Uploads:
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
     uploads = []
-    for file in files:
+    with ThreadPoolExecutor(_HASHING_THREADS, "packhouse-hash") as pool:
+        bodies = list(pool.map(lambda file: file_body(file.path), files))
+    for file, body in zip(files, bodies, strict=True):
         check_name("split", file.split)
-        body = file_body(file.path)
         if file.sha256 is not None and body.sha256 != file.sha256:
             raise IntegrityError(
                 f"'{file.path}' has sha256 {body.sha256}, not {file.sha256}: it changed since it "

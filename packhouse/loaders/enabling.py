@@ -199,7 +199,7 @@ def _guard(
     positions = given.get("position_ids")
     if positions is None and _holds_numbers(mask):
         positions = _numbers_to_positions(mask)
-    if positions is None or not _is_packed(positions):
+    if positions is None or not _is_packed(positions, mask):
         return args, dict(kwargs)
     _refuse(config, positions, mask)
     given |= {"position_ids": positions, "attention_mask": None, "use_cache": False}
@@ -220,8 +220,14 @@ def _numbers_to_positions(mask: torch.Tensor) -> torch.Tensor:
     return place - starts
 
 
-def _is_packed(positions: torch.Tensor) -> bool:
-    return positions.ndim == 2 and bool((torch.diff(positions, dim=-1) != 1).any())
+def _is_packed(positions: torch.Tensor, mask: Any) -> bool:
+    """Whether positions restart between two tokens that are not padding."""
+    if positions.ndim != 2:
+        return False
+    cuts = torch.diff(positions, dim=-1) != 1
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[-1] == positions.shape[-1]:
+        cuts = cuts & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
+    return bool(cuts.any())
 
 
 def _refuse(config: Any, positions: torch.Tensor, mask: Any) -> None:
@@ -232,7 +238,7 @@ def _refuse(config: Any, positions: torch.Tensor, mask: Any) -> None:
         )
     if mask is None:
         return
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+    if not isinstance(mask, torch.Tensor) or mask.shape != positions.shape:
         raise ContractError(
             "a packed batch came with a mask of its own; the model would use it in place of the "
             "record boundaries and its sliding window. Leave attention_mask out"

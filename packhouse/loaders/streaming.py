@@ -276,38 +276,44 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
-    """The same rows, read up to `depth` ahead in a thread that ends with the iterator."""
+    """The same rows, read up to `depth` ahead in a thread that ends with the iterator.
+
+    Rows change threads a few at a time: one by one, handing them over took longer than reading.
+    """
     if depth < 1:
         yield from rows
         return
-    ready: queue.Queue[Row | BaseException | None] = queue.Queue(depth)
+    step = max(1, depth // 4)
+    ready: queue.Queue[list[Row] | BaseException] = queue.Queue(max(1, depth // step - 1))
     is_over = threading.Event()
 
-    def put(item: Row | BaseException | None) -> bool:
+    def put(item: list[Row] | BaseException) -> None:
         while not is_over.is_set():
             try:
-                ready.put(item, timeout=0.1)
+                return ready.put(item, timeout=0.1)
             except queue.Full:
                 continue
-            return True
-        return False
 
     def read() -> None:
         try:
-            for row in rows:
-                if not put(row):
+            while not is_over.is_set():
+                some = list(itertools.islice(rows, step))
+                put(some)
+                if len(some) < step:
                     return
-            put(None)
         except BaseException as error:  # raised again by the reader
             put(error)
 
     thread = threading.Thread(target=read, name="packhouse-prefetch", daemon=True)
     thread.start()
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        while True:
+            some = ready.get()
+            if isinstance(some, BaseException):
+                raise some
+            yield from some
+            if len(some) < step:
+                return
     finally:
         is_over.set()
         thread.join()

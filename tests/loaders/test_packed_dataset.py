@@ -7,8 +7,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.loaders import PackedCollator, PackedDataset, PaddedCollator, load_packed
+from packhouse.loaders import (
+    ClassificationCollator,
+    PackedCollator,
+    PackedDataset,
+    PaddedCollator,
+    load_packed,
+)
 from packhouse.packing import plan_packs
+from packhouse.tables import PACKED
 
 
 def test_rows_of_a_version_are_tensors_with_boundaries(make_version, tmp_path):
@@ -117,3 +124,23 @@ def test_one_record_a_row_pads(make_version, tmp_path):
     )
 
     assert batch["attention_mask"].sum(-1).tolist() == [sum(row) for row in data["seq_lengths"]]
+
+
+def test_classification_rows_keep_their_class():
+    rows = {"input_ids": [[5, 6], [7]], "trained_ranges": [[], []], "seq_lengths": [[2], [1]]}
+    table = pa.table(rows | {"label": [1, 0]}).cast(
+        pa.schema(
+            [
+                ("input_ids", pa.list_(pa.int32())),
+                ("trained_ranges", PACKED.field("trained_ranges").type),
+                ("seq_lengths", pa.list_(pa.int32())),
+                ("label", pa.int64()),
+            ]
+        )
+    )
+    (batch,) = DataLoader(
+        PackedDataset(table), batch_size=2, collate_fn=ClassificationCollator(pad_token_id=0)
+    )
+
+    assert batch["labels"].tolist() == [1, 0]
+    assert batch["input_ids"].tolist() == [[5, 6], [7, 0]]

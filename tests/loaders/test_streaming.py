@@ -150,6 +150,18 @@ def test_workers_change_neither_order_nor_content(uri, cache, batch_size):
     assert [token for pack in take(resumed) for token in pack] == rest
 
 
+def test_persistent_workers_follow_the_epoch(uri, cache, packs):
+    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    loader = DataLoader(dataset, None, num_workers=2, persistent_workers=True)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        alone = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+        alone.set_epoch(epoch)
+        rows = [tuple(row["input_ids"].tolist()) for row in loader]
+        assert rows == take(alone)
+        assert Counter(rows) == Counter(packs)
+
+
 def test_states_of_another_order_are_refused(uri, cache):
     state = StreamingPackedDataset(uri, cache=cache).state_dict()
 

@@ -1,11 +1,13 @@
 """What a run prints when it ends: what was published, the ledger, and how to load it."""
 
+from collections import Counter
 from typing import Any
 
+from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
 from packhouse.jobs import STEPS
 
-__all__ = ["ledger_table", "print_report", "report_json"]
+__all__ = ["audit_table", "ledger_table", "print_report", "report_json"]
 
 
 def report_json(prepared: Prepared) -> dict[str, Any]:
@@ -19,6 +21,7 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "steps": _steps(prepared),
         "quarantine": prepared.facts.get("quarantine"),
         "statistics": prepared.facts.get("statistics"),
+        "audit": prepared.facts.get("audit"),
     }
 
 
@@ -35,7 +38,9 @@ def print_report(prepared: Prepared) -> None:
     console.print(ledger_table(lines))
     for line in lines:
         _print_reasons(console, line)
+    _print_notes(console, prepared)
     console.print(_splits_table(prepared.facts["statistics"]))
+    console.print(audit_table(prepared.facts["audit"]))
     console.print("steps: " + _steps_line(prepared))
     if prepared.facts.get("quarantine"):
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
@@ -76,6 +81,19 @@ def ledger_table(lines: list[dict[str, Any]]) -> Any:
     return table
 
 
+def audit_table(audit: dict[str, Any]) -> Any:
+    """Return the audit as a rich table: a row for each source."""
+    from rich.table import Table
+
+    table = Table(title="\naudit", title_justify="left", box=None, pad_edge=False)
+    rows = audit_rows(audit)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "source" else "right")
+    for row in rows:
+        table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
+    return table
+
+
 def _print_reasons(console: Any, line: dict[str, Any]) -> None:
     for what, unit in (("quarantined", ""), ("dropped", " rows"), ("tokens_dropped", " tokens")):
         if line[what]:
@@ -85,6 +103,30 @@ def _print_reasons(console: Any, line: dict[str, Any]) -> None:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
+
+
+# What a reader should know although no row was lost by it.
+_NOTES = {
+    "straddles_start": "answers begin inside a token of the prompt, which is not trained: "
+    "end the template's prompt with a line break to avoid it",
+    "straddles_end": "trained turns end inside a token that reaches beyond them",
+    "control_text_rows": "rows hold control-token text in their contents",
+    "inexact_round_trip": "rows do not decode to their very text (the tokenizer normalises)",
+    "unk_tokens": "unknown tokens",
+    "reasoning_not_rendered": "rows have reasoning that the template leaves out",
+    "bom": "files began with a byte order mark",
+    "blank_lines": "blank lines were passed over",
+    "truncated_files": "files end in the middle of a row",
+}
+
+
+def _print_notes(console: Any, prepared: Prepared) -> None:
+    counts: Counter[str] = Counter()
+    for receipt in prepared.receipts:
+        counts.update(receipt.facts.get("notes", {}))
+    for note, meaning in _NOTES.items():
+        if counts[note]:
+            console.print(f"  note: {counts[note]:,} {meaning}")
 
 
 def _splits_table(statistics: dict[str, Any]) -> Any:

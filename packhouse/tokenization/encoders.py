@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.progress import advance
 from packhouse.tokenization.once import once
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -78,6 +79,8 @@ class HFEncoder:
         for start, end in chunks_of(texts, _CHUNK_BYTES):
             batch = texts[start:end].to_pylist()
             rows = [e.ids for e in self._encode(batch)]
+            if end - start < len(texts):  # not for a sample
+                advance((end - start) / len(texts))
             lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
             parts.append(np.fromiter(chain.from_iterable(rows), np.int32, lengths[-1].sum()))
         return np.concatenate(parts), np.cumsum(np.concatenate(lengths))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.progress import advance
 from packhouse.tokenization.contested import find_contested
 from packhouse.tokenization.encoders import (
     Encoder,
@@ -85,6 +86,7 @@ def _encode_with_hf(
     for begin, end in chunks_of(chosen, _CHUNK_BYTES):
         batch = chosen[begin:end].to_pylist()
         encodings = load_tokenizer(backend).encode_batch(batch, add_special_tokens=False)
+        advance((end - begin) / len(rows))
         for row, text, encoding in zip(rows[begin:end].tolist(), batch, encodings, strict=True):
             starts, ends = byte_ranges(text, encoding.offsets)
             encoded[row] = EncodedRow(np.array(encoding.ids, np.int32), starts, ends)

@@ -6,6 +6,7 @@
     |   `-- EmptyDatasetError     nothing is left to publish
     |-- QuarantineLimitError      more rows are bad than the recipe allows
     |-- TokenizerError            a tokenizer folder does not load or cannot be used
+    |-- AuditError                the tokens would teach what they should not; nothing published
     |-- TemplateError             a template cannot be proven to mark what is trained
     |-- SequenceTooLongError      a record exceeds seq_len and the policy is `error`
     |-- ContractError             a table breaks its contract; nothing after it ran
@@ -23,6 +24,7 @@ attributes, given as keywords, and survive pickling (worker processes raise them
 from typing import Any
 
 __all__ = [
+    "AuditError",
     "ConfigError",
     "ConflictError",
     "ContractError",
@@ -91,6 +93,12 @@ class EmptyDatasetError(SourceError):
 
 class QuarantineLimitError(PackhouseError):
     """More rows are bad than the recipe allows."""
+
+    exit_code = 4
+
+
+class AuditError(PackhouseError):
+    """What a dataset would teach is over the limits, or a golden conversation differs."""
 
     exit_code = 4
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packhouse import messages, packing, sources, splitting, templates, tokenization
+from packhouse import audit, messages, packing, sources, splitting, templates, tokenization
 from packhouse.errors import ConfigError
 from packhouse.fingerprint import digest, library_versions
 from packhouse.recipe import Recipe, SourceConfig
@@ -40,7 +40,7 @@ ENGINE_VERSIONS = {
     "tokenize": f"1.{tokenization.VERSION}",
     "pack": f"1.{packing.VERSION}.{splitting.VERSION}",
     "split": "1",
-    "publish": "1",
+    "publish": f"1.{audit.VERSION}",
 }
 
 # Libraries whose version may change a step's bytes. The tokenizer's fingerprint holds its own.

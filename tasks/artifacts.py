@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
 
 __all__ = ["publish_artifacts"]
@@ -16,6 +17,11 @@ def publish_artifacts(prepared: Prepared) -> None:
     key = re.sub(r"[^a-z0-9]+", "-", prepared.dataset)
     create_markdown_artifact(
         key=f"{key}-version", markdown=_markdown(prepared), description="What was published"
+    )
+    create_table_artifact(
+        key=f"{key}-audit",
+        table=audit_rows(prepared.facts["audit"]),
+        description="What the tokens teach, by source",
     )
     bad = _quarantined(prepared)
     if bad:

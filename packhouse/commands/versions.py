@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from packhouse.audit import audit_rows
 from packhouse.errors import IntegrityError
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.diff import Diff, diff_versions
@@ -117,11 +118,36 @@ def show(address: str, as_json: bool) -> None:
     files = [(e.key, e.rows, e.tokens, e.size, e.sha256[:12]) for e in manifest.files]
     click.echo()
     print_table(("file", "rows", "tokens", "bytes", "sha256"), files)
+    if manifest.audit:
+        audited = audit_rows(manifest.audit)
+        click.echo()
+        print_table(tuple(audited[0]), [tuple(row.values()) for row in audited], "audit")
+    _print_ledger(manifest.counts.get("ledger"))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
-        flat = _flat(getattr(manifest, name))
+        hidden = ("ledger.", "length_histogram") if name == "counts" else ()
+        flat = [
+            line for line in _flat(getattr(manifest, name)) if not any(h in line[0] for h in hidden)
+        ]
         if flat:
             click.echo()
             print_table((name, ""), flat)
+
+
+_LEDGER = ("step", "rows_in", "rows_out", "quarantined", "dropped", "tokens_in", "tokens_out")
+
+
+def _print_ledger(ledger: Any) -> None:
+    """Where every row went, a line a step; reasons with their counts."""
+    if not isinstance(ledger, list) or not all(isinstance(line, Mapping) for line in ledger):
+        return
+    click.echo()
+    print_table(_LEDGER, [[_cell(line.get(column)) for column in _LEDGER] for line in ledger])
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{reason} {count:,}" for reason, count in value.items()) or "-"
+    return "-" if value is None else value
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -13,12 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from packhouse.audit import check_audit
 from packhouse.data_files import ContentHash, DataFile, write_data_files
 from packhouse.errors import EmptyDatasetError
 from packhouse.jobs import ENGINE_VERSIONS, Job
 from packhouse.ledger import ledger_of
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
+from packhouse.steps.audit import audit_run
 from packhouse.steps.shard_io import inputs_of
 from packhouse.store import LocalFile, open_store, publish_version
 from packhouse.workspace import Workspace, read_table
@@ -67,16 +69,21 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
             "tokenizer": shards["tokenize"][0].facts["tokenizer"],
         },
         "encoders": _encoders(shards["tokenize"]),
+        "audit": audit_run(job, recipe, workspace),
     }
 
 
 def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
     """Publish the written files, or find that they are; then move the ref.
 
+    The audit is held against the recipe's limits here, so at every run, whatever is cached.
+
     Raises:
+        AuditError: a limit is passed; nothing was written to the store.
         ConflictError: the store holds other bytes under the same inputs.
         StoreRefusedError: the store cannot guard a publication.
     """
+    check_audit(receipt.facts["audit"], recipe.audit)
     files = [
         LocalFile(
             path=receipt.path(entry["name"]),
@@ -91,6 +98,7 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
     facts = {
         "content_id": receipt.facts["content_id"],
         "counts": receipt.facts["counts"],
+        "audit": receipt.facts["audit"],
         "lineage": receipt.facts["lineage"],
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
@@ -128,6 +136,7 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
             "tokenizer": True,
             "tokenize": {"encoder"},
             "publish": {"store", "ref"},
+            "audit": True,
             "validate_": {"max_quarantined"},
         },
     )

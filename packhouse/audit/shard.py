@@ -1,0 +1,398 @@
+"""The audit of one shard: its conversations, their text and their tokens, held against each other.
+
+Nothing is done per row. Tokens are placed in the text by the widths of their own bytes (a row
+whose tokens do not spell its text is counted as `unlocated`, and judged by its ids alone); the
+rest is binary searches of range ends in span ends, a few per turn.
+
+What is looked for:
+
+- answers: bytes of the assistant's contents, and how many of them lie in trained tokens;
+- unterminated turns: trained ranges in which no control token follows the last content;
+- leaked headers: trained ranges that begin with a token that opens turns (`<|im_start|>`, BOS);
+- trained prompts: content trained beyond all that the assistant wrote;
+- rows without any trained token; double BOS, missing BOS, double end tokens; unknown tokens.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.packing.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
+from packhouse.recipe import FormatConfig
+from packhouse.tokenization.offsets import locate_by_widths
+from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.tokenization.spans import Spans
+
+__all__ = ["NUM_WORST", "audit_shard", "worst_rows"]
+
+NUM_WORST = 5
+"""Rows that are named for each finding."""
+
+SLICE_TOKENS = 2**20
+"""Tokens looked at together; it bounds memory to about 100 MB."""
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def audit_shard(
+    validated: pa.Table,
+    formatted: pa.Table,
+    tokenized: pa.Table,
+    snapshot: TokenizerSnapshot,
+    config: FormatConfig,
+    label_names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Measure one shard.
+
+    Args:
+        validated: conversations; those that later steps quarantined may be among them.
+        formatted: their texts, likewise.
+        tokenized: the rows to audit, in the order of the two others.
+        snapshot: the tokenizer.
+        config: which turns are trained; `train_on: all` trains prompts and headers on purpose.
+        label_names: text of label 0, 1, ... where the source has labels.
+
+    Returns:
+        `counts`, name -> number; and `worst`, finding -> the rows with most of it, each with
+        `source`, `row`, `record_id`, `value`.
+    """
+    counts: Counter[str] = Counter()
+    found: dict[str, list[Int64s]] = {}
+    pipeline = read_pipeline(snapshot.backend)
+    places = [_places(table, tokenized) for table in (validated, formatted)]
+    for start, stop in _slices(tokenized):
+        part = tokenized.slice(start, stop - start)
+        earlier = [
+            _rows(table, place, start, stop)
+            for table, place in zip((validated, formatted), places, strict=True)
+        ]
+        tokens = _Tokens.of(earlier[1], part, pipeline)
+        due, own = _answer_bytes(earlier[0], config, label_names)
+        counts.update(_sizes(tokens, due))
+        for name, numbers in _findings(tokens, due, own, snapshot, config, part).items():
+            found.setdefault(name, []).append(numbers)
+    values = {name: np.concatenate(parts) for name, parts in found.items()}
+    worst = {name: worst_rows(tokenized, each) for name, each in values.items()}
+    return {
+        "counts": {**counts, **{name: int(each.sum()) for name, each in values.items()}},
+        "worst": {name: rows for name, rows in worst.items() if rows},
+    }
+
+
+def _findings(
+    tokens: "_Tokens",
+    due: Int64s,
+    own: Int64s,
+    snapshot: TokenizerSnapshot,
+    config: FormatConfig,
+    tokenized: pa.Table,
+) -> dict[str, Int64s]:
+    """Each finding, as a number per row."""
+    is_idle = (tokens.ranges_per_row == 0) & _is_null(tokenized["label"])
+    return {
+        **_coverage(tokens, due, own, config, tokenized),
+        **_turns(tokens, config),
+        **_ends_of_rows(tokens, snapshot),
+        "untrained_rows": is_idle.astype(np.int64),
+    }
+
+
+def _sizes(tokens: "_Tokens", due: Int64s) -> dict[str, int]:
+    """What the findings are shares of."""
+    return {
+        "rows": len(due),
+        "tokens": len(tokens.ids),
+        "trained_tokens": int((tokens.range_ends - tokens.range_starts).sum()),
+        "turns": len(tokens.range_starts),
+        "unlocated_rows": int((~tokens.is_exact).sum()),
+        "answer_bytes": int(due[tokens.is_exact].sum()),
+    }
+
+
+def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, Any]]:
+    """Rows of the highest values over 0, the first of equal ones first."""
+    bad = np.flatnonzero(values > 0)
+    chosen = bad[np.argsort(-values[bad], kind="stable")[:NUM_WORST]]
+    rows = table.select(["source", "row", "record_id"]).take(pa.array(chosen)).to_pylist()
+    return [
+        row | {"value": value} for row, value in zip(rows, values[chosen].tolist(), strict=True)
+    ]
+
+
+def _places(table: pa.Table, tokenized: pa.Table) -> pa.Array | None:
+    """Rows of an earlier table that are still there; None: all. Equal ids, equal conversations."""
+    ids = one_chunk(tokenized["record_id"])
+    if table.num_rows == tokenized.num_rows and one_chunk(table["record_id"]).equals(ids):
+        return None
+    return pc.index_in(ids, value_set=one_chunk(table["record_id"]))
+
+
+def _rows(table: pa.Table, places: pa.Array | None, start: int, stop: int) -> pa.Table:
+    return table.slice(start, stop - start) if places is None else table.take(places[start:stop])
+
+
+def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
+    """Row ranges of about SLICE_TOKENS tokens each."""
+    reached = np.cumsum(tokenized["num_tokens"].to_numpy(), dtype=np.int64) // SLICE_TOKENS
+    cuts = np.flatnonzero(np.diff(reached)) + 1
+    edges = [0, *cuts.tolist(), tokenized.num_rows]
+    return list(pairwise(edges))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    """All rows' tokens and trained ranges behind one another, and where they lie in the texts."""
+
+    ids: npt.NDArray[np.int32]
+    offsets: Int64s
+    starts: Int64s
+    ends: Int64s
+    is_exact: Bools
+    """Rows whose tokens spell their text; of the others, bytes are not known."""
+    control: Int64s
+    """Places of control tokens."""
+    range_starts: Int64s
+    range_ends: Int64s
+    range_rows: Int64s
+    content: "_Intervals"
+    content_starts: Int64s
+    content_ends: Int64s
+    content_offsets: Int64s
+    unk_id: int | None
+
+    @property
+    def ranges_per_row(self) -> Int64s:
+        return np.bincount(self.range_rows, minlength=len(self.offsets) - 1)
+
+    @classmethod
+    def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "_Tokens":
+        texts = one_chunk(formatted["text"])
+        ids, narrow = zero_based(*flat_list(tokenized["input_ids"]))
+        offsets: Int64s = narrow.astype(np.int64)
+        placed = locate_by_widths(texts, ids, offsets, pipeline)
+        ranges = read_ranges(tokenized["trained_ranges"])
+        rows = ranges.row_of_each()
+        spans = Spans.of(one_chunk(formatted["content_spans"]), texts)
+        return cls(
+            ids=ids,
+            offsets=offsets,
+            starts=placed.starts,
+            ends=placed.ends,
+            is_exact=placed.is_exact,
+            control=np.flatnonzero(pipeline.is_control[ids]),
+            range_starts=ranges.starts + offsets[rows],
+            range_ends=ranges.ends + offsets[rows],
+            range_rows=rows,
+            content=_Intervals.of(spans.starts, spans.ends),
+            content_starts=spans.starts,
+            content_ends=spans.ends,
+            content_offsets=spans.offsets,
+            unk_id=pipeline.unk_id,
+        )
+
+    def row_of(self, places: Int64s) -> Int64s:
+        return np.searchsorted(self.offsets, places, "right") - 1
+
+    def holds_content(self, first: Int64s, last: Int64s) -> Bools:
+        """Whether content lies in the bytes from token `first` to token `last`, inclusive."""
+        return np.asarray(self.content.within(self.starts[first], self.ends[last]) > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Intervals:
+    """Disjoint half-open byte ranges, rising."""
+
+    starts: Int64s
+    ends: Int64s
+    before: Int64s
+    """Bytes in the ranges before each."""
+
+    @classmethod
+    def of(cls, starts: Int64s, ends: Int64s) -> "_Intervals":
+        if (starts[1:] < ends[:-1]).any():  # templates may write a content twice, or out of order
+            order = np.argsort(starts, kind="stable")
+            ends = np.maximum.accumulate(ends[order])
+            starts = np.maximum(starts[order], np.append(0, ends[:-1]))
+            ends = np.maximum(starts, ends)
+        return cls(starts, ends, np.append(0, np.cumsum(ends - starts)))
+
+    def within(self, starts: Int64s, ends: Int64s) -> Int64s:
+        """Bytes of each of [start, end) that lie in the ranges.
+
+        Example:
+            >>> held = _Intervals.of(np.array([2, 10]), np.array([5, 20]))
+            >>> held.within(np.array([0, 4, 5]), np.array([3, 12, 10])).tolist()
+            [1, 3, 0]
+        """
+        return self._up_to(ends) - self._up_to(starts)
+
+    def _up_to(self, place: Int64s) -> Int64s:
+        if not len(self.starts):
+            return np.zeros(len(place), np.int64)
+        index = np.searchsorted(self.starts, place, "right") - 1
+        at = np.maximum(index, 0)
+        inside = np.clip(place - self.starts[at], 0, self.ends[at] - self.starts[at])
+        return np.where(index < 0, 0, self.before[at] + inside)
+
+
+def _coverage(
+    tokens: _Tokens, due: Int64s, own: Int64s, config: FormatConfig, tokenized: pa.Table
+) -> dict[str, Int64s]:
+    """Bytes of each row's answers that are not trained, and of its prompts that are."""
+    first, last = tokens.range_starts, tokens.range_ends - 1
+    known = tokens.is_exact[tokens.range_rows]
+    trained = _Intervals.of(tokens.starts[first[known]], tokens.ends[last[known]])
+    of_spans = trained.within(tokens.content_starts, tokens.content_ends)
+    covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.content_offsets])
+    # A class label for a model's head is no text, so nothing of such a row is due.
+    is_due = tokens.is_exact & ((tokens.ranges_per_row > 0) | _is_null(tokenized["label"]))
+    missing = np.where(is_due, np.maximum(due - covered, 0), 0)
+    surplus = np.where(tokens.is_exact, np.maximum(covered - own, 0), 0)
+    if config.train_on == "all":
+        surplus[:] = 0
+    return {"untrained_answer_bytes": missing, "trained_prompt_bytes": surplus}
+
+
+def _answer_bytes(
+    validated: pa.Table, config: FormatConfig, label_names: Sequence[str] | None
+) -> tuple[Int64s, Int64s]:
+    """Bytes of each row that must be trained, and bytes that may be: all the assistant's writing.
+
+    White space at a content's ends is not due, since templates strip it.
+    """
+    messages = one_chunk(validated["messages"])
+    offsets = list_offsets(messages).astype(np.int64)
+    flat = messages.values.slice(offsets[0], offsets[-1] - offsets[0])
+    offsets = offsets - offsets[0]
+    fields: Mapping[str, pa.Array] = dict(zip(flat.type.names, flat.flatten(), strict=True))
+    is_own = np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
+    if config.template == "text":  # plain text is all the model's, whoever is said to speak
+        is_own = np.ones(len(is_own), np.bool_)
+    is_trained = is_own & (np.asarray(pc.fill_null(fields["weight"], 1.0)) != 0)
+    if config.train_on == "last_assistant":
+        is_trained &= _is_last(is_own, offsets)
+    due = np.where(is_trained, _num_bytes(pc.utf8_trim_whitespace(fields["content"])), 0)
+    own = _num_bytes(fields["content"]) + _num_bytes(fields["reasoning"])
+    own += 2 * _num_bytes(fields["tool_calls"])  # room for another way to write the same JSON
+    labels = _label_bytes(one_chunk(validated["label"]), label_names)
+    return _sums(due, offsets) + labels, _sums(np.where(is_own, own, 0), offsets) + labels
+
+
+def _is_last(is_own: Bools, offsets: Int64s) -> Bools:
+    """Whether a message is the last of the assistant's in its conversation."""
+    through = np.cumsum(is_own)
+    total = np.append(0, through)[offsets]
+    return np.asarray(is_own & (through == np.repeat(total[1:], np.diff(offsets))))
+
+
+def _label_bytes(labels: pa.Array, names: Sequence[str] | None) -> Int64s:
+    if not names or labels.null_count == len(labels):
+        return np.zeros(len(labels), np.int64)
+    sizes = np.array([*(len(name.strip().encode()) for name in names), 0], np.int64)
+    return np.asarray(sizes[pc.fill_null(labels, len(names)).to_numpy()])
+
+
+def _num_bytes(texts: pa.Array) -> Int64s:
+    return np.asarray(pc.fill_null(pc.binary_length(texts), 0)).astype(np.int64)
+
+
+def _sums(values: Int64s, offsets: Int64s) -> Int64s:
+    return np.diff(np.append(0, np.cumsum(values))[offsets])
+
+
+def _turns(tokens: _Tokens, config: FormatConfig) -> dict[str, Int64s]:
+    """Per row: trained turns without a trained end token, and turns whose header is trained."""
+    num_rows = len(tokens.offsets) - 1
+    is_exact = tokens.is_exact[tokens.range_rows]
+    last = _last_control(tokens)
+    is_ended = last >= tokens.range_starts
+    at = np.maximum(last, tokens.range_starts)
+    content_after = tokens.holds_content(at, tokens.range_ends - 1)
+    is_ended &= np.where(is_exact, ~content_after, last == tokens.range_ends - 1)
+    end_ids = np.unique(tokens.ids[last[is_ended]])
+    openers = np.setdiff1d(_header_ids(tokens), end_ids)
+    first = tokens.range_starts
+    leaks = np.isin(tokens.ids[first], openers) & is_exact & ~tokens.holds_content(first, first)
+    if config.train_on == "all" or config.template == "text":
+        leaks[:] = False
+    rows = tokens.range_rows
+    return {
+        "unterminated_turns": np.bincount(rows[~is_ended], minlength=num_rows),
+        "leaked_headers": np.bincount(rows[leaks], minlength=num_rows),
+        "double_ends": _double_ends(tokens, end_ids),
+    }
+
+
+def _last_control(tokens: _Tokens) -> Int64s:
+    """Place of the last control token before the end of each range; -1: none before it at all."""
+    index = np.searchsorted(tokens.control, tokens.range_ends, "left") - 1
+    return np.where(index < 0, -1, np.append(tokens.control, -1)[index])
+
+
+def _header_ids(tokens: _Tokens) -> npt.NDArray[np.int32]:
+    """Ids of untrained control tokens before a row's first content: what opens its first turn."""
+    counts = np.diff(tokens.content_offsets)
+    filled = np.flatnonzero(counts > 0)
+    if not len(filled):
+        return np.zeros(0, np.int32)
+    first_content = np.full(len(counts), -1, np.int64)
+    first_content[filled] = np.minimum.reduceat(
+        tokens.content_starts, tokens.content_offsets[:-1][filled]
+    )
+    control = tokens.control
+    row = tokens.row_of(control)
+    index = np.searchsorted(tokens.range_starts, control, "right") - 1
+    is_trained = (index >= 0) & (control < np.append(tokens.range_ends, 0)[index])
+    before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
+    return np.unique(tokens.ids[control[before & ~is_trained]])
+
+
+def _double_ends(tokens: _Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:
+    """Per row: end tokens right behind the same end token, none of them content."""
+    ends = tokens.control[np.isin(tokens.ids[tokens.control], end_ids)]
+    first, second = ends[:-1], ends[1:]
+    rows = tokens.row_of(second)
+    is_double = (second == first + 1) & (tokens.ids[first] == tokens.ids[second])
+    is_double &= tokens.row_of(first) == rows
+    is_double &= ~(tokens.holds_content(first, second) & tokens.is_exact[rows])
+    return np.bincount(rows[is_double], minlength=len(tokens.offsets) - 1)
+
+
+def _ends_of_rows(tokens: _Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int64s]:
+    """Per row: BOS beyond the first token, BOS missing, unknown tokens."""
+    num_rows = len(tokens.offsets) - 1
+    named = snapshot.special_tokens
+    bos = snapshot.added_tokens.get(named.get("bos_token") or named.get("cls_token") or "", -1)
+    eos = snapshot.added_tokens.get(named.get("eos_token") or named.get("sep_token") or "", -1)
+    double = missing = np.zeros(num_rows, np.int64)
+    filled = np.flatnonzero(np.diff(tokens.offsets) > 0)
+    if bos >= 0:
+        begins = np.zeros(num_rows, np.bool_)
+        begins[filled] = tokens.ids[tokens.offsets[:-1][filled]] == bos
+        places = tokens.control[tokens.ids[tokens.control] == bos]
+        rows = tokens.row_of(places)
+        is_inner = places > tokens.offsets[rows]
+        is_inner &= ~(tokens.holds_content(places, places) & tokens.is_exact[rows])
+        if bos == eos:  # then it ends turns, and only a second one right behind the first is double
+            is_inner &= places == tokens.offsets[rows] + 1
+            is_inner &= begins[rows]
+        double = np.bincount(rows[is_inner], minlength=num_rows)
+        missing = (~begins).astype(np.int64) if snapshot.adds_bos else missing
+    unknown = np.zeros(num_rows, np.int64)
+    if tokens.unk_id is not None and tokens.unk_id not in (bos, eos):
+        places = np.flatnonzero(tokens.ids == tokens.unk_id)
+        unknown = np.bincount(tokens.row_of(places), minlength=num_rows)
+    return {"double_bos": double, "missing_bos": missing, "unknown_tokens": unknown}
+
+
+def _is_null(column: pa.ChunkedArray) -> Bools:
+    return np.asarray(one_chunk(column).is_null().to_numpy(zero_copy_only=False), np.bool_)

@@ -8,18 +8,20 @@ VOCABULARY = 97
 WINDOWED = {"gemma2", "gemma3_text", "mistral", "mixtral", "phi3", "qwen2"}
 
 
-def tiny_model(family: str, attention: str, *, layers: int = 2, scale: float = 0.2) -> Any:
+def tiny_model(
+    family: str, attention: str, *, scale: float = 0.2, vocabulary: int = VOCABULARY
+) -> Any:
     """A causal model of hidden size 64 with logits up to about 6, or 0.3 with scale 0.02."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     settings: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": 64,
         "intermediate_size": 96,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
+        "max_position_embeddings": 4096,
         "initializer_range": scale,
         "pad_token_id": 0,
         "bos_token_id": 1,

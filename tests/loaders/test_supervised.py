@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
 from packhouse.chain import LocalRunner, prepare
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
@@ -11,11 +12,14 @@ from packhouse.loaders import (
     PackedCollator,
     PackedDataset,
     TokenizedDataset,
+    check_packing,
+    enable_packing,
     load_packed,
     make_supervised_dataset,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.workspace import Workspace
+from tests.loaders.models import tiny_model
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer")
@@ -233,3 +237,25 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
 def test_what_makes_no_sense_is_refused(cache, data, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_supervised_dataset(TOKENIZER, data, cache=cache, **settings)
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
+def test_real_packs_do_not_leak_and_do_with_a_mask(shared, cache, tokenizer):
+    packs = make_supervised_dataset(
+        str(shared / "tokenizers" / tokenizer),
+        str(shared / "data" / "alpaca_gpt4_eval_1000.jsonl"),
+        prompt_template="alpaca",
+        pack_len=512,
+        cache=cache,
+    )
+    # The decoder alone: logits over 150,000 tokens would cost a hundred times its layers.
+    model = tiny_model("llama", "sdpa", vocabulary=152_064).model
+    batch = PackedCollator()([packs[0]])
+
+    with enable_packing(model):
+        report = check_packing(model, batch)
+    assert report.num_records >= 2
+    assert report.max_leak == 0.0
+    assert report.max_difference < 1e-4
+    masked = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+    assert check_packing(model, masked).max_leak > 0.1

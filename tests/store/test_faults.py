@@ -35,7 +35,7 @@ def test_a_fault_on_every_put_neither_fails_nor_commits_twice(
         done = publish_version(
             open_store(root), "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest"
         )
-        assert proxy.counts[fault] == 3  # data, manifest, ref
+        assert proxy.counts[fault] == 4  # data, card, manifest, ref
     assert (done.version, done.ref.seq) == ("aaaa.g0", 1)
     assert_one_intact_version(root, server, monkeypatch)
 
@@ -49,7 +49,7 @@ def test_a_fault_on_every_read_gives_right_bytes_or_is_repeated(
     with FaultyProxy(server["AWS_ENDPOINT_URL"], first_time(fault, ("GET", "HEAD"))) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         dest = pull_version(open_version(root, "tiny"), tmp_path / "copy")
-        assert proxy.counts[fault] == 3
+        assert proxy.counts[fault] == 4  # ref, manifest, data, card
     (file,) = (dest / "data").iterdir()
     assert file.read_bytes() == (tmp_path / "train-1.parquet").read_bytes()
 

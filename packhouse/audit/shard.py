@@ -339,7 +339,7 @@ def _last_control(tokens: _Tokens) -> Int64s:
 
 
 def _header_ids(tokens: _Tokens) -> npt.NDArray[np.int32]:
-    """Ids of untrained control tokens before a row's first content: what opens its first turn."""
+    """Ids of control tokens before a row's first content: what opens its first turn."""
     counts = np.diff(tokens.content_offsets)
     filled = np.flatnonzero(counts > 0)
     if not len(filled):
@@ -350,10 +350,8 @@ def _header_ids(tokens: _Tokens) -> npt.NDArray[np.int32]:
     )
     control = tokens.control
     row = tokens.row_of(control)
-    index = np.searchsorted(tokens.range_starts, control, "right") - 1
-    is_trained = (index >= 0) & (control < np.append(tokens.range_ends, 0)[index])
     before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
-    return np.unique(tokens.ids[control[before & ~is_trained]])
+    return np.unique(tokens.ids[control[before]])
 
 
 def _double_ends(tokens: _Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:

@@ -1,0 +1,68 @@
+"""Small tables of every step, made by the real rooms, to be audited whole or sabotaged."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from packhouse.messages import conversation_ids
+from packhouse.recipe import FormatConfig, TokenizeConfig
+from packhouse.tables import CONVERSATION, VALIDATED
+from packhouse.templates import make_renderer
+from packhouse.tokenization import load_snapshot, tokenize_table
+
+DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+
+
+@pytest.fixture(scope="session")
+def snapshot(tmp_path_factory):
+    return load_snapshot(DEMO / "tokenizer", cache=tmp_path_factory.mktemp("tokenizers"))
+
+
+def turns(*contents: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [
+        {"role": roles[number % 2], "content": content} for number, content in enumerate(contents)
+    ]
+
+
+CHATS = [
+    turns("How many legs has an ant?", "Six."),
+    turns("Name a river.", "The Danube.", "And another?", "The Elbe, for example."),
+    [{"role": "system", "content": "Be brief."}, *turns("Why is the sky blue?", "Scattering.")],
+]
+
+
+def validated_table(chats, labels=None) -> pa.Table:
+    messages = pa.array(chats, CONVERSATION)
+    none = pa.nulls(len(chats), pa.string())
+    labels = pa.array(labels or [None] * len(chats), pa.int64())
+    ids = conversation_ids(messages, none, labels)
+    source = pa.array(["chats/chats.jsonl"] * len(chats)).dictionary_encode()
+    rows = pa.array(range(len(chats)), pa.int64())
+    return pa.table([ids, source, rows, messages, none, labels, ids], schema=VALIDATED)
+
+
+class Tables:
+    """Validated, formatted and tokenized tables of some conversations."""
+
+    def __init__(self, chats, snapshot, config=FormatConfig(), labels=None) -> None:  # noqa: B008
+        self.config, self.snapshot = config, snapshot
+        self.validated = validated_table(chats, labels)
+        rendered = make_renderer(config, snapshot).render(self.validated)
+        assert not rendered.quarantined.num_rows, rendered.quarantined["detail"].to_pylist()
+        self.formatted = rendered.formatted
+        self.tokenized = tokenize_table(self.formatted, snapshot, TokenizeConfig()).tokenized
+
+    def sabotage(self, change) -> None:
+        """Rewrite the tokenized rows by `change(row)`."""
+        rows = self.tokenized.to_pylist()
+        for row in rows:
+            change(row)
+            row["num_tokens"] = len(row["input_ids"])
+        self.tokenized = pa.Table.from_pylist(rows, self.tokenized.schema)
+
+
+@pytest.fixture
+def tables(snapshot):
+    return Tables(CHATS, snapshot)

@@ -1,0 +1,195 @@
+"""The audit of a whole run: packs, repetition, limits, and that a breach publishes nothing."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import schemas
+from flows.command import command
+from packhouse.audit import audit_packs, audit_records
+from packhouse.chain import LocalRunner, prepare
+from packhouse.cli import cli
+from packhouse.errors import AuditError
+from packhouse.recipe import AuditConfig, load_recipe
+from packhouse.steps.pack import RECORDS
+from packhouse.store import open_version
+from packhouse.tables import PACKED
+from packhouse.workspace import Workspace
+from tests.audit.conftest import DEMO
+
+IS_CONTROL = np.array([True, True, True, *[False] * 97])
+
+
+def pack(ids, ranges, lengths):
+    spans = [{"start": a, "end": b} for a, b in ranges]
+    return {
+        "input_ids": ids,
+        "trained_ranges": spans,
+        "seq_lengths": lengths,
+        "record_ids": ["r"] * len(lengths),
+        "label": None,
+    }
+
+
+def packs(*rows):
+    return pa.Table.from_pylist(list(rows), PACKED).to_batches()
+
+
+def test_trl_packs_whose_labels_are_all_ignored():
+    """rivals: TRL's bfd packing kept a pack of labels [-100] * 8, whose loss is NaN."""
+    counts = audit_packs(
+        packs(pack([9] * 8, [], [8]), pack([9, 9, 2, 8, 8], [(1, 3)], [3, 2])), IS_CONTROL
+    )
+    assert counts["packs"] == 2
+    assert counts["untrained_packs"] == 1
+    assert (counts["sequences"], counts["untrained_sequences"]) == (3, 2)
+
+
+def test_open_instruct_1876_cut_answers_that_teach_never_to_stop():
+    """https://github.com/allenai/open-instruct/issues/1876: 2.02% of rows ended on a trained
+    token that was not EOS."""
+    whole = pack([9, 8, 2, 9, 7, 2], [(1, 3), (4, 6)], [3, 3])
+    cut = pack([9, 8, 2, 9, 7, 7], [(1, 3), (4, 6)], [3, 3])
+    open_question = pack([9, 8, 2, 9, 9], [(1, 3)], [5])
+    assert audit_packs(packs(whole, open_question), IS_CONTROL)["cut_sequences"] == 0
+    assert audit_packs(packs(whole, cut), IS_CONTROL)["cut_sequences"] == 1
+
+
+def record(name, row, group, split="train", source="a/a.jsonl", num_tokens=5):
+    return {
+        "record_id": name,
+        "source": source,
+        "row": row,
+        "group_key": group,
+        "split": split,
+        "outcome": "kept",
+        "num_tokens": num_tokens,
+    }
+
+
+def test_repetition_is_counted_within_sources_and_over_all():
+    rows = [
+        record("x", 0, "g1"),
+        record("x", 1, "g1"),
+        record("x", 0, "g1", source="b/b.jsonl"),
+        record("y", 2, "g1"),  # another answer to the same prompt
+        record("z", 3, "g2", split="eval"),
+    ]
+    found = audit_records(pa.Table.from_pylist(rows, RECORDS))
+    assert found["duplicates"] == 2
+    assert found["sources"] == {"a": 1, "b": 0}
+    assert (found["prompt_groups"], found["prompt_group_records"]) == (1, 2)
+    assert found["both_sides"] == 0
+    assert [(w["source"], w["row"], w["value"]) for w in found["worst"]] == [("a/a.jsonl", 0, 3)]
+
+
+def test_openrlhf_1089_eval_rows_that_are_training_rows():
+    """https://github.com/OpenRLHF/OpenRLHF/pull/1089"""
+    rows = [record("x", 0, "g"), record("x", 1, "g", split="eval"), record("y", 2, "h")]
+    assert audit_records(pa.Table.from_pylist(rows, RECORDS))["both_sides"] == 1
+    rows[1]["num_tokens"] = 0  # dropped: it is on no side
+    assert audit_records(pa.Table.from_pylist(rows, RECORDS))["both_sides"] == 0
+
+
+LEAKY = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n"
+    "{{ m.content }}<|im_end|>{% endgeneration %}\n{% else %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+SOUND = LEAKY.replace(
+    "{% generation %}<|im_start|>assistant\n", "<|im_start|>assistant\n{% generation %}"
+)
+
+
+class House:
+    def __init__(self, folder):
+        self.folder, self.cache = folder, folder / "cache"
+        rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(40)]
+        (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (folder / "leaky.jinja").write_text(LEAKY)
+        (folder / "sound.jinja").write_text(SOUND)
+        recipe = {
+            "dataset": "sums",
+            "sources": [{"path": "sums.jsonl", "format": "alpaca"}],
+            "tokenizer": str(DEMO / "tokenizer"),
+            "format": {"template": "leaky.jinja"},
+            "pack": {"seq_len": 256},
+            "publish": {"store": str(folder / "store")},
+        }
+        self.path = folder / "recipe.yaml"
+        self.path.write_text(yaml.safe_dump(recipe))
+
+    def prepare(self, *overrides):
+        recipe = load_recipe(self.path, overrides)
+        workspace = Workspace(cache=self.cache, check=schemas.check)
+        return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), self.cache)
+
+
+@pytest.fixture
+def house(tmp_path):
+    return House(tmp_path)
+
+
+def test_a_breach_names_the_rows_and_publishes_nothing(house):
+    with pytest.raises(AuditError) as caught:
+        house.prepare()
+    assert str(caught.value) == (
+        "the audit stops publication: source 'sums': 40 of 40 (100.00%, over 0.00%) trained turns "
+        "begin with their header or BOS, worst: sums/sums.jsonl row 0 (1), sums/sums.jsonl row 1 "
+        "(1), sums/sums.jsonl row 2 (1). Mend the rows or the template, or change "
+        "audit.max_leaked_headers"
+    )
+    assert caught.value.exit_code == 4
+    (breach,) = caught.value.breaches
+    assert len(breach["rows"]) == 5
+    assert not (house.folder / "store").exists()
+
+
+def test_the_flow_exits_with_four_and_the_facts_as_json(house):
+    arguments = [str(house.path), "--local", "--json", "--cache", str(house.cache)]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["error"] == "AuditError"
+    assert json.loads(result.stdout)["breaches"][0]["limit"] == "max_leaked_headers"
+
+
+def test_limits_decide_no_byte_and_hold_at_every_run(house):
+    published = house.prepare("audit.max_leaked_headers=1")
+    assert published.created
+    with pytest.raises(AuditError):  # everything is cached, even published
+        house.prepare()
+    again = house.prepare("audit.max_leaked_headers=1", "audit.max_duplicates=0.01")
+    assert (again.version, again.created) == (published.version, False)
+    assert all(receipt.cached for receipt in again.receipts)
+
+
+def test_the_result_is_in_the_manifest_and_shown(house):
+    published = house.prepare("format.template=" + str(house.folder / "sound.jinja"))
+    opened = open_version(published.store, "sums")
+    audit = opened.manifest.audit
+    assert audit["dataset"]["turns"] == audit["dataset"]["rows"] == 40
+    assert audit["dataset"]["leaked_headers"] == audit["packs"]["untrained_packs"] == 0
+    assert audit["sources"].keys() == {"sums"}
+    assert "audit" not in opened.manifest.configuration
+    shown = CliRunner().invoke(cli, ["show", f"{published.store}/sums"]).stdout
+    assert "100.00%" in shown
+
+
+@pytest.mark.parametrize("limit", ["max_duplicates", "min_answer_coverage"])
+def test_limits_are_shares(limit):
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        AuditConfig(**{limit: 2})
+
+
+def test_a_source_listed_twice_is_stopped(house):
+    recipe = yaml.safe_load(house.path.read_text())
+    recipe["format"]["template"] = "sound.jinja"
+    (house.folder / "copy.jsonl").write_bytes((house.folder / "sums.jsonl").read_bytes())
+    recipe["sources"].append({"path": "copy.jsonl", "format": "alpaca"})
+    house.path.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(AuditError, match=r"40 of 80 \(50.00%, over 30.00%\) rows repeat"):
+        house.prepare()

@@ -1,0 +1,248 @@
+"""Defects that others shipped, each made on purpose and found by the audit of one shard."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packhouse.audit import audit_shard
+from packhouse.audit import shard as shard_module
+from packhouse.audit.shard import _Intervals
+from packhouse.recipe import FormatConfig
+from packhouse.tokenization import load_snapshot
+from tests.audit.conftest import CHATS, Tables, turns
+
+IM_START, IM_END = 1, 2
+
+FINDINGS = {
+    "untrained_answer_bytes",
+    "trained_prompt_bytes",
+    "unterminated_turns",
+    "leaked_headers",
+    "double_ends",
+    "double_bos",
+    "missing_bos",
+    "unknown_tokens",
+    "untrained_rows",
+    "unlocated_rows",
+}
+
+
+def audited(tables, snapshot=None):
+    return audit_shard(
+        tables.validated,
+        tables.formatted,
+        tables.tokenized,
+        snapshot or tables.snapshot,
+        tables.config,
+    )
+
+
+def found(tables, snapshot=None):
+    """Findings that are not zero."""
+    counts = audited(tables, snapshot)["counts"]
+    return {name: counts[name] for name in FINDINGS if counts[name]}
+
+
+def test_sound_rows_have_no_finding(tables):
+    assert found(tables) == {}
+    counts = audited(tables)["counts"]
+    assert (counts["rows"], counts["turns"]) == (3, 4)
+    answers = ["Six.", "The Danube.", "The Elbe, for example.", "Scattering."]
+    assert counts["answer_bytes"] == sum(map(len, answers))
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last_assistant", "all"])
+@pytest.mark.parametrize("template", ["chat", "alpaca"])
+def test_no_way_to_train_is_a_finding_by_itself(snapshot, train_on, template):
+    config = FormatConfig(template=template, train_on=train_on)
+    assert found(Tables(CHATS, snapshot, config)) == {}
+
+
+def test_messages_of_weight_zero_are_not_due(snapshot):
+    chat = turns("Name a river.", "The Danube.", "And another?", "The Elbe.")
+    chat[1]["weight"] = 0.0
+    tables = Tables([chat], snapshot)
+    assert found(tables) == {}
+    assert audited(tables)["counts"]["answer_bytes"] == len("The Elbe.")
+
+
+def template_file(folder, answer):
+    """A ChatML template with `answer` for assistant turns, generation tags and all."""
+    path = folder / "own.jinja"
+    path.write_text(
+        "{% for m in messages %}{% if m.role == 'assistant' %}" + answer + "{% else %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    )
+    return FormatConfig(template=str(path))
+
+
+def test_axolotl_3754_an_end_token_outside_of_the_generation_block(snapshot, tmp_path):
+    """https://github.com/axolotl-ai-cloud/axolotl/issues/3754: Gemma's turn terminator was never
+    trained while "loss curves look perfectly healthy"."""
+    config = template_file(
+        tmp_path,
+        "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n",
+    )
+    tables = Tables(CHATS, snapshot, config)
+    assert found(tables) == {"unterminated_turns": 4}
+    assert audited(tables)["worst"]["unterminated_turns"][0]["row"] == 1
+
+
+def test_a_generation_block_around_the_header_is_a_leak(snapshot, tmp_path):
+    config = template_file(
+        tmp_path,
+        "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endgeneration %}\n",
+    )
+    assert found(Tables(CHATS, snapshot, config)) == {"leaked_headers": 4}
+
+
+def test_trl_1623_a_masked_end_token(tables):
+    """https://github.com/huggingface/trl/issues/1623: pad == eos masked the EOS, and the model
+    never stopped."""
+
+    def mask_ends(row):
+        for span in row["trained_ranges"]:
+            span["end"] -= 1
+
+    tables.sabotage(mask_ends)
+    assert found(tables) == {"unterminated_turns": 4}
+
+
+def test_praisonai_4358_prompts_that_were_never_masked(tables):
+    """https://github.com/MervinPraison/PraisonAI/issues/4358"""
+
+    def train_all(row):
+        row["trained_ranges"] = [{"start": 0, "end": len(row["input_ids"])}]
+
+    tables.sabotage(train_all)
+    prompts = ["How many legs has an ant?", "Name a river.", "And another?", "Be brief."]
+    prompts.append("Why is the sky blue?")
+    assert found(tables)["trained_prompt_bytes"] == sum(map(len, prompts))
+    assert found(tables)["leaked_headers"] == 3
+
+
+def test_unsloth_1290_labels_that_are_all_ignored(tables):
+    """https://github.com/unslothai/unsloth/issues/1290"""
+
+    def train_nothing(row):
+        row["trained_ranges"] = []
+
+    tables.sabotage(train_nothing)
+    assert found(tables)["untrained_rows"] == 3
+    assert found(tables)["untrained_answer_bytes"] == audited(tables)["counts"]["answer_bytes"]
+
+
+def test_axolotl_2089_half_an_answer_is_trained(tables):
+    """https://github.com/axolotl-ai-cloud/axolotl/issues/2089: wrong assistant spans."""
+    whole = tables.tokenized.to_pylist()[1]["trained_ranges"][1]
+
+    def start_late(row):
+        if row["row"] == 1:
+            row["trained_ranges"][1]["start"] += 3
+
+    tables.sabotage(start_late)
+    assert whole["end"] - whole["start"] > 4
+    assert 0 < found(tables)["untrained_answer_bytes"] < len("The Elbe, for example.")
+    assert [row["row"] for row in audited(tables)["worst"]["untrained_answer_bytes"]] == [1]
+
+
+def test_openrlhf_393_two_bos(tables):
+    """https://github.com/OpenRLHF/OpenRLHF/issues/393: the template's BOS and the tokenizer's."""
+    with_bos = replace(
+        tables.snapshot,
+        special_tokens={**tables.snapshot.special_tokens, "bos_token": "<|endoftext|>"},
+        adds_bos=True,
+    )
+    assert found(tables, with_bos) == {"missing_bos": 3}
+
+    def put_bos(row):
+        row["input_ids"] = [0, 0, *row["input_ids"]]
+        for span in row["trained_ranges"]:
+            span["start"] += 2
+            span["end"] += 2
+
+    tables.sabotage(put_bos)
+    # The tokens no longer spell the text, so what lies where cannot be told.
+    assert found(tables, with_bos) == {"double_bos": 3, "unlocated_rows": 3}
+
+
+def test_an_end_token_twice(tables):
+    def end_twice(row):
+        if row["row"] == 0:
+            row["input_ids"].insert(row["trained_ranges"][0]["end"], IM_END)
+
+    tables.sabotage(end_twice)
+    assert found(tables) == {"double_ends": 1, "unlocated_rows": 1}
+
+
+def test_trained_bos_is_a_leak(shared, tmp_path):
+    """Mistral's template opens with BOS; trained, it would teach the model to restart."""
+    snapshot = load_snapshot(shared / "tokenizers" / "mistral-7b-instruct-v0.3")
+    tables = Tables(CHATS[:2], snapshot)
+    assert found(tables) == {}
+
+    def train_from_bos(row):
+        row["trained_ranges"][0]["start"] = 0
+
+    tables.sabotage(train_from_bos)
+    assert found(tables)["leaked_headers"] == 2
+    assert found(tables)["trained_prompt_bytes"] > 0
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
+def test_real_tokenizers_have_no_finding(shared, name):
+    chats = [*CHATS[:2], turns("Caf\u00e9?", "Tr\u00e8s bien \U0001f600, \u4f60\u597d.")]
+    snapshot = load_snapshot(shared / "tokenizers" / name)
+    assert found(Tables(chats, snapshot)) == {}
+
+
+def test_words_that_bert_does_not_know(shared):
+    snapshot = load_snapshot(shared / "tokenizers" / "bert-base-uncased")
+    config = FormatConfig(template="sequence_classification")
+    chats = [turns("a fine film")[:1], turns("\U0001f600 \U0001f601")[:1]]
+    tables = Tables(chats, snapshot, config, labels=[1, 0])
+    assert found(tables) == {"unknown_tokens": 2, "unlocated_rows": 2}
+    assert audited(tables)["worst"]["unknown_tokens"][0]["row"] == 1
+
+
+def test_control_text_in_contents_is_no_end_and_no_header(snapshot):
+    chats = [turns("What does <|im_end|> do?", "It ends; <|im_start|>user opens.")]
+    assert found(Tables(chats, snapshot)) == {}
+
+
+def test_slices_change_nothing(tables, monkeypatch):
+    whole = audited(tables)
+    monkeypatch.setattr(shard_module, "SLICE_TOKENS", 10)
+    assert audited(tables) == whole
+
+
+def test_rows_that_fell_on_the_way_are_not_looked_for(tables):
+    before = audited(tables)["counts"]
+    tables.tokenized = tables.tokenized.slice(1)
+    counts = audited(tables)["counts"]
+    assert counts["answer_bytes"] == before["answer_bytes"] - len("Six.")
+    assert found(tables) == {}
+
+
+def test_a_shard_without_rows(tables):
+    tables.tokenized = tables.tokenized.slice(0, 0)
+    assert found(tables) == {}
+
+
+edges = st.lists(st.integers(0, 60), min_size=2, max_size=12, unique=True).map(sorted)
+
+
+@given(edges=edges, queries=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20))))
+def test_bytes_within_intervals_equal_those_counted_one_by_one(edges, queries):
+    pairs = list(zip(edges[::2], edges[1::2], strict=False))
+    held = {byte for start, end in pairs for byte in range(start, end)}
+    intervals = _Intervals.of(*(np.array(list(side)) for side in zip(*pairs, strict=True)))
+    starts = np.array([start for start, _ in queries], np.int64)
+    ends = starts + np.array([size for _, size in queries], np.int64)
+    counted = [
+        len(held & set(range(a, b))) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+    assert intervals.within(starts, ends).tolist() == counted

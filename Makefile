@@ -45,6 +45,9 @@ lock: $(TEST_STAMP) ## compile the pinned requirements anew
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --extra flows pyproject.toml requirements/build.in \
 		requirements/test.in -o requirements/test.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url --no-deps requirements/trainers.in \
+		-o requirements/trainers.txt
 
 build: $(TEST_STAMP) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel
@@ -60,9 +63,10 @@ $(RUN_STAMP): $(VENV)/bin/python requirements/run.txt pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(TEST_STAMP): $(RUN_STAMP) requirements/test.txt
+$(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/trainers.txt
 	$(BIN)/pip install --quiet --require-hashes -r requirements/test.txt
 	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
 .PHONY: help setup demo check lint types imports test fix lock build clean

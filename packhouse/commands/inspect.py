@@ -10,15 +10,15 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.commands.target import TARGET_HELP, open_target
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion
+from packhouse.store.address import open_address
 from packhouse.workspace import Workspace, default_cache
 
 __all__ = ["inspect"]
 
 
-@click.command(help=f"Print packs of a version, trained tokens in green.\n\n{TARGET_HELP}")
+@click.command()
 @click.argument("target", metavar="VERSION")
 @click.option("--split", default="train", show_default=True, help="Which split.")
 @click.option("--packs", default=1, show_default=True, help="How many packs.")
@@ -35,8 +35,13 @@ def inspect(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print packs of a version."""
-    opened = open_target(target)
+    r"""Print packs of a version, trained tokens in green.
+
+    \b
+    VERSION is STORE/DATASET, optionally with @REF or @VERSION (by default @latest):
+    ./store/demo, s3://bucket/store/demo@prod, ./store/demo@0a1b2c3d4e5f6071.g0
+    """
+    opened = open_address(target)
     decode = _decoder(opened, tokenizer, cache)
     for number, row in _packs(opened, split, skip, packs):
         runs = _runs(row)

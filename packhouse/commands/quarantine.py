@@ -10,11 +10,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.commands.target import open_target
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.jobs import plan_jobs
 from packhouse.quarantine import MendedSource, Retried, check_mended, count_reasons, editable
 from packhouse.recipe import Recipe, load_recipe
+from packhouse.store.address import open_address
 from packhouse.tables import QUARANTINED
 from packhouse.workspace import Workspace, default_cache, read_table
 
@@ -161,7 +161,7 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
         if not path.is_file():
             raise ConfigError(f"no file at '{target}'")
         return _read_file(path)
-    opened = open_target(target)
+    opened = open_address(target)
     with tempfile.TemporaryDirectory(prefix="packhouse-quarantine-") as folder:
         entries = opened.files("quarantine")
         parts = [

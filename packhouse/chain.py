@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packhouse.golden import check_golden
 from packhouse.jobs import Job, plan_jobs
 from packhouse.last_run import save_last_run
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
@@ -36,7 +37,8 @@ class Prepared:
     ledger: list[LedgerLine]
     receipts: list[Receipt] = field(repr=False)
     facts: dict[str, Any] = field(default_factory=dict)
-    """Facts of the publish step: files, statistics."""
+    """Facts of the publish step: files, statistics, audit; and the number of golden
+    conversations that came out as pinned."""
 
 
 def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
@@ -52,6 +54,7 @@ def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
     Raises:
         PackhouseError: see `packhouse.errors`; each names file, place, limit and remedy.
     """
+    num_golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
     plan = plan_jobs(recipe)
     done: list[Receipt] = []
     for jobs in (plan.validate, plan.format, plan.tokenize):
@@ -71,7 +74,7 @@ def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
         created=published["created"],
         ledger=ledger,
         receipts=done,
-        facts=dict(published),
+        facts={**published, "golden": num_golden},
     )
 
 

@@ -243,6 +243,11 @@ class Recipe(_Section):
     pack: PackConfig = PackConfig()
     split: SplitConfig = SplitConfig()
     audit: AuditConfig = AuditConfig()
+
+    golden: str | None = None
+    """File of conversations with the text, ids and trained tokens that must come of them; checked
+    at every run. `packhouse golden write` makes one."""
+
     publish: PublishConfig = PublishConfig()
 
 
@@ -342,6 +347,8 @@ def _resolve(recipe: Recipe, folder: Path) -> Recipe:
         "sources": sources,
         "tokenizer": _at(recipe.tokenizer, folder),
     }
+    if recipe.golden is not None:
+        update["golden"] = _at(recipe.golden, folder)
     if recipe.format.template.endswith((".jinja", ".j2")):
         template = _at(recipe.format.template, folder)
         update["format"] = recipe.format.model_copy(update={"template": template})

@@ -21,6 +21,7 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "steps": _steps(prepared),
         "quarantine": prepared.facts.get("quarantine"),
         "statistics": prepared.facts.get("statistics"),
+        "golden": prepared.facts.get("golden"),
         "audit": prepared.facts.get("audit"),
     }
 
@@ -41,6 +42,8 @@ def print_report(prepared: Prepared) -> None:
     _print_notes(console, prepared)
     console.print(_splits_table(prepared.facts["statistics"]))
     console.print(audit_table(prepared.facts["audit"]))
+    if prepared.facts.get("golden"):
+        console.print(f"golden: {prepared.facts['golden']:,} conversations came out as pinned")
     console.print("steps: " + _steps_line(prepared))
     if prepared.facts.get("quarantine"):
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)

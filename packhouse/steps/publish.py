@@ -137,6 +137,7 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
             "tokenize": {"encoder"},
             "publish": {"store", "ref"},
             "audit": True,
+            "golden": True,
             "validate_": {"max_quarantined"},
         },
     )

@@ -1,0 +1,176 @@
+"""Golden conversations: pinned, checked at every run, and readable when they differ."""
+
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packhouse.cli import cli
+from packhouse.errors import AuditError, ConfigError
+from packhouse.golden import check_golden, pin, read_golden, write_golden
+from packhouse.recipe import load_recipe
+from tests.audit.conftest import DEMO
+from tests.audit.test_audit_gate import House
+
+CHAT = {
+    "name": "ants",
+    "messages": [
+        {"role": "user", "content": "How many legs has an ant?"},
+        {"role": "assistant", "content": "Six."},
+    ],
+}
+
+
+@pytest.fixture
+def golden(tmp_path):
+    """A recipe that pins one conversation; its file holds what came of it."""
+    recipe = {
+        "dataset": "ants",
+        "sources": [{"path": "ants.jsonl", "format": "chat"}],
+        "tokenizer": str(DEMO / "tokenizer"),
+        "golden": "golden.jsonl",
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    loaded = load_recipe(tmp_path / "recipe.yaml")
+    write_golden(tmp_path / "golden.jsonl", pin([CHAT], loaded))
+    return loaded
+
+
+def change(recipe, **values):
+    """Pin other values for the one conversation."""
+    (item,) = read_golden(recipe.golden)
+    with Path(recipe.golden).open("wb") as file:
+        file.write(orjson.dumps(item | values))
+
+
+def test_what_is_pinned_is_text_ids_and_what_is_trained(golden):
+    (item,) = read_golden(golden.golden)
+    assert item["text"] == (
+        "<|im_start|>user\nHow many legs has an ant?<|im_end|>\n"
+        "<|im_start|>assistant\nSix.<|im_end|>\n"
+    )
+    assert item["trained_text"] == ["Six.<|im_end|>"]
+    ((start, end),) = item["trained"]
+    assert item["input_ids"][end - 1] == 2  # <|im_end|>
+    assert end == len(item["input_ids"]) - 1
+    assert start > 10
+    assert check_golden(golden) == 1
+
+
+@pytest.mark.parametrize("name", ["text", "input_ids", "trained", "trained_text"])
+def test_each_of_them_is_compared(golden, name):
+    (item,) = read_golden(golden.golden)
+    change(golden, **{name: item[name][:-1]})
+    with pytest.raises(AuditError, match=rf"conversation 0 \(ants\): {name} differ"):
+        check_golden(golden)
+
+
+def test_the_difference_is_shown(golden):
+    change(golden, input_ids=[1, 2, 3])
+    with pytest.raises(AuditError) as caught:
+        check_golden(golden)
+    (item,) = pin([CHAT], golden)
+    assert f"\n    - [1, 2, 3]\n    + {item['input_ids'][:4]}" in str(caught.value)
+    assert "1 of 1 golden conversations" in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+def test_functionary_a_template_that_changed_is_noticed(golden):
+    """rivals: only one project, functionary, pins conversations, by a script of its own."""
+    changed = golden.model_copy(
+        update={"format": golden.format.model_copy(update={"system": "Be brief."})}
+    )
+    with pytest.raises(AuditError, match="text differs at character 12"):
+        check_golden(changed)
+
+
+def test_a_conversation_that_is_refused_may_be_pinned_as_such(golden):
+    alpaca = golden.model_copy(
+        update={"format": golden.format.model_copy(update={"template": "alpaca"})}
+    )
+    chat = {**CHAT, "tools": '[{"type": "function"}]'}
+    (item,) = pin([chat], alpaca)
+    assert item["refused"].startswith("template: tools")
+    write_golden(Path(golden.golden), [item])
+    assert check_golden(alpaca) == 1
+    with pytest.raises(AuditError, match=r"was template: tools.* now accepted"):
+        check_golden(golden)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"text": "x"}, "conversation 0 has no list of messages"),
+        ({"messages": [{"rolle": "user"}]}, "message 0: 'rolle' is none of role, content"),
+        ({"messages": CHAT["messages"], "ids": []}, "unknown key 'ids'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "conversation 0: "),
+        ({"messages": CHAT["messages"][:1] * 2}, "consecutive_user"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(golden, item, message):
+    with Path(golden.golden).open("wb") as file:
+        file.write(orjson.dumps(item))
+    with pytest.raises(ConfigError, match=message):
+        check_golden(golden)
+
+
+def test_a_conversation_without_anything_pinned_is_a_fault(golden):
+    with Path(golden.golden).open("wb") as file:
+        file.write(orjson.dumps(CHAT))
+    with pytest.raises(AuditError, match="nothing is pinned"):
+        check_golden(golden)
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@given(texts)
+def test_yaml_keeps_every_text_and_id(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("golden") / "golden.yaml"
+    item = {**CHAT, "text": text, "input_ids": [1, 2, 3], "trained": [[0, 1]]}
+    item["messages"] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    write_golden(path, [item])
+    assert read_golden(path) == [item]
+
+
+@pytest.fixture
+def house(tmp_path):
+    house = House(tmp_path)
+    house.path.write_text(
+        house.path.read_text().replace("leaky.jinja", "sound.jinja") + "golden: pinned.yaml\n"
+    )
+    return house
+
+
+def call(house, *arguments, code=0):
+    everything = ["golden", *arguments, "--cache", str(house.cache)]
+    result = CliRunner().invoke(cli, everything)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_write_then_build_then_break_then_accept(house):
+    recipe = str(house.path)
+    output = call(house, "write", recipe, "--count", "2", "--row", "sums/sums.jsonl:7").stdout
+    assert "sums/sums.jsonl:7: ['8.<|im_end|>" in output
+    assert json.loads(call(house, "check", recipe, "--json").stdout) == {"golden": 3}
+
+    first = house.prepare()
+    assert first.facts["golden"] == 3
+    without = house.prepare("golden=null")
+    assert (without.version, without.created) == (first.version, False)
+
+    with pytest.raises(AuditError, match="3 of 3 golden conversations"):
+        house.prepare("format.system=Be brief.")
+    call(house, "write", recipe, "--set", "format.system=Be brief.")
+    assert house.prepare("format.system=Be brief.").facts["golden"] == 3
+
+
+def test_a_row_that_is_not_there_is_named(house):
+    result = call(house, "write", str(house.path), "--row", "sums/sums.jsonl:999", code=2)
+    assert "no row 'sums/sums.jsonl:999' passed validation" in result.stderr

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -17,6 +18,9 @@ from packhouse.report import print_report, report_json
 from packhouse.workspace import Workspace, default_cache
 
 __all__ = ["main"]
+
+HELD_BACK = 7
+"""Exit code: the version is published, and its ref stays because it drifted too far."""
 
 # The embedded server: started by Prefect when no PREFECT_API_URL is set, gone when the run ends.
 _PREFECT_DEFAULTS = {
@@ -62,7 +66,8 @@ def command(
 
     \b
     Exit codes: 0 published or unchanged, 2 the recipe is wrong, 3 a source or the tokenizer cannot
-    be read or nothing is left, 4 refused (too many bad rows, a contract broken), 5 the store.
+    be read or nothing is left, 4 refused (too many bad rows, a contract or an audit limit broken),
+    5 the store, 6 network or storage hiccups, 7 published but the ref was held back by drift.
 
     \b
     python -m flows.prepare deployments/demo/recipe.yaml --local
@@ -82,6 +87,8 @@ def command(
         click.echo(json.dumps(report_json(prepared), sort_keys=True))
     else:
         print_report(prepared)
+    if prepared.facts["held_back"]:
+        sys.exit(HELD_BACK)
 
 
 def _local(recipe: Recipe, cache: Path) -> Prepared:

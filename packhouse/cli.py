@@ -25,7 +25,7 @@ COMMANDS = {
     "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
     "diff": ("packhouse.commands.versions", "Compare two versions: rows, tokens, settings."),
     "ref": ("packhouse.commands.refs", "List, set or roll back refs such as `latest`."),
-    "gc": ("packhouse.commands.gc", "Delete versions no ref needs; shows what first."),
+    "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
     "doctor": ("packhouse.commands.doctor", "Prove that a store can guard a publication."),
     "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, tokens, packs, bytes, hits."),

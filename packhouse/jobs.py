@@ -25,7 +25,10 @@ from packhouse.sources import SourceShard, scan_source
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 
-__all__ = ["ENGINE_VERSIONS", "SHARD_BYTES", "STEPS", "Job", "Plan", "plan_jobs"]
+__all__ = ["ENGINE_VERSIONS", "FILE_SETTINGS", "SHARD_BYTES", "STEPS", "Job", "Plan", "plan_jobs"]
+
+FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
+"""What of the publish section decides bytes; the rest says where they go."""
 
 SHARD_BYTES = 32 * 2**20
 """Raw bytes of a shard: what bounds a step's memory, and what an appended row costs."""
@@ -108,7 +111,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
     sides = recipe.split.model_dump(mode="json")
     pack = _job("pack", tokenize, {"pack": recipe.pack.model_dump(mode="json"), "split": sides})
     split = _job("split", [pack], {"split": sides})
-    files = recipe.publish.model_dump(mode="json", exclude={"store", "ref"})
+    files = recipe.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
     publish = _job(
         "publish",
         [split],

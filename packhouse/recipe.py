@@ -46,6 +46,9 @@ RowFormat = Literal[
 ]
 
 
+Target = Annotated[str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+)$")]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -211,6 +214,24 @@ class PublishConfig(_Section):
 
     ref: Name = "latest"
     """Ref that moves to the new version."""
+
+    also: list[Target] = []
+    """Where else the version goes: `hf://datasets/ORG/NAME`, `wandb://PROJECT`."""
+
+    allow_breaking_schema: bool = False
+    """Move the ref even if readers of its current version would miss or misread something."""
+
+    max_length_drift: Share | None = None
+    """Largest distance of record lengths from the ref's version at which the ref still moves."""
+
+    max_source_drift: Share | None = None
+    """The same for the sources' shares of the rows."""
+
+    max_quarantine_drift: Share | None = None
+    """The same for the share of quarantined rows."""
+
+    max_trained_drift: Share | None = None
+    """The same for the share of trained tokens."""
 
     file_format: Literal["parquet", "arrow", "jsonl"] = "parquet"
     """Format of the published files."""

@@ -21,6 +21,10 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "steps": _steps(prepared),
         "quarantine": prepared.facts.get("quarantine"),
         "statistics": prepared.facts.get("statistics"),
+        "ref": prepared.facts.get("ref"),
+        "ref_version": prepared.facts.get("ref_version"),
+        "held_back": prepared.facts.get("held_back"),
+        "mirrors": prepared.facts.get("mirrors"),
         "golden": prepared.facts.get("golden"),
         "audit": prepared.facts.get("audit"),
     }
@@ -44,6 +48,8 @@ def print_report(prepared: Prepared) -> None:
     console.print(audit_table(prepared.facts["audit"]))
     if prepared.facts.get("golden"):
         console.print(f"golden: {prepared.facts['golden']:,} conversations came out as pinned")
+    for target, name in prepared.facts["mirrors"].items():
+        console.print(f"also in {target} ({name})")
     console.print("steps: " + _steps_line(prepared))
     if prepared.facts.get("quarantine"):
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
@@ -57,6 +63,12 @@ def _ref(prepared: Prepared, uri: str) -> str:
     ref, at = prepared.facts["ref"], prepared.facts["ref_version"]
     if at == prepared.version:
         return f"ref '{ref}'"
+    if prepared.facts["held_back"]:
+        reasons = "; ".join(prepared.facts["held_back"])
+        return (
+            f"but ref '{ref}' was held back: {reasons}; to move it all the same: "
+            f"packhouse ref set {uri} {ref} {prepared.version}"
+        )
     return (
         f"but ref '{ref}' stays at {at}, published after it; to go back: "
         f"packhouse ref set {uri} {ref} {prepared.version}"

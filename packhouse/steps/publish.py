@@ -16,13 +16,15 @@ import pyarrow.parquet as pq
 from packhouse.audit import check_audit
 from packhouse.data_files import ContentHash, DataFile, write_data_files
 from packhouse.errors import EmptyDatasetError
-from packhouse.jobs import ENGINE_VERSIONS, Job
+from packhouse.jobs import ENGINE_VERSIONS, FILE_SETTINGS, Job
 from packhouse.ledger import ledger_of
-from packhouse.recipe import Recipe
+from packhouse.recipe import PublishConfig, Recipe
 from packhouse.step_store import Receipt
 from packhouse.steps.audit import audit_run
+from packhouse.steps.mirror import mirror
 from packhouse.steps.shard_io import inputs_of
-from packhouse.store import LocalFile, open_store, publish_version
+from packhouse.store import LocalFile, open_store, open_version, publish_version
+from packhouse.store.evolution import Gate
 from packhouse.workspace import Workspace, read_table
 
 __all__ = ["commit", "compute"]
@@ -107,8 +109,16 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
     }
     store = open_store(recipe.publish.store)
     published = publish_version(
-        store, recipe.dataset, job.key[:16], files, facts, ref=recipe.publish.ref
+        store,
+        recipe.dataset,
+        job.key[:16],
+        files,
+        facts,
+        ref=recipe.publish.ref,
+        gate=_gate(recipe.publish),
     )
+    opened = open_version(store, recipe.dataset, published.version)
+    mirrors = {uri: mirror(opened, uri, recipe.tokenizer) for uri in recipe.publish.also}
     bad = [e.key for e in published.manifest.files if e.kind == "quarantine"]
     root = f"{recipe.publish.store.rstrip('/')}/{recipe.dataset}/v/{published.version}"
     return replace(
@@ -120,9 +130,21 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
             "created": published.created,
             "ref": recipe.publish.ref,
             "ref_version": published.ref.version if published.ref else None,
+            "held_back": list(published.held_back),
+            "mirrors": mirrors,
             "statistics": receipt.facts["counts"]["statistics"],
             "quarantine": f"{root}/{bad[0]}" if bad else None,
         },
+    )
+
+
+def _gate(config: PublishConfig) -> Gate:
+    return Gate(
+        allow_breaking=config.allow_breaking_schema,
+        max_lengths=config.max_length_drift,
+        max_sources=config.max_source_drift,
+        max_quarantined=config.max_quarantine_drift,
+        max_trained=config.max_trained_drift,
     )
 
 
@@ -135,7 +157,7 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
             "sources": {"__all__": {"path"}},
             "tokenizer": True,
             "tokenize": {"encoder"},
-            "publish": {"store", "ref"},
+            "publish": set(PublishConfig.model_fields) - set(FILE_SETTINGS),
             "audit": True,
             "golden": True,
             "validate_": {"max_quarantined"},

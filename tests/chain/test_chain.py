@@ -271,3 +271,30 @@ def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(house, 
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(2 * 86400))
     assert house.cached_steps(house.prepare(*overrides)) == ["validate"]
     assert house.prepare(*overrides).version != first.version
+
+
+def test_a_version_that_drifts_too_far_is_published_but_its_ref_stays(house):
+    first = house.prepare()
+    rows = [json.dumps({**json.loads(line), "output": "Yes. " * 30}) for line in lines_of(house)]
+    house.rows.write_text("\n".join(rows) + "\n")
+
+    second = house.prepare("publish.max_length_drift=0.1")
+
+    assert second.created
+    assert "drift of lengths" in second.facts["held_back"][0]
+    assert open_version(second.store, "sums").version == first.version
+    assert open_version(second.store, "sums", second.version).version == second.version
+    assert house.prepare("publish.max_length_drift=1.0").facts["ref_version"] == second.version
+
+
+def lines_of(house):
+    return house.rows.read_text().splitlines()
+
+
+def test_targets_beside_the_store_are_known_or_refused(house):
+    from packhouse.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"publish\.also"):
+        house.recipe("publish.also=[ftp://somewhere]")
+    recipe = house.recipe("publish.also=['hf://datasets/org/name', 'wandb://project']")
+    assert len(recipe.publish.also) == 2

@@ -33,6 +33,9 @@ imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhou
 test: $(TEST_STAMP) ## run the tests (PYTEST_ARGS adds to the command)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+soak: $(TEST_STAMP) ## try to lose a version for MINUTES (default 10): faults, kills, races
+	$(BIN)/python -m tests.store.soak all --minutes $(or $(MINUTES),10)
+
 fix: $(TEST_STAMP) ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -69,4 +72,4 @@ $(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/trainers.txt
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: help setup demo check lint types imports test fix lock build clean
+.PHONY: help setup demo check lint types imports test soak fix lock build clean

@@ -32,6 +32,7 @@ GIVEN = ("name", "source", "messages", "tools", "label")
 
 _PINNED = ("text", "input_ids", "trained", "trained_text")
 _CONTEXT = 40
+_OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds them, but for those in double quotes
 
 
 def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> int:
@@ -111,6 +112,8 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, data: str) -> yaml.ScalarNode:
         style = "|" if "\n" in data else None
+        if any(c in data for c in _OTHER_BREAKS):
+            style = '"'
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
     def represent_items(self, data: list[Any]) -> yaml.SequenceNode:

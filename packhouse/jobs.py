@@ -115,7 +115,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
     publish = _job(
         "publish",
         [split],
-        {"publish": files, "dataset": recipe.dataset},
+        {"publish": files, "dataset": recipe.dataset, **_benchmarks(recipe)},
         also_reads=(*validate, *format_, *tokenize, pack),
     )
     return Plan(
@@ -126,6 +126,14 @@ def plan_jobs(recipe: Recipe) -> Plan:
         split=split,
         publish=publish,
     )
+
+
+def _benchmarks(recipe: Recipe) -> dict[str, Any]:
+    """What is found of benchmarks is published, so they decide the version; limits do not."""
+    if not recipe.audit.benchmarks:
+        return {}
+    shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
+    return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
 
 
 def _job(

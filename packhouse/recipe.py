@@ -205,6 +205,15 @@ class AuditConfig(_Section):
     max_duplicates: Share = 0.3
     """Share of rows that repeat an earlier one exactly."""
 
+    benchmarks: list[SourceConfig] = []
+    """Files of benchmarks that must not be trained; unlike the limits, part of the version."""
+
+    benchmark_ngram: Annotated[int, Field(ge=5, le=100)] = 13
+    """Words in a row that a row shares with a benchmark to count as contaminated."""
+
+    max_contaminated: Share = 0.0
+    """Share of rows that may be contaminated."""
+
 
 class PublishConfig(_Section):
     """Where a version goes, and in which files."""
@@ -364,8 +373,12 @@ def _variable(match: re.Match[str]) -> str:
 
 def _resolve(recipe: Recipe, folder: Path) -> Recipe:
     sources = [s.model_copy(update={"path": _at(s.path, folder)}) for s in recipe.sources]
+    benchmarks = [
+        s.model_copy(update={"path": _at(s.path, folder)}) for s in recipe.audit.benchmarks
+    ]
     update: dict[str, Any] = {
         "sources": sources,
+        "audit": recipe.audit.model_copy(update={"benchmarks": benchmarks}),
         "tokenizer": _at(recipe.tokenizer, folder),
     }
     if recipe.golden is not None:

@@ -46,6 +46,12 @@ def print_report(prepared: Prepared) -> None:
     _print_notes(console, prepared)
     console.print(_splits_table(prepared.facts["statistics"]))
     console.print(audit_table(prepared.facts["audit"]))
+    if "contamination" in prepared.facts["audit"]:
+        found = prepared.facts["audit"]["contamination"]
+        console.print(
+            f"contamination: {found['contaminated']:,} of {found['rows']:,} rows share "
+            f"{found['ngram']} words in a row with a benchmark"
+        )
     if prepared.facts.get("golden"):
         console.print(f"golden: {prepared.facts['golden']:,} conversations came out as pinned")
     for target, name in prepared.facts["mirrors"].items():

@@ -7,18 +7,28 @@ that against the recipe's limits and stops publication. Results are cached per s
 rows (5.4 M tokens) take 0.3 s.
 """
 
+from packhouse.audit.contamination import (
+    Benchmarks,
+    combine_contamination,
+    find_contamination,
+    read_benchmarks,
+)
 from packhouse.audit.dataset import audit_packs, audit_records, combine
 from packhouse.audit.gate import audit_rows, check_audit
 from packhouse.audit.shard import audit_shard
 
 __all__ = [
     "VERSION",
+    "Benchmarks",
     "audit_packs",
     "audit_records",
     "audit_rows",
     "audit_shard",
     "check_audit",
     "combine",
+    "combine_contamination",
+    "find_contamination",
+    "read_benchmarks",
 ]
 
 VERSION = 1

@@ -79,9 +79,32 @@ def _breaches(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[dict[st
             )
         yield from _over(audit, config, source, counts, _SHARES)
     yield from _over(audit, config, "", audit["packs"], _OF_PACKS)
+    yield from _contaminated(audit.get("contamination", {}), config)
     if audit["dataset"]["both_sides"]:
         number = audit["dataset"]["both_sides"]
         yield _breach(audit, "", "", f"{number:,} records are in train and eval", number, "")
+
+
+def _contaminated(found: Mapping[str, Any], config: AuditConfig) -> Iterator[dict[str, Any]]:
+    number, total = found.get("contaminated", 0), found.get("rows", 0)
+    if number <= config.max_contaminated * total:
+        return
+    named = ", ".join(
+        f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
+        for row in found["worst"][:2]
+    )
+    text = (
+        f"{number:,} of {total:,} rows ({number / total:.2%}) share {found['ngram']} words in a "
+        f"row with a benchmark: {named}"
+    )
+    rows = found["worst"]
+    yield {
+        "limit": "max_contaminated",
+        "source": "",
+        "number": number,
+        "text": text,
+        "rows": rows,
+    }
 
 
 def _over(

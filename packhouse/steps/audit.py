@@ -4,14 +4,23 @@ A shard's audit has a key of its own beside its tokenize step, so an appended fi
 shard here, too, and a better audit does not tokenize anything again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from packhouse.audit import VERSION, audit_packs, audit_records, audit_shard, combine
+from packhouse.audit import (
+    VERSION,
+    audit_packs,
+    audit_records,
+    audit_shard,
+    combine,
+    combine_contamination,
+    find_contamination,
+    read_benchmarks,
+)
 from packhouse.fingerprint import digest
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
@@ -45,6 +54,8 @@ def audit_run(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
     audit = combine(named)
     audit["packs"] = _audit_packs(packed, recipe, snapshot)
     _add_repetition(audit, audit_records(read_table(packed.path("records.arrow"))))
+    if recipe.audit.benchmarks:
+        audit["contamination"] = _contamination(job, recipe, workspace, [s[0] for s in shards])
     return audit
 
 
@@ -66,6 +77,24 @@ def _audit_shard(
 
     key = digest({"step": "audit", "engine": VERSION, "inputs": [tokenized.key]})
     return dict(workspace.steps.run("audit", key, compute).facts)
+
+
+def _contamination(
+    job: Job, recipe: Recipe, workspace: Workspace, validated: Sequence[Receipt]
+) -> dict[str, Any]:
+    found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
+
+    def look_at(shard: Receipt) -> dict[str, Any]:
+        parts = {"engine": VERSION, "input": shard.key, "benchmarks": job.parts["benchmarks"]}
+        return dict(
+            workspace.steps.run(
+                "contamination",
+                digest(parts),
+                lambda _: find_contamination(read_table(shard.path("validated.arrow")), found),
+            ).facts
+        )
+
+    return combine_contamination([look_at(shard) for shard in validated], found)
 
 
 def _source(validated: Receipt) -> str:

@@ -158,7 +158,7 @@ def test_tsv_rows_are_read_by_their_header(desk):
             "label_names": ["bad", "good"],
         }
     ]
-    recipe["format"] = {"template": "classification"}
+    recipe["format"] = {"template": "classification", "prompt": "{text}\nLabel:\n"}
     recipe["validate"]["max_quarantined"] = 0.9
     (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     run_recipe(desk)

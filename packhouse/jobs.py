@@ -109,7 +109,12 @@ def plan_jobs(recipe: Recipe) -> Plan:
     format_ = tuple(_format_job(recipe, tokenizer, job) for job in validate)
     tokenize = tuple(_tokenize_job(recipe, tokenizer, job) for job in format_)
     sides = recipe.split.model_dump(mode="json")
-    pack = _job("pack", tokenize, {"pack": recipe.pack.model_dump(mode="json"), "split": sides})
+    packing_ = {
+        "pack": recipe.pack.model_dump(mode="json"),
+        "dedup": recipe.dedup.model_dump(mode="json"),
+        "split": sides,
+    }
+    pack = _job("pack", tokenize, packing_)
     split = _job("split", [pack], {"split": sides})
     files = recipe.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
     publish = _job(

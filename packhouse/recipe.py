@@ -17,6 +17,7 @@ from packhouse.errors import ConfigError
 
 __all__ = [
     "AuditConfig",
+    "DedupConfig",
     "FormatConfig",
     "PackConfig",
     "PublishConfig",
@@ -136,6 +137,14 @@ class PackConfig(_Section):
 
     seed: int = 0
     """Order of packs and of equal lengths within them."""
+
+
+class DedupConfig(_Section):
+    """What happens to conversations that repeat an earlier one."""
+
+    exact: Literal["keep", "drop"] = "keep"
+    """Equal in every message: keep all, or only the first in order of file and row. Equal
+    conversations are on one side, train or eval, either way."""
 
 
 class SplitConfig(_Section):
@@ -271,6 +280,7 @@ class Recipe(_Section):
     format: FormatConfig = FormatConfig()
     tokenize: TokenizeConfig = TokenizeConfig()
     pack: PackConfig = PackConfig()
+    dedup: DedupConfig = DedupConfig()
     split: SplitConfig = SplitConfig()
     audit: AuditConfig = AuditConfig()
 

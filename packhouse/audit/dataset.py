@@ -96,21 +96,22 @@ def audit_records(records: pa.Table) -> dict[str, Any]:
     """Count what occurs more than once, in each source and in all, and what is on both sides.
 
     Args:
-        records: schema `steps.pack.RECORDS`, every record once for every time it occurs.
+        records: schema `steps.pack.RECORDS`, every record once for every time it occurs; those
+            that were dropped do not count.
 
     Returns:
         `duplicates`: records beyond the first of their content; `prompt_groups`: prompts that
         several different records share, and `prompt_group_records`, how many do; `both_sides`:
         contents in train and eval; `sources`: duplicates within each; `worst`: most frequent ones.
     """
+    records = records.filter(pc.greater(records["num_tokens"], 0))
     counted = pc.value_counts(_one(records["record_id"]))
     times = counted.field("counts").to_numpy()
     by_group = records.group_by("group_key").aggregate([("record_id", "count_distinct")])
     sharing = by_group["record_id_count_distinct"].to_numpy()
-    packed = records.filter(pc.greater(records["num_tokens"], 0))
-    sides = [packed.filter(pc.equal(packed["split"], side)) for side in ("train", "eval")]
+    sides = [records.filter(pc.equal(records["split"], side)) for side in ("train", "eval")]
     distinct = [pc.count_distinct(side["record_id"]).as_py() for side in sides]
-    both = sum(distinct) - pc.count_distinct(packed["record_id"]).as_py()
+    both = sum(distinct) - pc.count_distinct(records["record_id"]).as_py()
     return {
         "duplicates": int((times - 1).sum()),
         "prompt_groups": int((sharing > 1).sum()),

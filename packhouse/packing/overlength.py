@@ -19,8 +19,8 @@ from packhouse.recipe import PackConfig
 
 __all__ = ["REASONS", "Admitted", "apply_over_length"]
 
-# Reason codes of `Admitted.reasons`, by number; 0 is kept.
-REASONS = ("kept", "over_seq_len", "first_turn_too_long", "nothing_trained")
+# Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate`: see `packhouse.dedup`.
+REASONS = ("kept", "over_seq_len", "first_turn_too_long", "nothing_trained", "duplicate")
 _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 
 

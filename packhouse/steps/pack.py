@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.dedup import drop_duplicates
 from packhouse.jobs import Job
 from packhouse.packing import (
     Admitted,
@@ -58,6 +59,8 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     shards = [read_table(receipt.path("tokenized.arrow")) for receipt in receipts]
     vocab_size = max(receipt.facts["tokenizer"]["vocab_size"] for receipt in receipts)
     admitted = [apply_over_length(shard, recipe.pack) for shard in shards]
+    if recipe.dedup.exact == "drop":
+        admitted = drop_duplicates(admitted, _chunked(shards, "record_id"))
     is_eval = sides(_chunked(shards, "group_key"), recipe.split)
     rows, lengths = _kept(admitted)
     statistics = {}

@@ -128,6 +128,12 @@ class House:
         workspace = Workspace(cache=self.cache, check=schemas.check)
         return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), self.cache)
 
+    @staticmethod
+    def cached_steps(prepared):
+        """Steps of which every job was found in the cache."""
+        steps = dict.fromkeys(receipt.step for receipt in prepared.receipts)
+        return [s for s in steps if all(r.cached for r in prepared.receipts if r.step == s)]
+
 
 @pytest.fixture
 def house(tmp_path):

@@ -95,6 +95,8 @@ def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
     assert prepared.version in artifacts["demo-version"].data
     assert "| validate | 304 | 295 |" in artifacts["demo-version"].data
     assert "unknown_role" in artifacts["demo-quarantine"].data
+    assert '"source": "instructions"' in artifacts["demo-audit"].data
+    assert "100.00%" in artifacts["demo-audit"].data
 
 
 def test_only_transient_errors_are_retried(monkeypatch, recipe, tmp_path):

@@ -208,6 +208,18 @@ def test_words_that_bert_does_not_know(shared):
     assert audited(tables)["worst"]["unknown_tokens"][0]["row"] == 1
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
+def test_an_answer_whose_first_token_begins_in_the_prompt(shared, name):
+    """A prompt that ends in a space: " positive" is one token and begins in the prompt, so that
+    nothing but the end token is trained. With a line break instead, all of it is."""
+    snapshot = load_snapshot(shared / "tokenizers" / name)
+    chats = [turns("a fine film", "positive")]
+    config = FormatConfig(template="classification", prompt="{text}\nLabel: ")
+    assert found(Tables(chats, snapshot, config)) == {"untrained_answer_bytes": len("positive")}
+    config = FormatConfig(template="classification", prompt="{text}\nLabel:\n")
+    assert found(Tables(chats, snapshot, config)) == {}
+
+
 def test_control_text_in_contents_is_no_end_and_no_header(snapshot):
     chats = [turns("What does <|im_end|> do?", "It ends; <|im_start|>user opens.")]
     assert found(Tables(chats, snapshot)) == {}

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from packhouse.errors import ConfigError
 
@@ -29,7 +37,7 @@ __all__ = [
     "load_recipe",
 ]
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
 
 RowFormat = Literal[
     "auto",
@@ -52,6 +60,15 @@ Target = Annotated[str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic would take `true` for 1."""
+        assert info.field_name is not None
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("takes no boolean")
+        return value
 
 
 class SourceConfig(_Section):
@@ -299,23 +316,66 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
     other variable is, so that no credential can slip into a recipe.
 
     Raises:
-        ConfigError: no such file, not YAML, an unknown key or a value out of bounds.
+        ConfigError: no such file, not YAML, a key twice, an unknown key or a value out of bounds.
     """
     path = Path(path)
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"no recipe at '{path}'; see deployments/recipes for examples") from None
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}, column {place.column + 1}" if place else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError(f"recipe '{path}'{where}: {problem}") from None
+    raw = _parse_yaml(_read_text(path), f"recipe '{path}'")
     if not isinstance(raw, dict):
         raise ConfigError(f"recipe '{path}' must be a mapping of keys, got {type(raw).__name__}")
     for override in overrides:
         _override(raw, override)
-    return parse_recipe(_expand(raw), where=f"recipe '{path}'", folder=path.parent)
+    try:
+        expanded = _expand(raw)
+    except RecursionError:
+        raise ConfigError(
+            f"recipe '{path}': an alias (`*name`) stands inside what it names; write the value out"
+        ) from None
+    return parse_recipe(expanded, where=f"recipe '{path}'", folder=path.parent)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no recipe at '{path}'; see deployments/recipes for examples") from None
+    except IsADirectoryError:
+        raise ConfigError(f"recipe '{path}' is a folder; give a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"recipe '{path}' is not UTF-8 (byte {error.start:,}); save it as UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"recipe {str(path)!r} cannot be read: {reason}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, where YAML would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                name = key.tag, key.value
+                if name in lines:
+                    problem = f"key '{key.value}' is in line {lines[name]} already; keep one"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                lines[name] = key.start_mark.line + 1
+        return node
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        at = f", line {place.line + 1}, column {place.column + 1}" if place else ""
+        raise ConfigError(f"{where}{at}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply to be read") from None
+    except ValueError as error:  # such as a date with a 13th month
+        raise ConfigError(f"{where}: {error}; put text between quotes") from None
 
 
 def parse_recipe(
@@ -346,7 +406,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
             place = place.setdefault(parent, {})
         if not isinstance(place, dict | list):
             raise ConfigError(f"--set {override}: '{parent}' is a value, not a section")
-    parsed = yaml.safe_load(value)
+    parsed = _parse_yaml(value, f"--set {override}")
     if isinstance(place, list):
         _item(place, last, override)
         place[int(last)] = parsed
@@ -355,7 +415,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
 
 
 def _item(place: list[Any], index: str, override: str) -> Any:
-    if not index.isdigit() or int(index) >= len(place):
+    if index not in map(str, range(len(place))):
         raise ConfigError(f"--set {override}: '{index}' is not one of items 0 to {len(place) - 1}")
     return place[int(index)]
 
@@ -434,5 +494,5 @@ def _hint(loc: tuple[int | str, ...]) -> str:
 def _submodel(model: Any, key: str) -> Any:
     for name, field in model.model_fields.items():
         if key in (name, field.alias):
-            return SourceConfig if key == "sources" else field.annotation
+            return SourceConfig if key in ("sources", "benchmarks") else field.annotation
     return model

@@ -21,7 +21,7 @@ __all__ = [
     "version_name",
 ]
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME = re.compile(r"(?=.{1,64}\Z)[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*")
 _VID = re.compile(r"[a-z0-9]{4,64}")
 _VERSION = re.compile(r"([a-z0-9]{4,64})\.g(0|[1-9][0-9]{0,8})")
 
@@ -40,7 +40,7 @@ def check_name(what: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{what} '{name}': use a-z, 0-9, '.', '_' and '-', at most 64 characters, the first a "
-            "letter or digit"
+            "letter or digit, no dot at the end or behind a dot"
         )
     if what == "ref" and is_version(name):
         raise ConfigError(f"ref '{name}' looks like a version; choose another name")

@@ -90,3 +90,59 @@ def test_the_form_of_the_recipe_is_closed_and_describes_every_field():
             if "description" not in field and "$ref" not in field
         ]
         assert undescribed == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "pack: {seq_len: true}", "'pack.seq_len': takes no boolean, got True"),
+        (MINIMAL + "validate: {max_quarantined: yes}", "takes no boolean, got True"),
+        (
+            MINIMAL + "pack: {seed: 1}\npack: {seed: 2}",
+            "line 7, column 1: key 'pack' is in line 6 already; keep one",
+        ),
+        (MINIMAL + "pack: {seed: 1, seed: 1}", "line 6, .*: key 'seed' is in line 6 already"),
+        (MINIMAL.replace("tiny", "a.."), "'dataset': "),
+        (MINIMAL.replace("tiny", "a."), "'dataset': "),
+        (MINIMAL.replace("tiny", "a" * 65), "'dataset': .*64"),
+        (MINIMAL + "pack: &a [*a]", "an alias .* stands inside what it names"),
+        (MINIMAL + "pack: " + "[" * 3000, "nested too deeply"),
+        (MINIMAL + "golden: 2024-13-45", "month must be in 1..12"),
+        (MINIMAL + "audit: {benchmarks: [{pth: a}]}", "unknown key 'audit.benchmarks.0.pth'"),
+    ],
+)
+def test_what_yaml_or_pydantic_would_let_through_is_refused(write, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(write(text))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("pack=[", r"--set pack=\[, line 1, column 2: "),
+        ("sources.\u00b2=1", "is not one of items 0 to 0"),
+        ("sources.1.path=x", "'1' is not one of items 0 to 0"),
+        ("pack=&a [*a]", "an alias"),
+        ("pack.seed=" + "[" * 3000, "nested too deeply"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence(write, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(write(MINIMAL), (override,))
+
+
+def test_a_recipe_that_is_no_text_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="is a folder; give a YAML file"):
+        load_recipe(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"dataset: caf\xe9")
+    with pytest.raises(ConfigError, match=r"latin.yaml' is not UTF-8 \(byte 12\)"):
+        load_recipe(tmp_path / "latin.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_recipe(tmp_path / "latin.yaml" / "recipe.yaml")
+
+
+def test_an_alias_that_is_no_loop_is_fine(write):
+    text = MINIMAL + "validate: &v {max_chars: 5}\nx: 1"
+    with pytest.raises(ConfigError, match="unknown key 'x'"):
+        load_recipe(write(text))
+    assert load_recipe(write(MINIMAL + "pack: {seed: &s 3}\nsplit: {seed: *s}")).split.seed == 3

@@ -25,7 +25,16 @@ from packhouse.sources import SourceShard, scan_source
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 
-__all__ = ["ENGINE_VERSIONS", "FILE_SETTINGS", "SHARD_BYTES", "STEPS", "Job", "Plan", "plan_jobs"]
+__all__ = [
+    "ALL_LIBRARIES",
+    "ENGINE_VERSIONS",
+    "FILE_SETTINGS",
+    "SHARD_BYTES",
+    "STEPS",
+    "Job",
+    "Plan",
+    "plan_jobs",
+]
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """What of the publish section decides bytes; the rest says where they go."""
@@ -55,6 +64,10 @@ _LIBRARIES = {
     "split": ("pyarrow",),
     "publish": ("pyarrow",),
 }
+ALL_LIBRARIES = sorted(
+    {name for names in _LIBRARIES.values() for name in names} | {"tokenizers", "transformers"}
+)
+"""Every library whose version is part of a version's id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,15 +202,19 @@ def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
     """Lineage says `source/file`; two files of one name would make it ambiguous."""
-    owner: dict[str, str] = {}
-    for _, shards in scanned:
-        for file, uri in {(shard.file, shard.uri) for shard in shards}:
-            if owner.setdefault(file, uri) != uri:
-                raise ConfigError(
-                    f"'{uri}' and '{owner[file]}' are both called '{file}'; "
-                    "give each source its own name",
-                    file=file,
-                )
+    owner: dict[str, tuple[int, str]] = {}
+    for number, (_, shards) in enumerate(scanned):
+        for file, uri in sorted({(shard.file, shard.uri) for shard in shards}):
+            first = owner.setdefault(file, (number, uri))
+            if first == (number, uri):
+                continue
+            if first[1] == uri:
+                raise ConfigError(f"'{uri}' is in two sources: its rows would count twice", uri=uri)
+            raise ConfigError(
+                f"'{uri}' and '{first[1]}' are both called '{file}' in lineage; "
+                "give each source a `name` of its own",
+                file=file,
+            )
 
 
 def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:

@@ -1,6 +1,7 @@
 """The conservation ledger: where every row and every token of a run went.
 
-For each step: rows_in = rows_out + quarantined + dropped, and from tokenize on the same in tokens.
+For each step: rows_in + added = rows_out + quarantined + dropped, and from tokenize on the same in
+tokens. Only validate adds rows: the paths of a message tree beyond its first.
 It is asserted, not hoped for: a run whose ledger does not add up publishes nothing.
 """
 
@@ -23,6 +24,8 @@ class LedgerLine:
     step: str
     rows_in: int
     rows_out: int
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Rows by reason that one row in made beside the first."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
     """Rows by reason code; each one stands in the quarantine file."""
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -43,7 +46,8 @@ class LedgerLine:
             Traceback (most recent call last):
             packhouse.errors.ContractError: step 'pack' lost 1 of 3 rows without a reason
         """
-        lost = self.rows_in - self.rows_out - _sum(self.quarantined) - _sum(self.dropped)
+        came = self.rows_in + _sum(self.added)
+        lost = came - self.rows_out - _sum(self.quarantined) - _sum(self.dropped)
         if lost:
             raise ContractError(
                 f"step '{self.step}' lost {lost:,} of {self.rows_in:,} rows without a reason",
@@ -105,7 +109,7 @@ def check_quarantine(ledger: list[LedgerLine], limit: float, places: Iterable[st
         QuarantineLimitError: over the limit; names the reasons and their counts.
         EmptyDatasetError: no row is left.
     """
-    rows = ledger[0].rows_in if ledger else 0
+    rows = ledger[0].rows_in + _sum(ledger[0].added) if ledger else 0
     reasons: Counter[str] = Counter()
     for line in ledger:
         reasons.update(line.quarantined)
@@ -138,6 +142,7 @@ def _line(receipt: Receipt) -> LedgerLine:
         step=receipt.step,
         rows_in=facts["rows_in"],
         rows_out=facts["rows_out"],
+        added=facts.get("added", {}),
         quarantined=facts.get("quarantined", {}),
         dropped=facts.get("dropped", {}),
         tokens_in=facts.get("tokens_in"),
@@ -151,6 +156,7 @@ def _add(a: LedgerLine, b: LedgerLine) -> LedgerLine:
         step=a.step,
         rows_in=a.rows_in + b.rows_in,
         rows_out=a.rows_out + b.rows_out,
+        added=_both(a.added, b.added),
         quarantined=_both(a.quarantined, b.quarantined),
         dropped=_both(a.dropped, b.dropped),
         tokens_in=_plus(a.tokens_in, b.tokens_in),

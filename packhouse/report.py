@@ -116,7 +116,12 @@ def audit_table(audit: dict[str, Any]) -> Any:
 
 
 def _print_reasons(console: Any, line: dict[str, Any]) -> None:
-    for what, unit in (("quarantined", ""), ("dropped", " rows"), ("tokens_dropped", " tokens")):
+    for what, unit in (
+        ("added", " rows"),
+        ("quarantined", ""),
+        ("dropped", " rows"),
+        ("tokens_dropped", " tokens"),
+    ):
         if line[what]:
             reasons = ", ".join(f"{reason} {n:,}{unit}" for reason, n in line[what].items())
             console.print(f"  {line['step']} {what.removeprefix('tokens_')}: {reasons}")

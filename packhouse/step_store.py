@@ -6,10 +6,11 @@
 <root>/tmp/<step>-<random>/                 a step at work; renamed as a whole when it is done
 ```
 
-A hit is trusted only after every file's size and sha256 were compared with the receipt: deleted or
-altered files mean the step is done again. A killed step leaves a folder under `tmp/` and nothing
-else. Two processes that compute the same key both finish; one rename wins and the other process
-uses what won. Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB costs 60 ms.
+A hit is trusted only after the receipt's own digest, and every file's size and sha256, were
+compared with what is there: deleted or altered files mean the step is done again. A killed step
+leaves a folder under `tmp/` and nothing else. Two processes that compute the same key both finish;
+one rename wins and the other process uses what won. Hashing runs at about 1.8 GB/s, so checking a
+hit of 100 MB costs 60 ms.
 """
 
 import json
@@ -18,11 +19,12 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packhouse.fingerprint import canonical_json, file_sha256
+from packhouse.fingerprint import canonical_json, digest, file_sha256
 
 __all__ = ["FileFact", "Receipt", "StepStore"]
 
@@ -85,20 +87,19 @@ class StepStore:
         folder = self._folder(step, key)
         try:
             raw = json.loads((folder / "receipt.json").read_bytes())
-            files = {name: FileFact(**fact) for name, fact in raw["files"].items()}
-            if (raw["step"], raw["key"]) != (step, key):
+            if raw.pop("digest") != digest(raw) or (raw["step"], raw["key"]) != (step, key):
                 return None
-            return Receipt(
-                step=step,
-                key=key,
-                folder=str(folder),
-                files=files,
-                facts=raw["facts"],
-                seconds=raw["seconds"],
-                cached=True,
-            )
-        except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
-            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # not there, or not as it was written
+        return Receipt(
+            step=step,
+            key=key,
+            folder=str(folder),
+            files={name: FileFact(**fact) for name, fact in raw["files"].items()},
+            facts=raw["facts"],
+            seconds=raw["seconds"],
+            cached=True,
+        )
 
     def run(self, step: str, key: str, compute: Callable[[Path], Mapping[str, Any]]) -> Receipt:
         """Return the step's receipt, computing it first where it is not done.
@@ -126,8 +127,9 @@ class StepStore:
         parent = self.root / "tmp"
         parent.mkdir(parents=True, exist_ok=True)
         for old in parent.iterdir():  # left by killed processes
-            if time.time() - old.stat().st_mtime > _STALE_AFTER_S:
-                shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another job's, done and renamed just now
+                if time.time() - old.stat().st_mtime > _STALE_AFTER_S:
+                    shutil.rmtree(old, ignore_errors=True)
         work = parent / f"{step}-{uuid.uuid4().hex[:12]}"
         work.mkdir()
         return work
@@ -146,7 +148,8 @@ class StepStore:
             "facts": dict(facts),
             "seconds": round(seconds, 3),
         }
-        (work / "receipt.json").write_bytes(canonical_json(receipt))
+        body = canonical_json({**receipt, "digest": digest(receipt)})
+        (work / "receipt.json").write_bytes(body)
 
     def _commit(self, work: Path, step: str, key: str) -> Receipt:
         folder = self._folder(step, key)
@@ -177,5 +180,5 @@ def _is_intact(receipt: Receipt, name: str) -> bool:
     fact, path = receipt.files[name], receipt.path(name)
     try:
         return path.stat().st_size == fact.size and file_sha256(path) == fact.sha256
-    except FileNotFoundError:
+    except OSError:  # gone, or no file any more
         return False

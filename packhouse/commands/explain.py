@@ -34,7 +34,12 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
 def explain_plan(plan: Plan, workspace: Workspace, dataset: str) -> list[dict[str, Any]]:
     """Return a row per job: step, shard, whether it is cached, and if not, why not."""
     last = load_last_run(workspace.cache, dataset)
-    return [_explain_job(job, workspace, last) for job in plan]
+    rows = [_explain_job(job, workspace, last) for job in plan]
+    gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
+    if gone:
+        (pack,) = [row for row in rows if row["step"] == "pack"]
+        pack["why"] = [f"no longer there: {', '.join(sorted(gone)[:3])}", *pack["why"]]
+    return rows
 
 
 def _explain_job(

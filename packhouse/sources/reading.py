@@ -39,10 +39,13 @@ class ShardRows:
     """`tables.VALIDATED`, in the file's order."""
     quarantined: pa.Table
     """`tables.QUARANTINED`, in the file's order."""
+    num_records: int
+    """Records that the shard holds, counted where they were parsed."""
+    extra_paths: int
+    """Conversations beyond the first of a message tree, counted where they were made."""
     notes: dict[str, int]
     """Counts of what is no error: `blank_lines`, `bom`, `truncated_files`, `empty_files`,
-    `misnamed_compression`, `bidi_controls` (rows), `extra_paths` (conversations beyond the
-    first of a message tree)."""
+    `misnamed_compression`, `bidi_controls` (rows)."""
 
 
 def read_shard(
@@ -50,7 +53,8 @@ def read_shard(
 ) -> ShardRows:
     """Read, check and name the rows of a shard.
 
-    Records seen = quarantined rows + validated rows - `extra_paths`.
+    `num_records + extra_paths` = validated rows + quarantined rows: three independent counts,
+    which the ledger holds against each other.
 
     Args:
         shard: from `scan_source`.
@@ -78,9 +82,13 @@ def read_shard(
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
         validated = _validated_table(shard, records, kept, group_by)
         quarantined = _quarantined_table(shard, data, records, failures)
-    extra = validated.num_rows + quarantined.num_rows - records.num_records
-    notes = _notes(shard, records, validated, extra)
-    return ShardRows(validated=validated, quarantined=quarantined, notes=notes)
+    return ShardRows(
+        validated=validated,
+        quarantined=quarantined,
+        num_records=records.num_records,
+        extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
+        notes=_notes(shard, records, validated),
+    )
 
 
 def _parse(shard: SourceShard, rules: ValidateConfig) -> tuple[bytes | None, Records]:
@@ -141,7 +149,7 @@ def _nothing(records: Records) -> Adapted:
 def _apply_rules(
     adapted: Adapted, rules: ValidateConfig, row_format: str
 ) -> tuple[Adapted, list[tuple[int, str, str]]]:
-    """Take out conversations that break the rules; a tree falls only with its last path."""
+    """Take out conversations that break the rules; each path of a tree stands for itself."""
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
@@ -152,12 +160,7 @@ def _apply_rules(
         return adapted, []
     good = np.ones(len(adapted.origin), np.bool_)
     good[list(violations)] = False
-    alive = set(adapted.origin[good].tolist())
-    bad: dict[int, tuple[int, str, str]] = {}
-    for place, (reason, detail) in violations.items():
-        origin = int(adapted.origin[place])
-        if origin not in alive:
-            bad.setdefault(origin, (origin, reason, detail))
+    bad = [(int(adapted.origin[place]), *why) for place, why in sorted(violations.items())]
     mask = pa.array(good)
     kept = Adapted(
         messages=adapted.messages.filter(mask),
@@ -165,7 +168,7 @@ def _apply_rules(
         labels=adapted.labels.filter(mask),
         origin=adapted.origin[good],
     )
-    return kept, list(bad.values())
+    return kept, bad
 
 
 def _validated_table(
@@ -209,16 +212,12 @@ def _raw_of(row: Any) -> bytes:
     return orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _notes(
-    shard: SourceShard, records: Records, validated: pa.Table, extra_paths: int
-) -> dict[str, int]:
+def _notes(shard: SourceShard, records: Records, validated: pa.Table) -> dict[str, int]:
     notes = dict(shard.notes)
     for name, count in records.notes.items():
         notes[name] = notes.get(name, 0) + count
     if "truncated_files" in notes:  # scan and parse may both have seen it
         notes["truncated_files"] = 1
-    if extra_paths:
-        notes["extra_paths"] = extra_paths
     if bidi := _bidi_rows(validated):
         notes["bidi_controls"] = bidi
     return notes

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from packhouse.audit import check_audit
 from packhouse.data_files import ContentHash, DataFile, write_data_files
 from packhouse.errors import EmptyDatasetError
-from packhouse.jobs import ENGINE_VERSIONS, FILE_SETTINGS, Job
+from packhouse.fingerprint import library_versions
+from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, FILE_SETTINGS, Job
 from packhouse.ledger import ledger_of
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.step_store import Receipt
@@ -104,7 +105,7 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
         "lineage": receipt.facts["lineage"],
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": dict(job.parts["libraries"]),
+        "libraries": library_versions(ALL_LIBRARIES),
         "provenance": {"encoders": receipt.facts["encoders"]},
     }
     store = open_store(recipe.publish.store)
@@ -154,7 +155,7 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
         mode="json",
         by_alias=True,
         exclude={
-            "sources": {"__all__": {"path"}},
+            "sources": True,  # lineage has them by file, whatever order and grouping
             "tokenizer": True,
             "tokenize": {"encoder"},
             "publish": set(PublishConfig.model_fields) - set(FILE_SETTINGS),

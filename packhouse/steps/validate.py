@@ -20,5 +20,8 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     facts = write_outputs(
         folder, workspace, "validated", rows.validated, rows.quarantined, rows.notes
     )
+    facts["rows_in"] = rows.num_records  # what was read, not what came out: the ledger compares
+    facts["added"] = {"extra_paths": rows.extra_paths} if rows.extra_paths else {}
     origin = {"file": job.shard.file, "row_start": job.shard.row_start, "sha256": job.shard.sha256}
+    origin["settings"] = job.source.model_dump(mode="json", exclude={"path", "name"})
     return {**facts, "origin": origin}

@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+__all__ = ["main"]
+
 
 def main(folder: Path) -> None:
     """Read `tokenizer.json` and `texts.json`, write `ids.json`."""

@@ -298,3 +298,64 @@ def test_targets_beside_the_store_are_known_or_refused(house):
         house.recipe("publish.also=[ftp://somewhere]")
     recipe = house.recipe("publish.also=['hf://datasets/org/name', 'wandb://project']")
     assert len(recipe.publish.also) == 2
+
+
+def test_order_and_grouping_of_sources_decide_nothing(house):
+    folder = house.root / "many"
+    folder.mkdir()
+    house.write_rows(range(20), folder / "a.jsonl")
+    house.write_rows(range(20, 40), folder / "b.jsonl")
+    a, b = (f"{{path: {folder / name}.jsonl, name: s}}" for name in "ab")
+    versions = set()
+    for number, sources in enumerate(
+        [f"[{a}, {b}]", f"[{b}, {a}]", f"[{{path: {folder}, name: s}}]"]
+    ):
+        store = house.root / f"store{number}"
+        prepared = house.prepare(f"sources={sources}", f"publish.store={store}")
+        manifest = (store / "sums" / "v" / prepared.version / "manifest.json").read_bytes()
+        versions.add((prepared.version, manifest))
+        assert prepared.ledger[0].rows_in == 40
+    assert len(versions) == 1
+
+
+def test_a_file_in_two_sources_is_refused(house):
+    from packhouse.errors import ConfigError
+
+    source = f"{{path: {house.rows}}}"
+    with pytest.raises(ConfigError, match="is in two sources"):
+        house.prepare(f"sources=[{source}, {source}]")
+
+
+def test_each_path_of_a_tree_is_published_or_quarantined(house):
+    def message(role, text, *replies):
+        return {"role": role, "text": text, "replies": list(replies)}
+
+    tree = message(
+        "prompter",
+        "Why?",
+        message("assistant", "Because."),
+        message("assistant", ""),
+        message("prompter", "Well?", message("assistant", "So.")),
+    )
+    good = [message("prompter", f"Why {n}?", message("assistant", "So.")) for n in range(9)]
+    house.rows.write_text("\n".join(json.dumps(row) for row in [tree, *good]))
+    overrides = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
+    prepared = house.prepare(*overrides, "validate.max_quarantined=0.5")
+
+    line = prepared.ledger[0]
+    assert (line.rows_in, dict(line.added), line.rows_out) == (10, {"extra_paths": 2}, 10)
+    assert sum(line.quarantined.values()) == 2
+
+
+def test_validate_that_loses_a_row_is_noticed(house, monkeypatch):
+    from dataclasses import replace
+
+    from packhouse.errors import ContractError
+    from packhouse.sources import read_shard
+
+    def lose_one(*arguments):
+        rows = read_shard(*arguments)
+        return replace(rows, validated=rows.validated.slice(1))
+
+    monkeypatch.setattr("packhouse.steps.validate.read_shard", lose_one)
+    fails_with(house, ContractError, "'validate' lost 1 of 60 rows")

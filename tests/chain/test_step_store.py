@@ -117,3 +117,41 @@ def test_the_receipt_holds_size_and_sha256_of_every_file(tmp_path):
     raw = json.loads(receipt.path("receipt.json").read_bytes())
     sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
     assert raw["files"] == {"a.txt": {"size": 5, "sha256": sha256}}
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda raw: raw["facts"].update(rows=2),
+        lambda raw: raw.update(facts=None),
+        lambda raw: raw.update(files={}),
+        lambda raw: raw.pop("files"),
+        lambda raw: raw.pop("digest"),
+    ],
+    ids=["other count", "no facts", "no files listed", "no files", "no digest"],
+)
+def test_an_altered_receipt_is_not_believed(tmp_path, alter):
+    steps = StepStore(tmp_path)
+    path = steps.run("s", "k", write_hello).path("receipt.json")
+    raw = json.loads(path.read_bytes())
+    alter(raw)
+    path.write_text(json.dumps(raw, sort_keys=True, separators=(",", ":")))
+
+    assert steps.find("s", "k") is None
+    assert steps.run("s", "k", write_hello).facts == {"rows": 1}
+
+
+def many_steps(root: Path, first: int) -> None:
+    steps = StepStore(root)
+    for number in range(first, first + 300):
+        steps.run("s", f"k{number}", write_hello)
+
+
+def test_many_jobs_at_once_do_not_trip_over_each_others_work(tmp_path):
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=many_steps, args=(tmp_path, n * 150)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4

@@ -21,6 +21,7 @@ class Source:
     validated: pa.Table
     quarantined: pa.Table
     notes: dict[str, int]
+    extra_paths: int
 
     @property
     def reasons(self) -> list[str]:
@@ -49,9 +50,9 @@ def read_source(
     parts = [read_shard(s, source, ValidateConfig(**(rules or {})), group_by) for s in shards]
     notes: dict[str, int] = {}
     for shard, part in zip(shards, parts, strict=True):
-        if shard.num_rows is not None:
-            seen = part.validated.num_rows + part.quarantined.num_rows
-            assert seen - part.notes.get("extra_paths", 0) == shard.num_rows
+        seen = part.validated.num_rows + part.quarantined.num_rows
+        assert seen == part.num_records + part.extra_paths
+        assert shard.num_rows in (None, part.num_records)
         for name, count in part.notes.items():
             notes[name] = notes.get(name, 0) + count
     validated = pa.concat_tables([part.validated for part in parts])
@@ -59,7 +60,9 @@ def read_source(
     assert validated.schema.equals(VALIDATED)
     assert quarantined.schema.equals(QUARANTINED)
     validated.validate(full=True)
-    return Source(shards, validated.combine_chunks(), quarantined.combine_chunks(), notes)
+    extra_paths = sum(part.extra_paths for part in parts)
+    tables = validated.combine_chunks(), quarantined.combine_chunks()
+    return Source(shards, *tables, notes, extra_paths)
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_trees_give_the_best_path_by_rank_without_deleted_messages(read_bytes):
         [("user", "q"), ("assistant", "first"), ("user", "q2"), ("assistant", "a2")]
     ]
     assert [row[1][1] for row in every.texts] == ["first", "second", "unranked"]
-    assert every.notes == {"extra_paths": 2}
+    assert every.extra_paths == 2
     assert every.validated["row"].to_pylist() == [0, 0, 0]
 
 

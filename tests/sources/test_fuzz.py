@@ -89,7 +89,7 @@ def test_every_row_of_any_json_is_accounted_for(rows, row_format, read_bytes):
     source = read_or_refuse(read_bytes, data, "rows.json", format=row_format)
 
     if source is not None:
-        extra = source.notes.get("extra_paths", 0)
+        extra = source.extra_paths
         assert source.validated.num_rows + source.quarantined.num_rows - extra == len(rows)
 
 

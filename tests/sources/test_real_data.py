@@ -74,7 +74,7 @@ def test_every_tree_of_oasst_gives_its_best_path_or_all_of_them(shared, read):
     assert best.texts[0][0] == ("user", trees[0]["text"])
     top = min(trees[0]["replies"], key=lambda reply: reply["rank"])
     assert best.texts[0][1] == ("assistant", top["text"])
-    assert every.validated.num_rows == 100 + every.notes["extra_paths"]
+    assert every.validated.num_rows == 100 + every.extra_paths
     assert set(best.validated["record_id"].to_pylist()) <= set(
         every.validated["record_id"].to_pylist()
     )

@@ -79,10 +79,10 @@ class LocalStore(ObjectStore):
     @override
     def put_create(self, key: str, body: bytes | FileBody) -> str:
         target = self._path(key)
-        if target.exists():  # saves the copy; the link below is what decides
+        if os.path.lexists(target):  # saves the copy; the link below is what decides
             raise PreconditionFailedError(f"'{key}' exists in {self.uri}", key=key)
         with self._staged(body) as (staged, md5), self._writing(key):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folder(target.parent)
             _link(staged, target)
             _sync_folders(target.parent, self.root)
         return md5
@@ -114,6 +114,8 @@ class LocalStore(ObjectStore):
     @override
     def list_folders(self, prefix: str) -> Iterator[str]:
         base = self.root / prefix
+        if os.path.lexists(self.root) and not self.root.is_dir():
+            raise _no_folder(self.root, self.uri)
         if base.is_dir():
             yield from sorted(p.name for p in base.iterdir() if p.is_dir() and p.name != _OWN)
 
@@ -126,11 +128,11 @@ class LocalStore(ObjectStore):
 
     @override
     def clock(self) -> float:
-        folder = self._own("tmp")
-        probe = folder / f"clock-{uuid.uuid4().hex}"
-        probe.touch()
-        now = probe.stat().st_mtime
-        probe.unlink()
+        probe = self._own("tmp") / f"clock-{uuid.uuid4().hex}"
+        with _translated(self.uri):
+            probe.touch()
+            now = probe.stat().st_mtime
+            probe.unlink()
         return now
 
     @override
@@ -154,8 +156,18 @@ class LocalStore(ObjectStore):
 
     def _own(self, name: str) -> Path:
         folder = self.root / _OWN / name
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._make_folder(folder)
+        except FileNotFoundError:  # /proc, /sys: folders that take no folder
+            raise _no_folder(folder, self.uri) from None
         return folder
+
+    def _make_folder(self, folder: Path) -> None:
+        try:
+            with _translated(self.uri):
+                folder.mkdir(parents=True, exist_ok=True)
+        except NotADirectoryError:
+            raise _no_folder(folder, self.uri) from None
 
     def _prune(self, folder: Path) -> None:
         """Remove folders that a deletion emptied; a racing writer makes them anew."""
@@ -180,7 +192,9 @@ class LocalStore(ObjectStore):
     def _locked(self, key: str) -> Iterator[None]:
         # 256 locks for all keys: few enough to leave them there, and collisions only wait.
         lock = self._own("locks") / hashlib.sha256(key.encode()).hexdigest()[:2]
-        with lock.open("ab") as file:
+        with _translated(self.uri):
+            file = lock.open("ab")
+        with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -190,6 +204,8 @@ class LocalStore(ObjectStore):
             with _translated(self.uri):
                 yield
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            if os.path.lexists(self.root) and not self.root.is_dir():
+                raise _no_folder(self.root, self.uri) from None
             raise ObjectNotFoundError(f"no object '{key}' in {self.uri}", key=key) from None
 
     @contextmanager
@@ -199,6 +215,8 @@ class LocalStore(ObjectStore):
                 yield
             except FileNotFoundError:  # the folder was pruned under us
                 raise TransientError(f"'{key}' in {self.uri}: its folder vanished") from None
+            except (IsADirectoryError, NotADirectoryError):
+                raise _no_folder(self._path(key), self.uri) from None
 
 
 @contextmanager
@@ -208,10 +226,25 @@ def _translated(uri: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise
+    except FileExistsError as error:  # mkdir's, where a file has the folder's name
+        raise _no_folder(Path(error.filename), uri) from None
     except OSError as error:
         if error.errno in (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO):
             raise TransientError(f"store {uri}: {error}") from error
         raise StoreError(f"store {uri}: {error}") from error
+
+
+def _no_folder(folder: Path, uri: str) -> StoreError:
+    """Say what stands where a folder of the store should be."""
+    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if place.is_dir():
+        problem = f"'{folder}' cannot be made in '{place}'"
+    else:
+        problem = f"'{place}' is {'a file' if place.is_file() else 'no folder'}"
+    return StoreError(
+        f"store {uri}: {problem}, where a folder is needed; move it away or name another store",
+        path=str(place),
+    )
 
 
 def _write(path: Path, body: bytes | FileBody) -> str:

@@ -154,7 +154,12 @@ def pull_version(
         IntegrityError: the store's bytes are not the published ones.
     """
     dest = Path(dest)
-    dest.mkdir(parents=True, exist_ok=True)
+    try:
+        dest.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make folder '{dest}' to pull to: {error.strerror}; give another folder"
+        ) from None
     marker = dest / "manifest.json"
     if marker.exists():
         _check_same_version(marker, opened)

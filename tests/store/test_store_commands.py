@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
+from packhouse.errors import StoreError
 from packhouse.store import open_store, publish_version
 from tests.store.versions import FACTS, pack_file
 
@@ -95,3 +96,29 @@ def test_places_that_are_refused(place, message):
     assert done.exit_code in (2, 5)
     assert message in done.output
     assert "secret" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ("/etc/passwd", "'/etc/passwd' is a file, where a folder is needed"),
+        ("/dev/null/x", "'/dev/null' is no folder"),
+        ("/proc/x", "store /proc/x: "),
+    ],
+)
+def test_a_store_that_is_no_folder_is_named_with_what_is_there(root, message):
+    assert message in call("doctor", "storage", root, code=5)
+    with pytest.raises(StoreError, match=message):
+        open_store(root).put_create("tiny/refs/latest.json", b"1")
+
+
+def test_a_file_in_place_of_the_dataset_is_named(tmp_path):
+    (tmp_path / "tiny").write_text("mine")
+    with pytest.raises(StoreError, match=f"'{tmp_path}/tiny' is a file, where a folder is needed"):
+        open_store(str(tmp_path)).put_create("tiny/refs/latest.json", b"1")
+    assert (tmp_path / "tiny").read_text() == "mine"
+
+
+def test_pull_to_a_place_that_is_no_folder(dataset):
+    message = call("pull", dataset, "/dev/null/x", code=2)
+    assert "cannot make folder '/dev/null/x' to pull to: Not a directory" in message

@@ -11,11 +11,11 @@ import click
 from packhouse.chain import LocalRunner, Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.cli import exit_with
-from packhouse.errors import PackhouseError
+from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.progress import show_progress
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
-from packhouse.workspace import Workspace, default_cache
+from packhouse.workspace import Workspace, check_cache, default_cache
 
 __all__ = ["main"]
 
@@ -78,7 +78,7 @@ def command(
             overrides = (*overrides, f"tokenize.encoder={encoder}")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
         recipe = load_recipe(recipe_path, overrides)
-        folder = (cache or default_cache()).absolute()
+        folder = _made(check_cache((cache or default_cache()).absolute()))
         with show_progress():
             prepared = _local(recipe, folder) if local else _with_server(recipe, folder)
     except PackhouseError as error:
@@ -89,6 +89,16 @@ def command(
         print_report(prepared)
     if prepared.facts["held_back"]:
         sys.exit(HELD_BACK)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cache '{folder}' cannot be made: {error.strerror}; give a folder with --cache"
+        ) from None
+    return folder
 
 
 def _local(recipe: Recipe, cache: Path) -> Prepared:
@@ -107,7 +117,15 @@ def _with_server(recipe: Recipe, cache: Path) -> Prepared:
     from flows.prepare import prepare
 
     _keep_prefect_off_the_terminal()
-    return prepare(recipe, cache=str(cache))
+    try:
+        return prepare(recipe, cache=str(cache))
+    except RuntimeError as error:
+        if "Failed to reach API" not in str(error):
+            raise
+        raise TransientError(
+            f"no Prefect server answers ({str(error).rstrip('.')}); start it, unset "
+            f"PREFECT_API_URL, or run with --local (log: {log_file})"
+        ) from None
 
 
 def _log_to_file(path: Path) -> Path:

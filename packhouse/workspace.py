@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from packhouse.errors import ConfigError
 from packhouse.step_store import StepStore
 
-__all__ = ["Check", "Workspace", "default_cache", "read_table", "write_table"]
+__all__ = ["Check", "Workspace", "check_cache", "default_cache", "read_table", "write_table"]
 
 Check = Callable[[str, pa.Table], None]
 """Called with an artefact's name and its table; raises ContractError."""
@@ -24,6 +25,21 @@ def default_cache() -> Path:
     return Path(os.environ.get("PACKHOUSE_CACHE", ".packhouse"))
 
 
+def check_cache(folder: Path) -> Path:
+    """Return the folder of cached steps if it is one, or can become one; nothing is made.
+
+    Raises:
+        ConfigError: a file stands there or above it.
+    """
+    place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not place.is_dir():
+        raise ConfigError(
+            f"cache '{folder}': '{place}' is no folder; give a folder with --cache or "
+            "PACKHOUSE_CACHE"
+        )
+    return folder
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
     """The folder of a run and its contract checks."""
@@ -32,6 +48,9 @@ class Workspace:
     """Steps that are done lie under it; deleting it loses time, never data."""
     check: Check = _no_check
     """Contract of every table, called before its step counts as done."""
+
+    def __post_init__(self) -> None:
+        check_cache(self.cache)
 
     @property
     def steps(self) -> StepStore:

@@ -111,3 +111,18 @@ def test_help_teaches(call):
     output = call("--help")
     for name in ("ls", "show", "inspect", "verify", "pull", "explain", "plan"):
         assert f"  {name} " in output
+
+
+@pytest.mark.parametrize("command", ["explain", "plan"])
+def test_a_cache_that_is_a_file_is_refused(command, tmp_path):
+    (tmp_path / "file").touch()
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = CliRunner().invoke(cli, [command, str(DEMO), "--cache", str(cache)])
+        assert done.exit_code == 2
+        assert f"'{tmp_path}/file' is no folder; give a folder with --cache" in done.output
+
+
+def test_a_recipe_that_is_a_folder_is_refused(tmp_path):
+    done = CliRunner().invoke(cli, ["explain", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "is a folder; give a YAML file" in done.output

@@ -27,6 +27,7 @@ _PREFECT_DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # of the embedded one, which writes to stderr
     "DO_NOT_TRACK": "1",
 }
 

@@ -10,9 +10,12 @@ from flows.command import main
 if __name__ == "__main__":  # before Prefect is imported: `--local` does without it
     sys.exit(main())
 
+import os
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
@@ -24,7 +27,11 @@ from tasks.runner import PrefectRunner
 __all__ = ["prepare"]
 
 
-@flow(name="prepare", flow_run_name="prepare {recipe.dataset}")
+# A thread per core: each holds a shard in memory, and Prefect's default knows no limit.
+_THREADS: Any = ThreadPoolTaskRunner(max_workers=os.cpu_count() or 1)
+
+
+@flow(name="prepare", flow_run_name="prepare {recipe.dataset}", task_runner=_THREADS)
 def prepare(recipe: Recipe, cache: str | None = None) -> Prepared:
     """Turn raw instruction data into a published version of packed token data.
 

@@ -4,6 +4,7 @@
 in `flows/prepare.py`; both call `packhouse.steps.execute`, so the bytes are the same either way.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ class Prepared:
     """False where the version was there already."""
     ledger: list[LedgerLine]
     receipts: list[Receipt] = field(repr=False)
+    seconds: dict[str, float] = field(repr=False)
+    """Wall time of each step, all its jobs together."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts of the publish step: files, statistics, audit; and the number of golden
     conversations that came out as pinned."""
@@ -57,14 +60,21 @@ def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
     num_golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
     plan = plan_jobs(recipe)
     done: list[Receipt] = []
+    seconds: dict[str, float] = {}
+
+    def do(jobs: Sequence[Job]) -> None:
+        start = time.perf_counter()
+        done.extend(run(jobs))
+        seconds.update({job.step: time.perf_counter() - start for job in jobs})
+
     for jobs in (plan.validate, plan.format, plan.tokenize):
-        done += run(jobs)
+        do(jobs)
         places = [str(r.path("quarantined.arrow")) for r in done if r.facts.get("quarantined")]
         check_quarantine(ledger_of(done), recipe.validate_.max_quarantined, places[:3])
-    done += run([plan.pack])
-    done += run([plan.split])
+    do([plan.pack])
+    do([plan.split])
     ledger = ledger_of(done)
-    done += run([plan.publish])
+    do([plan.publish])
     save_last_run(cache, recipe.dataset, plan)
     published = done[-1].facts
     return Prepared(
@@ -74,6 +84,7 @@ def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
         created=published["created"],
         ledger=ledger,
         receipts=done,
+        seconds=seconds,
         facts={**published, "golden": num_golden},
     )
 

@@ -185,7 +185,7 @@ def _steps(prepared: Prepared) -> list[dict[str, Any]]:
                 "step": step,
                 "jobs": len(receipts),
                 "cached": sum(receipt.cached for receipt in receipts),
-                "seconds": round(sum(r.seconds for r in receipts if not r.cached), 3),
+                "seconds": round(prepared.seconds.get(step, 0.0), 3),
             }
         )
     return rows

@@ -7,6 +7,7 @@ A kept file whose digest does not match is built again, never trusted.
 """
 
 import hashlib
+import textwrap
 import threading
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -61,6 +62,12 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
     Raises:
         TokenizerError: no such folder, or no tokenizer in it.
     """
+    if "://" in str(folder):
+        raise TokenizerError(
+            f"tokenizer '{folder}': tokenizers are read from local folders only; download it and "
+            "give its folder",
+            folder=str(folder),
+        )
     digest = hashlib.sha256()
     for library in ("transformers", "tokenizers"):
         digest.update(f"{library}={version(library)}\n".encode())
@@ -166,9 +173,44 @@ def _broken_file(folder: Path, error: Exception) -> str:
             problem = _json_problem(file.name, content)
             if problem:
                 return problem
+    known = _unloadable(folder)
+    if known:
+        return known
     names = ", ".join(file.name for file in _tokenizer_files(folder))
-    first_line = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {first_line} (files: {names})"
+    said = textwrap.shorten(str(error), 400, placeholder=" ...")
+    return f"{type(error).__name__}: {said} (files: {names})"
+
+
+def _unloadable(folder: Path) -> str | None:
+    """What transformers says in many lines, in one."""
+    file = folder / "tokenizer_config.json"
+    config = orjson.loads(file.read_bytes()) if file.is_file() else None
+    if config is not None and not isinstance(config, dict):
+        return f"{file.name} holds a {type(config).__name__}, not an object"
+    if config and "auto_map" in config:
+        return (
+            f"{file.name} asks for code of its own (auto_map), which packhouse never runs; save "
+            "it as a fast tokenizer, with tokenizer.json"
+        )
+    if (folder / "tokenizer.json").is_file():
+        return None
+    if (folder / "vocab.json").is_file() and not (folder / "merges.txt").is_file():
+        return "merges.txt is missing beside vocab.json (or give tokenizer.json)"
+    if config is None and not (folder / "config.json").is_file():
+        return f"{file.name} is missing, which names the tokenizer's class (or give tokenizer.json)"
+    return _unknown_class(config or {})
+
+
+def _unknown_class(config: dict[str, Any]) -> str | None:
+    import transformers
+
+    name = config.get("tokenizer_class")
+    if name is None or (isinstance(name, str) and hasattr(transformers, name)):
+        return None
+    return (
+        f"tokenizer_config.json names the class {name!r}, which transformers "
+        f"{version('transformers')} does not have; give tokenizer.json"
+    )
 
 
 def _json_problem(name: str, content: bytes) -> str | None:
@@ -202,7 +244,6 @@ def _snapshot_of(
         )
     special = {name: getattr(tokenizer, name, None) for name in _SPECIAL}
     first_ids = tokenizer("a")["input_ids"][:1]
-    template = getattr(tokenizer, "chat_template", None)
     return TokenizerSnapshot(
         fingerprint=fingerprint,
         class_name=type(tokenizer).__name__,
@@ -211,8 +252,19 @@ def _snapshot_of(
         added_tokens={token.text: token.id for token in pipeline.added},
         special_tokens={name: str(text) for name, text in special.items() if text is not None},
         adds_bos=first_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id),
-        chat_template=template.get("default") if isinstance(template, dict) else template,
+        chat_template=_chat_template(getattr(tokenizer, "chat_template", None), folder),
     )
+
+
+def _chat_template(given: Any, folder: Path) -> str | None:
+    template = given.get("default") if isinstance(given, dict) else given
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(
+            f"tokenizer '{folder}': chat_template in tokenizer_config.json must be text, got "
+            f"{template!r}; put the Jinja source there or in chat_template.jinja",
+            folder=str(folder),
+        )
+    return template
 
 
 def _read_snapshot(file: Path, fingerprint: str) -> TokenizerSnapshot | None:

@@ -117,6 +117,43 @@ def test_a_broken_file_is_named(folder, name, content, message):
         load_snapshot(folder)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"chat_template": 3}, "chat_template in tokenizer_config.json must be text, got 3"),
+        ({"chat_template": {"default": 3}}, "must be text, got"),
+        ([], "tokenizer_config.json holds a list, not an object"),
+        (
+            {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}},
+            "asks for code of its own",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_named(folder, config, message):
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TokenizerError, match=message):
+        load_snapshot(folder)
+
+
+def test_what_is_missing_beside_a_vocabulary_is_said_in_one_whole_sentence(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text('{"a": 0, "b": 1}')
+    with pytest.raises(TokenizerError, match=r"merges.txt is missing beside vocab.json"):
+        load_snapshot(folder)
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "NoneSuchTokenizer"}')
+    with pytest.raises(TokenizerError, match=r"'NoneSuchTokenizer', which transformers .* not"):
+        load_snapshot(folder)
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json is missing, which names"):
+        load_snapshot(folder)
+
+
+def test_a_tokenizer_is_a_local_folder():
+    with pytest.raises(TokenizerError, match="'s3://x/y': tokenizers are read from local folders"):
+        load_snapshot("s3://x/y")
+
+
 def test_random_ids_are_refused(folder):
     file = folder / "tokenizer.json"
     parsed = json.loads(file.read_text())

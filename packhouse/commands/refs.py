@@ -2,11 +2,11 @@
 
 import click
 
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.versions import as_json, echo_json, print_table, warn_of
 from packhouse.errors import VersionNotFoundError
 from packhouse.store.address import open_dataset
 from packhouse.store.read import open_version
-from packhouse.store.refs import Ref, list_refs, load_ref, rollback_ref, set_ref
+from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
 
 __all__ = ["ref"]
 
@@ -31,7 +31,8 @@ def _json(found: Ref) -> dict[str, object]:
 @as_json
 def ls(dataset: str, as_json: bool) -> None:
     """List the refs of a dataset."""
-    found = list_refs(*open_dataset(dataset))
+    found, damaged = scan_refs(*open_dataset(dataset))
+    warn_of(damaged)
     if as_json:
         echo_json([_json(item) for item in found])
     else:
@@ -60,12 +61,15 @@ def log(dataset: str, name: str, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("version")
 @click.option("--expected", help="Move only if the ref points to this version now.")
+@click.option("--force", is_flag=True, help="Replace a damaged ref too; its past is lost.")
 @as_json
-def set_(dataset: str, name: str, version: str, expected: str | None, as_json: bool) -> None:
+def set_(
+    dataset: str, name: str, version: str, expected: str | None, force: bool, as_json: bool
+) -> None:
     """Point ref NAME to VERSION, which may itself be a ref: `set ./store/alpaca prod latest`."""
     store, dataset_name = open_dataset(dataset)
     target = open_version(store, dataset_name, version).version
-    moved = set_ref(store, dataset_name, name, target, expected=expected)
+    moved = set_ref(store, dataset_name, name, target, expected=expected, force=force)
     _say(moved, as_json)
 
 

@@ -15,7 +15,7 @@ from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import OpenVersion, list_versions, pull_version, verify_version
-from packhouse.store.refs import list_refs
+from packhouse.store.refs import scan_refs
 
 __all__ = ["diff", "ls", "pull", "show", "verify"]
 
@@ -36,6 +36,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
     for row in rows:
         table.add_row(*(f"{v:,}" if type(v) is int else str(v) for v in row))
     Console(soft_wrap=False, highlight=False, markup=False).print(table)
+
+
+def warn_of(damaged: Sequence[IntegrityError]) -> None:
+    """Name on stderr what was passed over, with its remedy."""
+    for error in damaged:
+        click.echo(f"warning: {error}", err=True)
 
 
 @click.command()
@@ -60,8 +66,9 @@ def ls(place: str, as_json: bool) -> None:
 def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> None:
     rows = []
     for dataset in datasets:
-        refs = list_refs(store, dataset)
-        if refs or any(True for _ in store.list_folders(f"{dataset}/v/")):
+        refs, damaged = scan_refs(store, dataset)
+        warn_of(damaged)
+        if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
             rows.append({"dataset": dataset, "refs": {ref.name: ref.version for ref in refs}})
     if as_json:
         echo_json(rows)
@@ -76,7 +83,9 @@ def _items(row: Mapping[str, Any]) -> Any:
 
 def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
     names: dict[str, list[str]] = {}
-    for ref in list_refs(store, dataset):
+    refs, damaged = scan_refs(store, dataset)
+    warn_of(damaged)
+    for ref in refs:
         names.setdefault(ref.version, []).append(ref.name)
     rows = [_summary(m) | {"refs": names.get(m.version, [])} for m in list_versions(store, dataset)]
     if as_json:

@@ -9,6 +9,7 @@ that it pointed to before: a late retry must not turn it back. `set` and `rollba
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +31,13 @@ from packhouse.store.steps import (
     Pause,
     Steps,
     Swap,
+    read,
     read_checked,
     request,
     run,
 )
 
-__all__ = ["Move", "Ref", "list_refs", "load_ref", "rollback_ref", "set_ref"]
+__all__ = ["Move", "Ref", "list_refs", "load_ref", "rollback_ref", "scan_refs", "set_ref"]
 
 MAX_PAST = 500
 """Moves kept in a ref (about 100 bytes each); far more than writers that can race one write."""
@@ -111,7 +113,7 @@ def parse_ref(name: str, data: bytes, where: str) -> Ref:
     """Read a ref and check it against its own digest.
 
     Raises:
-        IntegrityError: damaged.
+        IntegrityError: damaged; says how to point it to a version again.
     """
     try:
         document: dict[str, Any] = json.loads(data)
@@ -119,10 +121,19 @@ def parse_ref(name: str, data: bytes, where: str) -> Ref:
         past = tuple(Move(*move) for move in document["past"])
         ref = Ref(name=name, **(document | {"past": past}))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"ref '{where}' is damaged: {error}") from None
+        raise _damaged(name, where, str(error) or type(error).__name__) from None
     if stated != _digest(document):
-        raise IntegrityError(f"ref '{where}' is damaged: its digest does not fit")
+        raise _damaged(name, where, "its digest does not fit")
     return ref
+
+
+def _damaged(name: str, where: str, problem: str) -> IntegrityError:
+    dataset = where.partition("/refs/")[0]
+    return IntegrityError(
+        f"ref '{where}' is damaged ({problem}); point it to a version again: "
+        f"packhouse ref set STORE/{dataset} {name} VERSION --force",
+        key=where,
+    )
 
 
 def _digest(document: dict[str, Any]) -> str:
@@ -135,8 +146,31 @@ def read_ref_steps(dataset: str, name: str) -> Steps[tuple[Ref, str] | None]:
     return (yield from read_checked(key, lambda data, where: parse_ref(name, data, where)))
 
 
+def _read_even_damaged_steps(dataset: str, name: str) -> Steps[tuple[Ref | None, str] | None]:
+    """The ref, or None if it is damaged, and its tag.
+
+    The last look decides, so that a ref mended meanwhile is taken as it is: nobody's move is lost.
+    """
+    try:
+        return (yield from read_ref_steps(dataset, name))
+    except IntegrityError:
+        key = ref_key(dataset, name)
+        blob = yield from read(key)
+        if blob is None:
+            return None
+        with suppress(IntegrityError):
+            return parse_ref(name, blob.data, key), blob.etag
+        return None, blob.etag
+
+
 def move_ref_steps(
-    dataset: str, name: str, version: str, *, once: bool, expected: str | None = None
+    dataset: str,
+    name: str,
+    version: str,
+    *,
+    once: bool,
+    expected: str | None = None,
+    force: bool = False,
 ) -> Steps[Ref]:
     """Point a ref to a version that is committed.
 
@@ -146,6 +180,7 @@ def move_ref_steps(
         version: where to point.
         once: stop if the ref ever pointed there (publishing); else point there now.
         expected: move only from this version.
+        force: replace a damaged ref too, which loses its past.
 
     Returns:
         The ref that holds our move, or that shows it to be unnecessary.
@@ -156,7 +191,8 @@ def move_ref_steps(
     write_id: str = yield NewId()
     attempt, started = 0, None
     while True:
-        found = yield from read_ref_steps(dataset, name)
+        look = _read_even_damaged_steps if force else read_ref_steps
+        found = yield from look(dataset, name)
         current, tag = found or (None, "")
         if current is not None and _is_done(current, version, write_id, once, attempt):
             return current
@@ -218,7 +254,7 @@ def committed_steps(dataset: str, version: str) -> Steps[Manifest]:
 
 
 def set_ref_steps(
-    dataset: str, name: str, version: str, *, expected: str | None = None
+    dataset: str, name: str, version: str, *, expected: str | None = None, force: bool = False
 ) -> Steps[Ref]:
     """Point a ref to a committed version, and see that it still is committed afterwards.
 
@@ -227,7 +263,9 @@ def set_ref_steps(
     """
     split_version(version)
     yield from committed_steps(dataset, version)
-    ref: Ref = yield from move_ref_steps(dataset, name, version, once=False, expected=expected)
+    ref: Ref = yield from move_ref_steps(
+        dataset, name, version, once=False, expected=expected, force=force
+    )
     yield from committed_steps(dataset, version)
     return ref
 
@@ -240,16 +278,26 @@ def load_ref(store: ObjectStore, dataset: str, name: str) -> Ref | None:
 
 
 def set_ref(
-    store: ObjectStore, dataset: str, name: str, version: str, *, expected: str | None = None
+    store: ObjectStore,
+    dataset: str,
+    name: str,
+    version: str,
+    *,
+    expected: str | None = None,
+    force: bool = False,
 ) -> Ref:
     """Point `name` to `version`; with `expected`, only if it points there now.
+
+    With `force`, a damaged ref is replaced as well, by compare-and-swap with the damaged bytes.
+    Its past is lost with it: a publisher that was killed before the damage may move it once more.
 
     Raises:
         VersionNotFoundError: the version is not committed.
         ConflictError: the ref does not point to `expected`.
+        IntegrityError: the ref is damaged, and `force` was not given.
     """
     check_name("dataset", dataset)
-    return run(store, set_ref_steps(dataset, name, version, expected=expected))
+    return run(store, set_ref_steps(dataset, name, version, expected=expected, force=force))
 
 
 def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 1) -> Ref:
@@ -285,3 +333,21 @@ def list_refs_steps(dataset: str) -> Steps[list[Ref]]:
 def list_refs(store: ObjectStore, dataset: str) -> list[Ref]:
     """All refs of a dataset, by name."""
     return run(store, list_refs_steps(check_name("dataset", dataset)))
+
+
+def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
+    """All refs of a dataset that can be read, by name, and what is wrong with the others.
+
+    For people who look; `list_refs` stops at a damaged ref.
+    """
+    check_name("dataset", dataset)
+    refs, damaged = [], []
+    for info in run(store, request(ListAll(f"{dataset}/refs/"))):
+        name = info.key.rpartition("/")[2].removesuffix(".json")
+        try:
+            found = run(store, read_ref_steps(dataset, name))
+        except IntegrityError as error:
+            damaged.append(error)
+        else:
+            refs += [found[0]] if found else []
+    return refs, damaged

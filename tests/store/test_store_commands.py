@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import StoreError
-from packhouse.store import open_store, publish_version
+from packhouse.store import open_store, publish_version, set_ref
 from tests.store.versions import FACTS, pack_file
 
 
@@ -122,3 +122,50 @@ def test_a_file_in_place_of_the_dataset_is_named(tmp_path):
 def test_pull_to_a_place_that_is_no_folder(dataset):
     message = call("pull", dataset, "/dev/null/x", code=2)
     assert "cannot make folder '/dev/null/x' to pull to: Not a directory" in message
+
+
+@pytest.fixture
+def damaged_ref(dataset, tmp_path):
+    path = tmp_path / "store" / "tiny" / "refs" / "latest.json"
+    path.write_bytes(path.read_bytes()[:40])
+    return path
+
+
+def test_a_damaged_ref_is_named_with_its_remedy_and_the_rest_is_listed(dataset, damaged_ref):
+    remedy = "packhouse ref set STORE/tiny latest VERSION --force"
+    call("ref", "set", dataset, "prod", "aaaa.g0")
+    listed = call("ls", dataset.rpartition("/")[0])
+    assert "prod -> aaaa.g0" in listed
+    for output in (listed, call("ls", dataset), call("ref", "ls", dataset)):
+        assert "warning: ref 'tiny/refs/latest.json' is damaged" in output
+        assert remedy in output
+    for command in (["show", dataset], ["ref", "set", dataset, "latest", "aaaa.g0"]):
+        assert remedy in call(*command, code=5)
+    assert remedy in call("ref", "rollback", dataset, "latest", code=5)
+
+
+def test_a_damaged_ref_is_replaced_by_force_only(dataset, damaged_ref):
+    moved = json.loads(call("ref", "set", dataset, "latest", "bbbb.g0", "--force", "--json"))
+    assert (moved["version"], moved["seq"], moved["past"]) == ("bbbb.g0", 1, [])
+    assert "bbbb.g0" in call("show", dataset)
+    call("ref", "set", dataset, "latest", "aaaa.g0", "--force")
+    call("ref", "rollback", dataset, "latest")
+
+
+def test_force_keeps_the_past_of_a_ref_that_was_mended_meanwhile(dataset, damaged_ref, tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    reads = []
+    plain = store.get
+
+    def mended_after_four_reads(key):
+        if key.endswith("latest.json"):
+            reads.append(key)
+            if len(reads) == 5:
+                set_ref(
+                    open_store(str(tmp_path / "store")), "tiny", "latest", "aaaa.g0", force=True
+                )
+        return plain(key)
+
+    store.get = mended_after_four_reads
+    moved = set_ref(store, "tiny", "latest", "bbbb.g0", force=True)
+    assert (moved.seq, moved.parent) == (2, "aaaa.g0")

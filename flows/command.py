@@ -57,7 +57,7 @@ def command(
     cache: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Prepare the dataset that RECIPE describes, and publish it as a version.
+    """Prepare the dataset that RECIPE describes, and publish it as a version.
 
     \b
     validate -> format -> tokenize -> pack -> split -> publish
@@ -73,7 +73,7 @@ def command(
     \b
     python -m flows.prepare deployments/demo/recipe.yaml --local
     python -m flows.prepare deployments/recipes/alpaca.yaml --set pack.seq_len=8192
-    """
+    """  # noqa: D301
     try:
         if encoder:
             overrides = (*overrides, f"tokenize.encoder={encoder}")

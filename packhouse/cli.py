@@ -61,7 +61,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="packhouse")
 def cli() -> None:
-    r"""Look at, check and fetch versions of packed token data; explain and plan recipes.
+    """Look at, check and fetch versions of packed token data; explain and plan recipes.
 
     \b
     packhouse ls ./store
@@ -70,7 +70,7 @@ def cli() -> None:
 
     Every command takes --json. S3 endpoint and credentials come from the usual AWS environment
     variables and profile.
-    """
+    """  # noqa: D301
 
 
 def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:

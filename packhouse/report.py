@@ -164,6 +164,8 @@ def _splits_table(statistics: dict[str, Any]) -> Any:
         table.add_column(name, justify="right")
     for split in sorted(statistics, reverse=True):  # train before eval
         facts = statistics[split]
+        if not facts["num_packs"]:
+            continue
         table.add_row(
             split,
             f"{facts['num_packs']:,}",

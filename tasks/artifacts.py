@@ -49,6 +49,8 @@ def _markdown(prepared: Prepared) -> str:
         "\n| split | packs | records | tokens | trained | fill |\n|---|---|---|---|---|---|"
     )
     for split, facts in prepared.facts["statistics"].items():
+        if not facts["num_packs"]:
+            continue
         lines.append(
             f"| {split} | {facts['num_packs']:,} | {facts['num_sequences']:,} "
             f"| {facts['num_tokens']:,} | {facts['num_trained']:,} | {facts['fill']:.2%} |"

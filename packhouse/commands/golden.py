@@ -22,13 +22,13 @@ _LOOK_AT = 1000  # rows of each shard among which shapes are looked for
 
 @click.group()
 def golden() -> None:
-    r"""Pin conversations with the text, ids and trained tokens that a recipe must make of them.
+    """Pin conversations with the text, ids and trained tokens that a recipe must make of them.
 
     \b
     packhouse golden write RECIPE --count 5      # then look at the file, and put into the recipe:
                                                  # golden: golden.yaml
     packhouse golden check RECIPE
-    """
+    """  # noqa: D301
 
 
 @golden.command()

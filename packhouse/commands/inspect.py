@@ -20,7 +20,7 @@ __all__ = ["inspect"]
 
 @click.command()
 @click.argument("target", metavar="VERSION")
-@click.option("--split", default="train", show_default=True, help="Which split.")
+@click.option("--split", help="Which split. [default: train, else the first there is]")
 @click.option("--packs", default=1, show_default=True, help="How many packs.")
 @click.option("--skip", default=0, show_default=True, help="Packs to skip first.")
 @click.option("--tokenizer", help="Tokenizer folder, if this machine did not prepare the version.")
@@ -28,20 +28,21 @@ __all__ = ["inspect"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a pack.")
 def inspect(
     target: str,
-    split: str,
+    split: str | None,
     packs: int,
     skip: int,
     tokenizer: str | None,
     cache: Path,
     as_json: bool,
 ) -> None:
-    r"""Print packs of a version, trained tokens in green.
+    """Print packs of a version, trained tokens in green.
 
     \b
     VERSION is STORE/DATASET, optionally with @REF or @VERSION (by default @latest):
     ./store/demo, s3://bucket/store/demo@prod, ./store/demo@0a1b2c3d4e5f6071.g0
-    """
+    """  # noqa: D301
     opened = open_address(target)
+    split = split or _first_split(opened)
     decode = _decoder(opened, tokenizer, cache)
     for number, row in _packs(opened, split, skip, packs):
         runs = _runs(row)
@@ -49,6 +50,11 @@ def inspect(
             click.echo(json.dumps(_as_json(number, row, runs, decode), ensure_ascii=False))
         else:
             _print(split, number, row, runs, decode)
+
+
+def _first_split(opened: OpenVersion) -> str:
+    splits = opened.manifest.splits()
+    return "train" if "train" in splits or not splits else splits[0]
 
 
 def _packs(

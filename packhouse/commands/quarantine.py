@@ -38,14 +38,14 @@ _target = click.argument("target", metavar="TARGET")
 
 @click.group()
 def quarantine() -> None:
-    r"""List, show and mend the rows that did not pass.
+    """List, show and mend the rows that did not pass.
 
     \b
     packhouse quarantine ls ./store/demo
     packhouse quarantine show ./store/demo --reason json
     packhouse quarantine retry RECIPE --edit bad.jsonl       # then mend bad.jsonl
     packhouse quarantine retry RECIPE --from bad.jsonl --out mended/
-    """
+    """  # noqa: D301
 
 
 @quarantine.command(help=f"Count bad rows by reason, with samples.\n\n{_TARGET_HELP}")

@@ -48,12 +48,12 @@ def warn_of(damaged: Sequence[IntegrityError]) -> None:
 @click.argument("place", metavar="ROOT[/DATASET]")
 @as_json
 def ls(place: str, as_json: bool) -> None:
-    r"""List the datasets of a store, or the versions and refs of a dataset.
+    """List the datasets of a store, or the versions and refs of a dataset.
 
     \b
     packhouse ls ./store
     packhouse ls s3://bucket/store/alpaca
-    """
+    """  # noqa: D301
     store = open_store(place)
     folders = set(store.list_folders(""))
     if folders & {"v", "refs"}:
@@ -220,13 +220,13 @@ def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) 
 @click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
 @as_json
 def diff(old: str, new: str, no_records: bool, as_json: bool) -> None:
-    r"""Compare two versions: settings, counts, schema, records, tokens and masks.
+    """Compare two versions: settings, counts, schema, records, tokens and masks.
 
     NEW may be a bare NAME of the same dataset.
 
     \b
     packhouse diff ./store/alpaca@prod latest
-    """
+    """  # noqa: D301
     left = open_address(old)
     right = _same_dataset(left, new) if "/" not in new else open_address(new)
     found = diff_versions(left, right, records=not no_records)

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,14 @@ def test_a_recipe_that_is_a_folder_is_refused(tmp_path):
     done = CliRunner().invoke(cli, ["explain", str(tmp_path)])
     assert done.exit_code == 2
     assert "is a folder; give a YAML file" in done.output
+
+
+def test_a_report_leaves_out_the_split_that_is_empty(prepared, capsys):
+    from packhouse.report import print_report
+
+    assert prepared.facts["statistics"]["eval"]["num_packs"] > 0
+    prepared.facts["statistics"]["eval"] |= {"num_packs": 0, "num_sequences": 0, "num_tokens": 0}
+    print_report(prepared)
+    printed = capsys.readouterr().out
+    assert re.search(r"^train ", printed, flags=re.M)
+    assert not re.search(r"^eval ", printed, flags=re.M)

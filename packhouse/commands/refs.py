@@ -46,9 +46,12 @@ def ls(dataset: str, as_json: bool) -> None:
 @as_json
 def log(dataset: str, name: str, as_json: bool) -> None:
     """Show where a ref pointed, newest first."""
-    found = load_ref(*open_dataset(dataset), name)
+    store, dataset_name = open_dataset(dataset)
+    found = load_ref(store, dataset_name, name)
     if found is None:
-        raise VersionNotFoundError(f"'{dataset}' has no ref '{name}'; see `packhouse ref ls`")
+        raise VersionNotFoundError(
+            f"'{dataset}' has no ref '{name}'; see `packhouse ref ls {store.uri}/{dataset_name}`"
+        )
     if as_json:
         echo_json(_json(found))
     else:

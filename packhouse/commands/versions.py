@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from packhouse.audit import audit_rows
-from packhouse.errors import IntegrityError
+from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.manifest import Manifest
@@ -56,6 +57,11 @@ def ls(place: str, as_json: bool) -> None:
     """  # noqa: D301
     store = open_store(place)
     folders = set(store.list_folders(""))
+    if not folders and ("://" in store.uri or not Path(store.uri).is_dir()):
+        raise VersionNotFoundError(
+            f"no store and no dataset at '{store.uri}'; give ROOT or ROOT/DATASET, where ROOT is "
+            "the recipe's publish.store"
+        )
     if folders & {"v", "refs"}:
         address = parse_address(place)
         _list_dataset(open_store(address.root), address.dataset, as_json)

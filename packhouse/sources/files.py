@@ -109,7 +109,9 @@ def file_errors(uri: str) -> Iterator[None]:
     except PackhouseError:
         raise
     except FileNotFoundError:
-        raise SourceError(f"source file '{uri}' does not exist", uri=uri) from None
+        raise SourceError(
+            f"source file '{uri}' does not exist; correct its path", uri=uri
+        ) from None
     except PermissionError as error:
         raise SourceError(f"source file '{uri}' may not be read: {error}", uri=uri) from None
     except OSError as error:

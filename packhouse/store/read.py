@@ -26,7 +26,7 @@ from packhouse.store.layout import check_name, file_key, is_version
 from packhouse.store.manifest import FileEntry, Manifest, parse_slot
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.publish import find_slot_steps
-from packhouse.store.refs import committed_steps, read_ref_steps
+from packhouse.store.refs import committed_steps, explaining, read_ref_steps
 from packhouse.store.steps import MAX_READS, Now, Pause, Steps, run
 
 __all__ = [
@@ -102,7 +102,8 @@ def open_version(
     """
     store = open_store(root) if isinstance(root, str) else root
     check_name("dataset", dataset)
-    manifest = run(store, resolve_steps(dataset, ref_or_version))
+    with explaining(store, dataset):
+        manifest = run(store, resolve_steps(dataset, ref_or_version))
     return OpenVersion(store=store, dataset=dataset, version=manifest.version, manifest=manifest)
 
 
@@ -117,9 +118,7 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
         manifest, _ = yield from find_slot_steps(dataset, name)
         if manifest is not None:
             return manifest
-    raise VersionNotFoundError(
-        f"'{dataset}' has no ref or version '{name}'; see `packhouse ls {dataset}`"
-    )
+    raise VersionNotFoundError(f"'{dataset}' has no ref or version '{name}'")
 
 
 def list_versions(store: ObjectStore, dataset: str) -> list[Manifest]:

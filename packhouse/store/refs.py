@@ -9,7 +9,8 @@ that it pointed to before: a late retry must not turn it back. `set` and `rollba
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,7 +251,7 @@ def committed_steps(dataset: str, version: str) -> Steps[Manifest]:
     if isinstance(slot, Manifest):
         return slot
     state = "does not exist" if slot is None else "was removed by garbage collection"
-    raise VersionNotFoundError(f"version '{version}' of '{dataset}' {state}; see `packhouse ls`")
+    raise VersionNotFoundError(f"version '{version}' of '{dataset}' {state}")
 
 
 def set_ref_steps(
@@ -268,6 +269,27 @@ def set_ref_steps(
     )
     yield from committed_steps(dataset, version)
     return ref
+
+
+@contextmanager
+def explaining(store: ObjectStore, dataset: str) -> Iterator[None]:
+    """Say of a version that is not found what is missing - store, dataset or name - and a remedy.
+
+    Lists, which a reader does not, but only once all is lost.
+    """
+    try:
+        yield
+    except VersionNotFoundError as error:
+        problem, remedy = str(error), f"see `packhouse ls {store.uri}/{dataset}`"
+        with suppress(PackhouseError):  # who may not list gets the plain message
+            folders = set(store.list_folders(""))
+            if not folders:
+                problem = f"no dataset lies in store '{store.uri}'"
+                remedy = "give ROOT/DATASET, where ROOT is the recipe's publish.store"
+            elif dataset not in folders:
+                problem = f"store '{store.uri}' has no dataset '{dataset}'"
+                remedy = f"see `packhouse ls {store.uri}`"
+        raise VersionNotFoundError(f"{problem}; {remedy}", **error.facts) from None
 
 
 def load_ref(store: ObjectStore, dataset: str, name: str) -> Ref | None:
@@ -297,7 +319,8 @@ def set_ref(
         IntegrityError: the ref is damaged, and `force` was not given.
     """
     check_name("dataset", dataset)
-    return run(store, set_ref_steps(dataset, name, version, expected=expected, force=force))
+    with explaining(store, dataset):
+        return run(store, set_ref_steps(dataset, name, version, expected=expected, force=force))
 
 
 def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 1) -> Ref:
@@ -309,7 +332,9 @@ def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 
     """
     current = load_ref(store, dataset, name)
     if current is None:
-        raise VersionNotFoundError(f"'{dataset}' has no ref '{name}'; see `packhouse ref ls`")
+        with explaining(store, dataset):
+            raise VersionNotFoundError(f"'{dataset}' has no ref '{name}'")
+    assert current is not None
     if not 1 <= steps_back <= len(current.past):
         raise VersionNotFoundError(
             f"ref '{name}' of '{dataset}' has {len(current.past)} moves behind it, cannot go "

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from packhouse.cli import cli
 from packhouse.errors import StoreError
 from packhouse.store import open_store, publish_version, set_ref
-from tests.store.versions import FACTS, pack_file
+from tests.store.versions import FACTS, pack_file, pack_table, write_file
 
 
 @pytest.fixture
@@ -169,3 +169,31 @@ def test_force_keeps_the_past_of_a_ref_that_was_mended_meanwhile(dataset, damage
     store.get = mended_after_four_reads
     moved = set_ref(store, "tiny", "latest", "bbbb.g0", force=True)
     assert (moved.seq, moved.parent) == (2, "aaaa.g0")
+
+
+def test_what_is_not_found_is_said_with_a_command_that_works(dataset, tmp_path):
+    root = dataset.rpartition("/")[0]
+    for place, problem, remedy in (
+        (f"{dataset}@prod", "'tiny' has no ref or version 'prod'", f"packhouse ls {dataset}"),
+        (f"{dataset}@cccc.g0", "version 'cccc.g0' of 'tiny' does not exist", dataset),
+        (f"{root}/other", f"store '{root}' has no dataset 'other'", f"packhouse ls {root}`"),
+        (f"{tmp_path}/none/tiny", f"no dataset lies in store '{tmp_path}/none'", "publish.store"),
+    ):
+        message = call("show", place, code=5)
+        assert problem in message
+        assert remedy in message
+    assert f"packhouse ref ls {dataset}`" in call("ref", "log", dataset, "prod", code=5)
+    assert f"packhouse ls {dataset}`" in call("ref", "rollback", dataset, "prod", code=5)
+
+
+def test_ls_of_a_store_that_is_not_there_fails_and_of_an_empty_one_does_not(tmp_path):
+    assert f"no store and no dataset at '{tmp_path}/nope'" in call("ls", tmp_path / "nope", code=5)
+    assert json.loads(call("ls", tmp_path, "--json")) == []
+
+
+def test_inspect_shows_the_first_split_where_there_is_no_train(tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    file = write_file(tmp_path, pack_table(), "eval-1", "eval")
+    publish_version(store, "tiny", "aaaa", [file], FACTS, "latest")
+    shown = call("inspect", tmp_path / "store" / "tiny", "--cache", tmp_path / "cache")
+    assert "eval pack 0" in shown

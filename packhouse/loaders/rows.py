@@ -47,9 +47,11 @@ class Row:
 def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "row") -> Row:
     """Read one row of any layout and check it.
 
-    Records end where `seq_lengths` says, else where `position_ids` restart, else, with
-    `whole_rows`, at the end of the row. Labels come from `labels`, else from `trained_ranges`,
-    else every token is trained. Tokens with `attention_mask` 0 are padding and are taken off.
+    Records end where `seq_lengths` says, where `position_ids` restart, and where an
+    `attention_mask` of record numbers (1, 1, 2, 2, 0) changes; what is given must agree. Without
+    any of them and with `whole_rows`, they end at the end of the row. Labels come from `labels`,
+    else from `trained_ranges`, else every token is trained. Tokens with `attention_mask` 0 are
+    padding and are taken off.
 
     Args:
         row: `input_ids` and the columns above: lists, numpy arrays or tensors.
@@ -57,7 +59,8 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         where: what errors call the row.
 
     Raises:
-        ContractError: no boundaries, or lengths that do not fit.
+        ContractError: no boundaries, boundaries that contradict each other, or lengths that do
+            not fit.
 
     Example:
         >>> row = read_row({"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]})
@@ -68,16 +71,16 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         raise ContractError(f"{where} has no input_ids; its columns are {', '.join(row)}")
     ids = _ints(row["input_ids"])
     keep = _unpadded(row, ids, where)
-    lengths = _boundaries(row, ids, whole_rows, where) if keep is None else None
+    lengths = _boundaries(row, keep, whole_rows, where)
     labels = _labels(row, ids, where)
     weights = row.get("loss_weights")
     weights = None if weights is None else np.asarray(weights, dtype=np.float32)
-    if keep is not None:
+    if weights is not None and len(weights) != len(ids):
+        raise ContractError(f"{where} has {len(ids):,} input_ids and {len(weights):,} loss_weights")
+    if not keep.all():
         ids, labels = ids[keep], labels[keep]
         weights = None if weights is None else weights[keep]
-        lengths = np.array([len(ids)], dtype=np.int64)
-    assert lengths is not None
-    _check_lengths(ids, lengths, weights, where)
+    _check_lengths(ids, lengths, where)
     labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX
     label = row.get("label")
     return Row(ids, labels, lengths, weights, None if label is None else int(label))
@@ -99,35 +102,91 @@ def _ints(values: Any) -> Ints:
     return np.asarray(values, dtype=np.int64)
 
 
-def _unpadded(row: Mapping[str, Any], ids: Ints, where: str) -> npt.NDArray[np.bool_] | None:
-    """Which tokens a row with padding keeps; None for a row without."""
+def _unpadded(row: Mapping[str, Any], ids: Ints, where: str) -> npt.NDArray[np.bool_]:
+    """Which tokens a row keeps: all but its padding."""
     if row.get("attention_mask") is None:
-        return None
+        return np.ones(len(ids), dtype=np.bool_)
     mask = np.asarray(row["attention_mask"])
-    if len(mask) != len(ids):
+    if mask.shape != ids.shape:
         raise ContractError(
-            f"{where} has {len(ids):,} input_ids and an attention_mask of {len(mask):,}"
+            f"{where} has {len(ids):,} input_ids and an attention_mask of {mask.size:,}"
         )
     keep: npt.NDArray[np.bool_] = mask != 0
-    if keep.all():
-        return None
-    if len(row.get("seq_lengths", ())) > 1:
-        raise ContractError(f"{where} is packed and padded; packed rows carry no attention_mask")
     return keep
 
 
-def _boundaries(row: Mapping[str, Any], ids: Ints, whole_rows: bool, where: str) -> Ints:
-    if row.get("seq_lengths") is not None:
-        return _ints(row["seq_lengths"])
-    if row.get("position_ids") is not None:
-        return position_ids_to_seq_lengths(row["position_ids"])
+def _boundaries(
+    row: Mapping[str, Any], keep: npt.NDArray[np.bool_], whole_rows: bool, where: str
+) -> Ints:
+    """Lengths of the records of the kept tokens, as every column that speaks of them says."""
+    said = {
+        "seq_lengths": _given_lengths(row, keep, where),
+        "position_ids": _position_lengths(row, keep, where),
+        "attention_mask": _numbered_lengths(row, keep),
+    }
+    told = {name: lengths for name, lengths in said.items() if lengths is not None}
+    for name, lengths in told.items():
+        first, agreed = next(iter(told.items()))
+        if not np.array_equal(lengths, agreed):
+            raise ContractError(
+                f"{where}: {first} and {name} disagree where records end, {agreed[:8].tolist()} "
+                f"and {lengths[:8].tolist()} tokens; leave out the one that is wrong"
+            )
+    if told:
+        return next(iter(told.values()))
+    is_one_run = np.count_nonzero(np.diff(keep.astype(np.int8), prepend=0) > 0) <= 1
+    if whole_rows and is_one_run:
+        return np.array([np.count_nonzero(keep)], dtype=np.int64)
     if whole_rows:
-        return np.array([len(ids)], dtype=np.int64)
+        raise ContractError(
+            f"{where} has padding between its tokens; say with seq_lengths whether these are "
+            "several records"
+        )
     raise ContractError(
         f"{where} does not say where its records end: it has neither seq_lengths nor position_ids. "
         "If transformers.Trainer dropped them, set remove_unused_columns=False; if each row is one "
         "record, set whole_rows=True"
     )
+
+
+def _given_lengths(row: Mapping[str, Any], keep: npt.NDArray[np.bool_], where: str) -> Ints | None:
+    """`seq_lengths`; of a single record they may count its padding."""
+    if row.get("seq_lengths") is None:
+        return None
+    lengths = _ints(row["seq_lengths"])
+    num_real = np.count_nonzero(keep)
+    if num_real == len(keep) or lengths.sum() == num_real:
+        return lengths
+    if len(lengths) > 1:
+        raise ContractError(
+            f"{where} is packed and padded, and its seq_lengths count the padding; packed rows "
+            "carry no attention_mask"
+        )
+    return np.array([num_real], dtype=np.int64)
+
+
+def _position_lengths(
+    row: Mapping[str, Any], keep: npt.NDArray[np.bool_], where: str
+) -> Ints | None:
+    if row.get("position_ids") is None:
+        return None
+    positions = _ints(row["position_ids"])
+    if positions.shape != keep.shape:
+        raise ContractError(
+            f"{where} has {len(keep):,} input_ids and {positions.size:,} position_ids"
+        )
+    return position_ids_to_seq_lengths(positions[keep])
+
+
+def _numbered_lengths(row: Mapping[str, Any], keep: npt.NDArray[np.bool_]) -> Ints | None:
+    """Lengths of the runs of a mask that numbers records; None for a mask of ones."""
+    if row.get("attention_mask") is None:
+        return None
+    numbers = _ints(row["attention_mask"])[keep]
+    if not (numbers > 1).any():
+        return None
+    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 1))
+    return np.diff(starts, append=len(numbers))
 
 
 def _labels(row: Mapping[str, Any], ids: Ints, where: str) -> Ints:
@@ -147,14 +206,12 @@ def _starts_and_ends(spans: Any) -> tuple[Ints, Ints]:
     return _ints([span["start"] for span in spans]), _ints([span["end"] for span in spans])
 
 
-def _check_lengths(ids: Ints, lengths: Ints, weights: Any, where: str) -> None:
+def _check_lengths(ids: Ints, lengths: Ints, where: str) -> None:
     if lengths.sum() != len(ids) or (len(lengths) and lengths.min() < 1):
         raise ContractError(
             f"{where} has {len(ids):,} input_ids and seq_lengths {lengths[:8].tolist()} that add "
             f"up to {int(lengths.sum()):,}; each must be at least 1 and they must fit"
         )
-    if weights is not None and len(weights) != len(ids):
-        raise ContractError(f"{where} has {len(ids):,} input_ids and {len(weights):,} loss_weights")
 
 
 class ArrowRows(Sequence[Row]):

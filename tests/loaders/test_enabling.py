@@ -1,0 +1,144 @@
+import pytest
+import torch
+
+from packhouse.errors import ConfigError, ContractError
+from packhouse.loaders import PackedCollator, check_packing, enable_packing
+from tests.loaders.models import tiny_model
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+ARANGE = torch.arange(5)[None]
+RESTARTS = torch.tensor([[0, 1, 2, 0, 1]])
+
+
+@pytest.fixture
+def model():
+    return tiny_model("llama", "sdpa").eval()
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            {"position_ids": ARANGE, "attention_mask": torch.tensor([[1, 1, 1, 2, 2]])},
+            "numbers records that position_ids do not cut",
+        ),
+        (
+            {
+                "position_ids": torch.tensor([[0, 1, 0, 0, 1]]),
+                "attention_mask": torch.tensor([[1, 1, 0, 1, 1]]),
+            },
+            "padding between tokens",
+        ),
+        ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "padding between tokens"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "cu_seq_lens_q came without position_ids"),
+        ({"cu_seq_lens_k": torch.tensor([0, 3, 5])}, "cu_seq_lens_k came without position_ids"),
+        ({"seq_idx": torch.tensor([[0, 0, 0, 1, 1]])}, "seq_idx came without position_ids"),
+        (
+            {"position_ids": ARANGE, "cu_seq_lens_q": torch.tensor([0, 3, 5])},
+            "cu_seq_lens_q and position_ids disagree",
+        ),
+        (
+            {"position_ids": ARANGE, "seq_idx": torch.tensor([[0, 0, 0, 1, 1]])},
+            "seq_idx and position_ids disagree",
+        ),
+    ],
+)
+def test_boundaries_that_the_model_would_not_see_are_refused(model, batch, message):
+    with enable_packing(model), pytest.raises(ContractError, match=message):
+        model(input_ids=IDS, **batch)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {"position_ids": RESTARTS},
+        {"position_ids": RESTARTS, "attention_mask": torch.ones(1, 5, dtype=torch.int64)},
+        {"attention_mask": torch.tensor([[1, 1, 1, 2, 2]])},
+    ],
+)
+def test_a_packed_batch_with_a_cache_is_refused(model, marks):
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    with enable_packing(model), pytest.raises(ContractError, match="came with past_key_values"):
+        model(input_ids=IDS, past_key_values=cache, **marks)
+
+
+def test_left_padded_prompts_are_generated_from_as_before(model):
+    ids, mask = torch.tensor([[5, 6, 7], [0, 8, 9]]), torch.tensor([[1, 1, 1], [0, 1, 1]])
+    settings = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    plain = model.generate(ids, **settings)
+    for use_cache in (True, False):
+        with enable_packing(model):
+            assert torch.equal(model.generate(ids, use_cache=use_cache, **settings), plain)
+
+
+def test_padding_between_numbered_records_is_cut(model):
+    numbers = torch.tensor([[1, 1, 0, 2, 2]])
+    with enable_packing(model), torch.no_grad():
+        packed = model(input_ids=IDS, attention_mask=numbers).logits
+        alone = model(input_ids=IDS[:, 3:]).logits
+    torch.testing.assert_close(packed[:, 3:], alone)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rope_that_follows_the_longest_record_is_refused_over_its_window(kind):
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    factors = {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4, **factors}
+    if kind == "longrope":
+        rope["original_max_position_embeddings"] = 16
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
+        max_position_embeddings=16, rope_parameters=rope,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+    def batch(*lengths):
+        rows = [{"input_ids": list(range(3, 3 + n)), "seq_lengths": [n]} for n in lengths]
+        return PackedCollator()(rows)
+
+    assert not check_packing(model, batch(20, 6)).is_safe
+    with enable_packing(model):
+        check_packing(model, batch(15, 6)).require_safe()
+        with pytest.raises(ContractError, match=f"RoPE of type '{kind}'"):
+            model(**batch(20, 6))
+
+
+def test_handles_may_be_disabled_in_any_order():
+    from transformers import LlamaConfig, LlamaModel
+
+    plain = LlamaModel.forward
+    config = LlamaConfig(use_cache=True, attn_implementation="eager")
+    for first, second in ((0, 1), (1, 0)):
+        handles = [
+            enable_packing(config, attn_implementation="sdpa"),
+            enable_packing(config, attn_implementation="flex_attention"),
+        ]
+        handles[first].disable()
+        assert LlamaModel.forward is not plain
+        assert config.use_cache is False
+        assert config._attn_implementation == ("flex_attention", "sdpa")[first]
+        handles[second].disable()
+        assert LlamaModel.forward is plain
+        assert config.use_cache is True
+        assert config._attn_implementation == "eager"
+
+
+def test_attention_that_cannot_be_switched_is_refused(model, monkeypatch):
+    from transformers import utils
+
+    with pytest.raises(ConfigError, match="a name has no attention to switch"):
+        enable_packing("llama", attn_implementation="sdpa")
+    monkeypatch.setattr(utils, "is_flash_attn_2_available", lambda: False)
+    with pytest.raises(ConfigError, match="needs a GPU and its kernel package"):
+        enable_packing(model, attn_implementation="flash_attention_2")
+    assert model.config._attn_implementation == "sdpa"

@@ -110,7 +110,7 @@ def file_errors(uri: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise SourceError(
-            f"source file '{uri}' does not exist; correct its path", uri=uri
+            f"source file '{uri}' does not exist; correct its `path` in the recipe", uri=uri
         ) from None
     except PermissionError as error:
         raise SourceError(f"source file '{uri}' may not be read: {error}", uri=uri) from None

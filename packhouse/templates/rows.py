@@ -58,6 +58,7 @@ class RowRenderer:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._control, self._control_bytes = re.compile(pattern), re.compile(pattern.encode())
         self._starts: Starts = {}
+        self._probe_refusal = ""  # what the template said to the first probe that it refused
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -71,7 +72,11 @@ class RowRenderer:
         template = self.template
         if self._train_on == "all" or template.has_generation:
             return None
-        rules = learn_rules(self._probe, self._control_bytes, template.where)
+        try:
+            rules = learn_rules(self._probe, self._control_bytes, template.where)
+        except TemplateError as error:
+            said = self._probe_refusal.removeprefix(template.where).lstrip(": ")
+            raise TemplateError(f"{error} (it says: {said})" if said else str(error)) from None
         if not rules.ends_inner_turns and self._train_on == "assistant":
             raise TemplateError(
                 f"{template.where} ends only the last assistant turn with"
@@ -269,8 +274,11 @@ class RowRenderer:
                 marker.messages, None, add_generation_prompt=add_generation_prompt
             )
             return marker.read(rendering), marker
-        except (RefusedError, TornError):
-            return None
+        except RefusedError as error:
+            self._probe_refusal = self._probe_refusal or error.refusal.detail
+        except TornError:
+            pass
+        return None
 
 
 _PLAIN = {"role", "content", "thinking", "reasoning_content"}

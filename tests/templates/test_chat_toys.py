@@ -352,3 +352,16 @@ def test_dates_are_pinned_by_source_date_epoch(monkeypatch):
 
     assert second.identity != first.identity
     assert second.render(make_table([HI])).formatted["text"][0].as_py().startswith("02 Jan 1970<")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('only Latin') }}", r"\(it says: refuses the row: only Latin\)"),
+        ("{% for i in range(10**9) %}x{% endfor %}", r"\(it says: .*range.*\)"),
+        ("{{ messages[0].content.__class__.mro }}", r"\(it says: .*'__class__'.*unsafe.*\)"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_in_its_own_words(source, message):
+    with pytest.raises(TemplateError, match=message):
+        render_chat(source, [HI])

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+from typing_extensions import override
 
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.packing.layout import Layout, expand_labels, position_ids, published_schema
 from packhouse.packing.lists import flat_list, list_array, zero_based
-from packhouse.store import FileEntry, OpenVersion, open_version
+from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.address import parse_address
 from packhouse.store.contracts import read_batches
+from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.workspace import default_cache
 
 __all__ = [
@@ -57,7 +59,8 @@ def load_packed(
     `transformers.Trainer` does not drop.
 
     Args:
-        uri: `<store>/<dataset>`, a folder or `s3://bucket/prefix/<dataset>`; may end in `@<ref>`.
+        uri: `<store>/<dataset>`, a folder or `s3://bucket/prefix/<dataset>`, may end in `@<ref>`;
+            or a folder that `packhouse pull` wrote.
         version: a ref, a version (`<vid>.g<N>`) or a version id.
         split: `train` or `eval`.
         cache: folder of local copies; by default PACKHOUSE_CACHE, else `.packhouse`.
@@ -85,9 +88,11 @@ def open_split(uri: str, version: str, split: str) -> tuple[OpenVersion, list[Fi
     Raises:
         VersionNotFoundError: no such dataset, version or split.
     """
-    address = parse_address(uri)
-    name = version if address.name == "latest" else address.name
-    opened = open_version(address.root, address.dataset, name)
+    opened = _open_pulled(uri, version)
+    if opened is None:
+        address = parse_address(uri)
+        name = version if address.name == "latest" else address.name
+        opened = open_version(address.root, address.dataset, name)
     entries = opened.files(split=split)
     if not entries:
         raise VersionNotFoundError(
@@ -95,6 +100,37 @@ def open_split(uri: str, version: str, split: str) -> tuple[OpenVersion, list[Fi
             f"{', '.join(opened.manifest.splits()) or 'none'}"
         )
     return opened, entries
+
+
+class _Pulled(OpenVersion):
+    """A version whose files lie under their own names in one folder, as `packhouse pull` wrote."""
+
+    __slots__ = ()
+
+    @override
+    def key(self, entry: FileEntry) -> str:
+        return entry.path
+
+
+def _open_pulled(uri: str, version: str) -> OpenVersion | None:
+    """Open a folder that `packhouse pull` wrote; None where `uri` is no such folder."""
+    folder = Path(uri).expanduser()
+    if "://" in uri or not (folder / "manifest.json").is_file():
+        return None
+    manifest = parse_slot((folder / "manifest.json").read_bytes(), f"'{folder / 'manifest.json'}'")
+    if not isinstance(manifest, Manifest):
+        raise VersionNotFoundError(f"'{folder}' holds a removed version; pull another one")
+    if version not in ("latest", manifest.version, manifest.vid):
+        raise VersionNotFoundError(
+            f"'{folder}' is a copy of {manifest.version}, not of '{version}'; leave `version` out "
+            "or load from the store"
+        )
+    return _Pulled(
+        store=open_store(str(folder)),
+        dataset=manifest.dataset,
+        version=manifest.version,
+        manifest=manifest,
+    )
 
 
 def verified_file(

@@ -9,6 +9,8 @@ import pytest
 
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.loaders import load_packed
+from packhouse.store import pull_version
+from packhouse.store.address import open_address
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
@@ -149,3 +151,19 @@ def _flip_bit(file: Path, at: int) -> None:
 
 def _load(uri: str, cache: Path) -> list:
     return load_packed(uri, cache=cache).to_list()
+
+
+def test_a_pulled_folder_loads_verified(make_version, tmp_path):
+    uri = make_version(rows_per_file=5)
+    copy = pull_version(open_address(uri), tmp_path / "copy")
+    from_store = load_packed(uri, cache=tmp_path / "one").to_list()
+
+    assert load_packed(str(copy), cache=tmp_path / "two").to_list() == from_store
+    with pytest.raises(VersionNotFoundError, match=r"is a copy of .*, not of 'prod'; leave"):
+        load_packed(str(copy), "prod", cache=tmp_path / "two")
+    file = next(copy.glob("data/*"))
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(IntegrityError, match="does not hold the published bytes"):
+        load_packed(str(copy), cache=tmp_path / "three")

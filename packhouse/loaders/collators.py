@@ -67,6 +67,10 @@ class PackedCollator:
     loss_weights: Weights | None = None
     """`record`: the trained tokens of a record weigh 1 together; `column`: as the rows say."""
 
+    def __post_init__(self) -> None:
+        _check_choice("loss_weights", self.loss_weights, (None, "column", "record"))
+        _check_multiple(self.pad_to_multiple_of)
+
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
 
@@ -137,6 +141,11 @@ class PaddedCollator:
     """As in `PackedCollator`."""
 
     def __post_init__(self) -> None:
+        _check_choice("padding", self.padding, ("longest", "max_length"))
+        _check_choice("side", self.side, ("left", "right"))
+        _check_choice("too_long", self.too_long, ("error", "truncate"))
+        _check_choice("loss_weights", self.loss_weights, (None, "column", "record"))
+        _check_multiple(self.pad_to_multiple_of)
         _check_padding(self.padding, self.max_length, self.prefix_tokens)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
@@ -211,6 +220,9 @@ class ClassificationCollator:
     pad_to_multiple_of: int | None = None
     too_long: Literal["error", "truncate"] = "error"
 
+    def __post_init__(self) -> None:
+        self._padded()
+
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
 
@@ -223,15 +235,17 @@ class ClassificationCollator:
                 raise ContractError(f"row {number} has no label; is this classification data?")
             classes.append(int(row["label"]))
         texts = [{k: v for k, v in row.items() if k not in _NOT_TEXT} for row in rows]
-        padded = PaddedCollator(
+        return self._padded()(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
+
+    def _padded(self) -> PaddedCollator:
+        return PaddedCollator(
             pad_token_id=self.pad_token_id,
             padding=self.padding,
             max_length=self.max_length,
             side=self.side,
             pad_to_multiple_of=self.pad_to_multiple_of,
             too_long=self.too_long,
-        )(texts)
-        return padded | {"labels": torch.tensor(classes, dtype=torch.int64)}
+        )
 
 
 _NOT_TEXT = ("label", "labels", "trained_ranges", "loss_weights")
@@ -292,7 +306,21 @@ def _pad(parts: list[npt.NDArray[Any]], width: int, fill: float, side: str) -> n
     return out
 
 
+def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"{name} {value!r} is not known; use one of {', '.join(map(repr, known))}"
+        )
+
+
+def _check_multiple(multiple: int | None) -> None:
+    if multiple is not None and multiple < 1:
+        raise ConfigError(f"pad_to_multiple_of is {multiple}; it must be at least 1")
+
+
 def _check_padding(padding: str, max_length: int | None, prefix_tokens: int) -> None:
+    if prefix_tokens < 0:
+        raise ConfigError(f"prefix_tokens is {prefix_tokens}; it must not be negative")
     if padding == "max_length" and max_length is None:
         raise ConfigError("padding='max_length' needs max_length")
     if max_length is not None and max_length <= prefix_tokens:

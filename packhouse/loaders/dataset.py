@@ -97,6 +97,10 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     ) -> None:
         if strategy == "concat":
             raise ConfigError("PackedDataset does not cut records; prepare a version with concat")
+        if seq_len is not None and seq_len < 1:
+            raise ConfigError(f"seq_len is {seq_len}; it must be at least 1, or None for packs")
+        if over_length not in ("error", "drop"):
+            raise ConfigError(f"over_length '{over_length}' is not known; use error or drop")
         self._source = rows
         self._rows = _readable(rows, whole_rows=seq_len is not None)
         self.seq_len = seq_len
@@ -161,16 +165,21 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 def row_to_tensors(row: Row) -> dict[str, torch.Tensor]:
     """A row as int64 tensors, with `position_ids` that restart at each record."""
     item = {
-        "input_ids": torch.from_numpy(row.input_ids),
-        "labels": torch.from_numpy(row.labels),
+        "input_ids": _tensor(row.input_ids),
+        "labels": _tensor(row.labels),
         "position_ids": torch.from_numpy(position_ids(row.seq_lengths).astype(np.int64)),
-        "seq_lengths": torch.from_numpy(row.seq_lengths),
+        "seq_lengths": _tensor(row.seq_lengths),
     }
     if row.loss_weights is not None:
-        item["loss_weights"] = torch.from_numpy(row.loss_weights)
+        item["loss_weights"] = _tensor(row.loss_weights)
     if row.label is not None:
         item["label"] = torch.tensor(row.label)
     return item
+
+
+def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor that may be written to; copies what is a view of a mapped file."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
 class _MappingRows(Sequence[Row]):

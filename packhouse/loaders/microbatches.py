@@ -159,7 +159,8 @@ def token_loss(
         loss_weights: [batch, T], unshifted.
 
     Returns:
-        A scalar; those of all microbatches add up to the loss of the global batch.
+        A scalar; those of all microbatches add up to the loss of the global batch. Where nothing
+        is trained (`num_targets` 0) it is 0.0, with gradients of 0.
 
     Example:
         >>> logits, labels = torch.zeros(1, 3, 4), torch.tensor([[-100, 1, 2]])
@@ -173,7 +174,7 @@ def token_loss(
     )
     if loss_weights is not None:
         losses = losses * loss_weights[..., 1:].reshape(-1).to(losses)
-    return losses.sum() / num_targets
+    return losses.sum() / (num_targets or 1)
 
 
 def _parts(value: Any, size: int, num: int) -> Sequence[Any]:

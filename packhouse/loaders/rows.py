@@ -278,7 +278,7 @@ def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name == "trained_ranges":
             columns[name] = read_ranges(column)
-        elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        elif pa.types.is_nested(column.type):
             columns[name] = flat_list(column)
         else:
             columns[name] = column

@@ -45,6 +45,7 @@ def make_supervised_dataset(
     *,
     query_field: Fields = None,
     resp_field: Fields = None,
+    input_field: str | None = None,
     prompt_template: str | Path | FormatConfig = "alpaca",
     pack_len: int | None = None,
     shuffle_seed: int | None = 42,
@@ -61,6 +62,9 @@ def make_supervised_dataset(
         query_field: the column of the question, for all sources or a list of one for each; without
             it (and `resp_field`) a row's shape is recognised.
         resp_field: the column of the answer, likewise.
+        input_field: the column of the text that a question is about (Alpaca's `input`), for all
+            sources; by default `input` where `query_field` is `instruction` or not given, and none
+            where another column is the question.
         prompt_template: `alpaca`, `chat`, `completion`, ...; a Jinja file; the text of a Jinja chat
             template; or a whole `FormatConfig`.
         pack_len: pack size in tokens; None gives one record a row.
@@ -79,16 +83,18 @@ def make_supervised_dataset(
         QuarantineLimitError: more rows are bad than tolerated.
         EmptyDatasetError: nothing is left.
     """
+    if pack_len is not None and pack_len < 1:
+        raise ConfigError(f"pack_len is {pack_len}; it must be at least 1, or None for no packs")
     folder = Path(cache) if cache is not None else default_cache()
     recipe = Recipe.model_validate(
         {
             "dataset": "supervised",
-            "sources": _sources(data_path, query_field, resp_field, folder),
+            "sources": _sources(data_path, query_field, resp_field, input_field, folder),
             "tokenizer": _tokenizer_folder(tokenizer, folder),
             "validate": {"max_quarantined": max_quarantined},
             "format": _format(prompt_template, folder),
             "pack": {
-                "seq_len": pack_len or 2**24,
+                "seq_len": 2**24 if pack_len is None else pack_len,
                 "seed": shuffle_seed or 0,
                 "over_length": over_length,
             },
@@ -188,8 +194,10 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         """The same records padded to one length; labels of pads are -100, by length.
 
         Raises:
-            ConfigError: a record is longer than `length`.
+            ConfigError: a record is longer than `length`, or no such side.
         """
+        if side not in ("left", "right"):
+            raise ConfigError(f"side '{side}' is not known; use left or right")
         longest = int(self.num_tokens.max(initial=0))
         width = longest if length == "longest" else length
         if width < longest:
@@ -239,14 +247,16 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def _sources(data: Any, query: Fields, resp: Fields, cache: Path) -> list[SourceConfig]:
+def _sources(
+    data: Any, query: Fields, resp: Fields, context: str | None, cache: Path
+) -> list[SourceConfig]:
     paths = list(data) if isinstance(data, list | tuple) else [data]
     if not paths:
         raise ConfigError("data_path is an empty list; give at least one source")
     queries = _for_each("query_field", query, len(paths))
     answers = _for_each("resp_field", resp, len(paths))
     return [
-        _source(path, query_field, resp_field, cache)
+        _source(path, query_field, resp_field, context, cache)
         for path, query_field, resp_field in zip(paths, queries, answers, strict=True)
     ]
 
@@ -259,18 +269,28 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
     return list(fields)
 
 
-def _source(path: Any, query: str | None, resp: str | None, cache: Path) -> SourceConfig:
+def _source(
+    path: Any, query: str | None, resp: str | None, context: str | None, cache: Path
+) -> SourceConfig:
     if (query is None) != (resp is None):
         raise ConfigError("give query_field and resp_field both, or neither")
     uri = _uri(path, cache)
     if query is None or resp is None:
+        if context is not None:
+            raise ConfigError("input_field needs query_field and resp_field")
         return SourceConfig(path=uri)
-    fields = {"instruction": query, "output": resp}
+    if context is None:
+        # A column that happens to be called `input` is none of a question of another name.
+        context = "input" if query == "instruction" else _NO_COLUMN
+    fields = {"instruction": query, "input": context, "output": resp}
     return SourceConfig(
         path=uri,
         format="alpaca",
         fields={ours: theirs for ours, theirs in fields.items() if ours != theirs},
     )
+
+
+_NO_COLUMN = ""
 
 
 def _uri(data: Any, cache: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.packing.layout import Layout, expand_labels, position_ids, published_schema
 from packhouse.packing.lists import flat_list, list_array, zero_based
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
@@ -44,7 +44,7 @@ Verify = Literal["first", "always"]
 
 
 def load_packed(
-    uri: str,
+    uri: str | Path,
     version: str = "latest",
     split: str = "train",
     *,
@@ -70,6 +70,7 @@ def load_packed(
         A `datasets.Dataset`; its `info.version` is unset and `info.description` names the version.
 
     Raises:
+        ConfigError: `uri` ends in another name than `version`.
         VersionNotFoundError: no such dataset, version or split.
         IntegrityError: the store's bytes are not the published ones.
     """
@@ -82,15 +83,21 @@ def load_packed(
     return concatenate_datasets([Dataset.from_file(str(path)) for path in paths], info=info)
 
 
-def open_split(uri: str, version: str, split: str) -> tuple[OpenVersion, list[FileEntry]]:
+def open_split(uri: str | Path, version: str, split: str) -> tuple[OpenVersion, list[FileEntry]]:
     """Resolve a version and the data files of one of its splits, in published order.
 
     Raises:
+        ConfigError: `uri` ends in another name than `version`.
         VersionNotFoundError: no such dataset, version or split.
     """
+    uri = str(uri)
     opened = _open_pulled(uri, version)
     if opened is None:
         address = parse_address(uri)
+        if "latest" not in (address.name, version) and address.name != version:
+            raise ConfigError(
+                f"'{uri}' names '{address.name}' and version is '{version}'; give one of them"
+            )
         name = version if address.name == "latest" else address.name
         opened = open_version(address.root, address.dataset, name)
     entries = opened.files(split=split)

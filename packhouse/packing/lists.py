@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.tables import SPAN
 
@@ -55,14 +56,34 @@ class Ranges:
 
 
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The column as one array; copies only where there are several chunks."""
+    """The column as one array; copies only where there are several chunks.
+
+    Lists that are views or of a fixed size become plain ones, which copies too.
+    """
+    if _is_other_list(column.type):
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        kind = pa.large_list(column.type.value_type)
+        column = pa.chunked_array([_plain_list(chunk) for chunk in chunks], kind)
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
 
 
+def _is_other_list(kind: pa.DataType) -> bool:
+    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return bool(is_view or pa.types.is_fixed_size_list(kind))
+
+
+def _plain_list(array: pa.Array) -> pa.Array:
+    """A list array; pyarrow's own cast loses the rows of a sliced view."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array.flatten())
+
+
 def list_offsets(array: pa.Array) -> Offsets:
     """Offsets of a list or string array into its `values`, sliced arrays included."""
+    array = one_chunk(array)
     is_large = pa.types.is_large_list(array.type) or pa.types.is_large_string(array.type)
     width: type[Any] = np.int64 if is_large else np.int32
     if len(array) == 0:

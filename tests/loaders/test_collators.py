@@ -192,3 +192,25 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
     targets = [t for t in packed["shift_labels"][0].tolist() if t != -100]
     assert targets == [t for row in padded["shift_labels"].tolist() for t in row if t != -100]
     assert targets == [i for ids in records for i in ids[1:]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"side": "centre"}, "side 'centre' is not known"),
+        ({"padding": "max"}, "padding 'max' is not known"),
+        ({"too_long": "cut"}, "too_long 'cut' is not known"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
+    ],
+)
+@pytest.mark.parametrize("collator", [PaddedCollator, ClassificationCollator])
+def test_settings_that_are_not_known_are_refused_when_given(collator, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        collator(pad_token_id=0, **settings)
+
+
+def test_negative_prefixes_and_unknown_weights_are_refused():
+    with pytest.raises(ConfigError, match="prefix_tokens is -1"):
+        PaddedCollator(pad_token_id=0, prefix_tokens=-1)
+    with pytest.raises(ConfigError, match="loss_weights 'rows' is not known"):
+        PackedCollator(loss_weights="rows")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.loaders import load_packed
 from packhouse.store import pull_version
 from packhouse.store.address import open_address
@@ -57,6 +57,16 @@ def test_versions_are_named_by_ref_version_or_id(make_version, tmp_path):
         load_packed(uri, split="eval", cache=tmp_path)
     with pytest.raises(VersionNotFoundError, match="prod"):
         load_packed(uri, "prod", cache=tmp_path)
+
+
+def test_an_address_and_a_version_that_differ_are_refused_and_paths_are_taken(
+    make_version, tmp_path
+):
+    uri = make_version(num_records=20)
+
+    with pytest.raises(ConfigError, match="names '00000014' and version is 'prod'"):
+        load_packed(f"{uri}@00000014", version="prod", cache=tmp_path)
+    assert load_packed(Path(uri), "00000014", cache=tmp_path).num_rows
 
 
 def test_a_flipped_bit_in_the_store_is_found_before_a_row_is_seen(make_version, tmp_path):

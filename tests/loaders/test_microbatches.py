@@ -143,3 +143,14 @@ def test_record_weights_make_the_mean_of_record_means():
     alone = [PackedCollator()([row]) for row in rows]
     means = [token_loss(table[b["input_ids"]], b["labels"], count_targets(b)) for b in alone]
     torch.testing.assert_close(weighted, sum(means) / len(means))
+
+
+def test_a_batch_without_targets_costs_nothing():
+    logits = torch.zeros(1, 3, 4, requires_grad=True)
+    labels = torch.full((1, 3), -100)
+    loss = token_loss(logits, labels, count_targets({"labels": labels}))
+    loss.backward()
+
+    assert loss.item() == 0.0
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()

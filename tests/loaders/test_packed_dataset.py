@@ -144,3 +144,24 @@ def test_classification_rows_keep_their_class():
 
     assert batch["labels"].tolist() == [1, 0]
     assert batch["input_ids"].tolist() == [[5, 6], [7, 0]]
+
+
+def test_pack_sizes_and_policies_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match="seq_len is 0"):
+        PackedDataset(RECORDS, seq_len=0)
+    with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
+        PackedDataset(RECORDS, seq_len=5, over_length="cut")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_view(pa.int32()), pa.large_list_view(pa.int64()), pa.list_(pa.int64(), 3)],
+)
+def test_lists_of_any_arrow_kind_are_read(kind):
+    ids = pa.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]], kind)
+    table = pa.table({"input_ids": ids, "seq_lengths": pa.array([[2, 1]] * 3)}).slice(1)
+    packs = PackedDataset(table)
+
+    assert [item["input_ids"].tolist() for item in packs] == [[4, 5, 6], [7, 8, 9]]
+    plain = PackedDataset(table.select(["input_ids"]), seq_len=3, strategy="none")
+    assert sorted(item["input_ids"].tolist() for item in plain) == [[4, 5, 6], [7, 8, 9]]

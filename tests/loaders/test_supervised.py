@@ -259,3 +259,27 @@ def test_real_packs_do_not_leak_and_do_with_a_mask(shared, cache, tokenizer):
     assert report.max_difference < 1e-4
     masked = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
     assert check_packing(model, masked).max_leak > 0.1
+
+
+def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path, cache):
+    def lengths(names, **settings):
+        texts = [(f"Say {n}", "some words", f"{n}") for n in range(9)]
+        rows = [dict(zip(names, row, strict=True)) for row in texts]
+        file = tmp_path / f"{'-'.join(names)}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = make_supervised_dataset(
+            TOKENIZER, file, resp_field="output", shuffle_seed=None, cache=cache, **settings
+        )
+        return rows_of(data)
+
+    other = lengths(("query", "note", "output"), query_field="query")
+    assert lengths(("query", "input", "output"), query_field="query") == other
+    alpaca = lengths(("instruction", "input", "output"), query_field="instruction")
+    assert alpaca != other
+    assert lengths(("query", "note", "output"), query_field="query", input_field="note") == alpaca
+
+
+@pytest.mark.parametrize("pack_len", [0, -5])
+def test_pack_lengths_below_one_are_refused(files, cache, pack_len):
+    with pytest.raises(ConfigError, match="pack_len is"):
+        make_supervised_dataset(TOKENIZER, files[0], **fields(pack_len=pack_len), cache=cache)

@@ -83,24 +83,29 @@ def export_version(
         cache: folder of verified copies, as for `load_packed`.
 
     Raises:
-        ConfigError: no such format, or something is at `dest` already.
+        ConfigError: no such format, or one that cannot hold the rows' class; something is at
+            `dest` already, or it cannot be written.
         VersionNotFoundError: no such split.
         IntegrityError: the store's bytes are not the published ones.
     """
     if export_format not in _WRITERS:
         raise ConfigError(f"no export format '{export_format}'; known: {', '.join(FORMATS)}")
-    dest = Path(dest)
+    dest = Path(os.path.abspath(dest))  # noqa: PTH100  (resolves `.` and `..`, follows no link)
+    _check_place(opened, dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
-    wanted = tuple(splits) or tuple(opened.manifest.splits())
+    wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
     module, function = _WRITERS[export_format]
     write = getattr(import_module(f"{__name__}.{module}"), function)
-    dest.parent.mkdir(parents=True, exist_ok=True)
     staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
-    staged.mkdir()
+    try:
+        staged.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write in '{dest.parent}': {error.strerror}") from error
     try:
         for split in wanted:
-            write(_batches(opened, split, Path(cache or default_cache())), split, staged)
+            rows = _batches(opened, split, Path(cache or default_cache()))
+            write(_unlabelled(rows, export_format), split, staged)
         export = _describe(opened, export_format, wanted, staged, dest)
         if dest.exists():
             dest.rmdir()
@@ -109,6 +114,28 @@ def export_version(
         shutil.rmtree(staged, ignore_errors=True)
         raise
     return export
+
+
+def _check_place(opened: OpenVersion, dest: Path) -> None:
+    if dest.is_symlink():
+        raise ConfigError(f"'{dest}' is a symbolic link; export to a new folder")
+    if dest == Path.cwd() or dest.parent == dest:
+        raise ConfigError(f"'{dest}' cannot be replaced; export to a new folder in it")
+    if "://" not in opened.store.uri:
+        store = Path(opened.store.uri).resolve()
+        if dest.resolve().is_relative_to(store):
+            raise ConfigError(f"'{dest}' lies in the store '{store}'; export outside of it")
+
+
+def _unlabelled(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[pa.RecordBatch]:
+    """The rows, unless they have a class that the format cannot hold."""
+    for batch in rows:
+        if export_format != "arrow" and "label" in batch.schema.names:
+            raise ConfigError(
+                f"format '{export_format}' has no place for the class of classification rows; "
+                "export to 'arrow'"
+            )
+        yield batch
 
 
 def _batches(opened: OpenVersion, split: str, cache: Path) -> Iterator[pa.RecordBatch]:

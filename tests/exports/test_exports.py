@@ -5,6 +5,7 @@ import warnings
 from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -187,3 +188,34 @@ def test_the_command_writes_an_export(opened, cache, tmp_path):
         export_command, [*arguments[:1], str(tmp_path / "b"), *arguments[2:], "--json"]
     )
     assert json.loads(again.output)["files"].keys() == {"train.jsonl"}
+
+
+def test_places_that_cannot_take_an_export_are_refused_in_a_sentence(
+    opened, cache, tmp_path, monkeypatch
+):
+    def export(dest):
+        return export_version(opened, "jsonl", dest, splits=["train", "train"], cache=cache)
+
+    (tmp_path / "here").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    for dest, message in (
+        (".", "cannot be replaced"),
+        ("sub/..", "cannot be replaced"),
+        (tmp_path / "link", "is a symbolic link"),
+        (tmp_path / "file" / "out", "cannot write in"),
+        (Path(opened.store.uri) / "out", "lies in the store"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            export(dest)
+    assert export("new/../out").splits == ("train",)
+
+
+def test_classes_are_not_lost_in_formats_without_a_place_for_them():
+    from packhouse.exports import _unlabelled
+
+    rows = [pa.RecordBatch.from_pylist([{"input_ids": [1], "label": 1}])]
+    assert list(_unlabelled(iter(rows), "arrow")) == rows
+    with pytest.raises(ConfigError, match="'trl' has no place for the class"):
+        list(_unlabelled(iter(rows), "trl"))

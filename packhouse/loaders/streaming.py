@@ -131,9 +131,11 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
                 processes, which read ahead of it; without them the dataset counts itself.
 
         Raises:
-            ConfigError: workers read, and `rows_seen` is missing.
+            ConfigError: workers read, and `rows_seen` is missing; or it is negative.
         """
         in_worker = torch.utils.data.get_worker_info() is not None
+        if rows_seen is not None and rows_seen < 0:
+            raise ConfigError(f"rows_seen is {rows_seen}; it must not be negative")
         if rows_seen is None and self._shared[_IN_WORKER] and not in_worker:
             raise ConfigError(
                 "DataLoader workers read ahead of the training loop; call "
@@ -159,10 +161,16 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         """Go on where `state` was taken, on this or another world size.
 
         Raises:
-            ConfigError: the state is of another version, order or split.
+            ConfigError: the state is of another version, order or split, or is no state.
         """
         own = self.state_dict(rows_seen=0)
-        for key in ("dataset", "version", "split", "shuffle", "seed", "lanes"):
+        needed = ("dataset", "version", "split", "shuffle", "seed", "lanes", "epoch", "packs")
+        missing = [key for key in needed if key not in state]
+        if missing:
+            raise ConfigError(f"the state has no '{missing[0]}'; give what state_dict() returned")
+        if state["packs"] < 0 or state.get("worker_rows", 0) < 0:
+            raise ConfigError("the state counts less than 0 packs; give what state_dict() returned")
+        for key in needed[:6]:
             if state[key] != own[key]:
                 raise ConfigError(
                     f"the state was taken with {key} {state[key]!r}, this dataset has "

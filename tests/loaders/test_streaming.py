@@ -169,6 +169,18 @@ def test_states_of_another_order_are_refused(uri, cache):
         StreamingPackedDataset(uri, cache=cache, seed=1).load_state_dict(state)
 
 
+def test_states_and_counts_that_make_no_sense_are_refused(uri, cache):
+    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    state = dataset.state_dict()
+
+    with pytest.raises(ConfigError, match="the state has no 'dataset'"):
+        dataset.load_state_dict({})
+    with pytest.raises(ConfigError, match="less than 0 packs"):
+        dataset.load_state_dict(state | {"packs": -1})
+    with pytest.raises(ConfigError, match="rows_seen is -1"):
+        dataset.state_dict(rows_seen=-1)
+
+
 def test_ranks_come_from_the_environment_or_are_given_whole(uri, cache, monkeypatch):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")

@@ -73,7 +73,7 @@ def command(
     \b
     python -m flows.prepare deployments/demo/recipe.yaml --local
     python -m flows.prepare deployments/recipes/alpaca.yaml --set pack.seq_len=8192
-    """  # noqa: D301
+    """
     try:
         if encoder:
             overrides = (*overrides, f"tokenize.encoder={encoder}")

@@ -70,7 +70,7 @@ def cli() -> None:
 
     Every command takes --json. S3 endpoint and credentials come from the usual AWS environment
     variables and profile.
-    """  # noqa: D301
+    """
 
 
 def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:

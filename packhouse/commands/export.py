@@ -40,7 +40,7 @@ def export(
 
     trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
     Parquet. mds: MosaicML Streaming. msgpack, jsonl: one file. arrow: Dataset.from_file.
-    """  # noqa: D301
+    """
     done = export_version(open_address(address), export_format, dest, splits=splits, cache=cache)
     if as_json:
         facts = {

@@ -28,7 +28,7 @@ def golden() -> None:
     packhouse golden write RECIPE --count 5      # then look at the file, and put into the recipe:
                                                  # golden: golden.yaml
     packhouse golden check RECIPE
-    """  # noqa: D301
+    """
 
 
 @golden.command()

@@ -40,7 +40,7 @@ def inspect(
     \b
     VERSION is STORE/DATASET, optionally with @REF or @VERSION (by default @latest):
     ./store/demo, s3://bucket/store/demo@prod, ./store/demo@0a1b2c3d4e5f6071.g0
-    """  # noqa: D301
+    """
     opened = open_address(target)
     split = split or _first_split(opened)
     decode = _decoder(opened, tokenizer, cache)

@@ -45,7 +45,7 @@ def quarantine() -> None:
     packhouse quarantine show ./store/demo --reason json
     packhouse quarantine retry RECIPE --edit bad.jsonl       # then mend bad.jsonl
     packhouse quarantine retry RECIPE --from bad.jsonl --out mended/
-    """  # noqa: D301
+    """
 
 
 @quarantine.command(help=f"Count bad rows by reason, with samples.\n\n{_TARGET_HELP}")

@@ -54,7 +54,7 @@ def ls(place: str, as_json: bool) -> None:
     \b
     packhouse ls ./store
     packhouse ls s3://bucket/store/alpaca
-    """  # noqa: D301
+    """
     store = open_store(place)
     folders = set(store.list_folders(""))
     if not folders and ("://" in store.uri or not Path(store.uri).is_dir()):
@@ -232,7 +232,7 @@ def diff(old: str, new: str, no_records: bool, as_json: bool) -> None:
 
     \b
     packhouse diff ./store/alpaca@prod latest
-    """  # noqa: D301
+    """
     left = open_address(old)
     right = _same_dataset(left, new) if "/" not in new else open_address(new)
     found = diff_versions(left, right, records=not no_records)

@@ -21,7 +21,7 @@ def save_last_run(cache: Path, dataset: str, plan: Plan) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     temporary.write_bytes(canonical_json(jobs))
-    os.replace(temporary, path)  # noqa: PTH105 - readers see the old file or the new one
+    os.replace(temporary, path)
 
 
 def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], dict[str, Any]]:

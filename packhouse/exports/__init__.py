@@ -109,7 +109,7 @@ def export_version(
         export = _describe(opened, export_format, wanted, staged, dest)
         if dest.exists():
             dest.rmdir()
-        os.replace(staged, dest)  # noqa: PTH105
+        os.replace(staged, dest)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise

@@ -177,7 +177,7 @@ def mapped_file(
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             _write_rows(source, staged)
-            os.replace(staged, path)  # noqa: PTH105
+            os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
         if "://" in opened.store.uri:
@@ -212,7 +212,7 @@ def _proven(
             raise IntegrityError(f"'{path}' changed while it was read; load again")
         staged = receipt.with_name(f".{receipt.name}.{uuid.uuid4().hex}")
         staged.write_text(json.dumps(found, sort_keys=True), encoding="utf-8")
-        os.replace(staged, receipt)  # noqa: PTH105
+        os.replace(staged, receipt)
     return path
 
 

@@ -94,7 +94,7 @@ class LocalStore(ObjectStore):
             current = _md5(target.read_bytes()) if target.exists() else None
             if current != etag:
                 raise PreconditionFailedError(f"'{key}' has changed in {self.uri}", key=key)
-            os.replace(staged, target)  # noqa: PTH105
+            os.replace(staged, target)
             _sync(target.parent)
         return md5
 

@@ -166,7 +166,7 @@ def pull_version(
     _in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
     staged = dest / ".manifest.json.partial"
     staged.write_bytes(opened.manifest.to_bytes())
-    os.replace(staged, marker)  # noqa: PTH105
+    os.replace(staged, marker)
     return dest
 
 
@@ -220,7 +220,7 @@ def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
     for _ in range(MAX_READS):
         run(opened.store, _download_steps(opened, entry, partial))
         if _sha256(partial) == entry.sha256:
-            os.replace(partial, path)  # noqa: PTH105
+            os.replace(partial, path)
             return path
         partial.unlink()
     raise IntegrityError(

@@ -21,7 +21,7 @@ def write_kept(file: Path, content: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".kept-", delete=False) as part:
         part.write(digest + b"\n" + body)
-    os.replace(part.name, file)  # noqa: PTH105
+    os.replace(part.name, file)
 
 
 def read_kept(file: Path) -> dict[str, Any] | None:

@@ -16,11 +16,10 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from packhouse.errors import ContractError, IntegrityError
+from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["IGNORE_INDEX", "check_data_file", "check_packs", "read_batches"]
-
-IGNORE_INDEX = -100
+__all__ = ["check_data_file", "check_packs", "read_batches"]
 
 
 def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import ContractError
-from packhouse.store.contracts import IGNORE_INDEX, read_batches
+from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion
 

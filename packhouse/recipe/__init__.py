@@ -1,0 +1,24 @@
+"""The recipe: all that decides what a version holds; a module for each kind of section."""
+
+from packhouse.recipe.audit import AuditConfig
+from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
+from packhouse.recipe.model import Recipe
+from packhouse.recipe.publish import PublishConfig
+from packhouse.recipe.reading import load_recipe, parse_recipe
+from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
+from packhouse.recipe.source import SourceConfig
+
+__all__ = [
+    "AuditConfig",
+    "DedupConfig",
+    "FormatConfig",
+    "PackConfig",
+    "PublishConfig",
+    "Recipe",
+    "SourceConfig",
+    "SplitConfig",
+    "TokenizeConfig",
+    "ValidateConfig",
+    "load_recipe",
+    "parse_recipe",
+]

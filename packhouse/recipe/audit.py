@@ -1,0 +1,62 @@
+"""The `audit` section: what stops publication."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from packhouse.recipe.section import Section, Share
+from packhouse.recipe.source import SourceConfig
+
+__all__ = ["AuditConfig"]
+
+
+class AuditConfig(Section):
+    """What stops publication: limits on what the tokens would teach, for each source and the whole.
+
+    Limits decide no byte: they are part of no key, and hold at every run, cached or not.
+    """
+
+    min_answer_coverage: Share = 0.99
+    """Share of the answers' bytes that must be trained (of turns that `train_on` trains)."""
+
+    max_unterminated_turns: Share = 0.0
+    """Share of trained turns without a trained end token: the model would not learn to stop."""
+
+    max_leaked_headers: Share = 0.0
+    """Share of trained turns that begin with their own header or with BOS."""
+
+    max_trained_prompts: Share = 0.0
+    """Trained bytes of prompts, as a share of all trained content. Not with `train_on: all`."""
+
+    max_untrained_rows: Share = 0.0
+    """Share of rows without a trained token (rows for a classification head have none)."""
+
+    max_untrained_packs: Share = 0.0
+    """Share of packs without a trained token: their loss is NaN."""
+
+    max_cut_sequences: Share = 0.0
+    """Share of packed sequences that end on a trained token that is no end token."""
+
+    max_double_bos: Share = 0.0
+    """BOS tokens that are not a row's first, by rows."""
+
+    max_missing_bos: Share = 0.0
+    """Share of rows that lack the BOS which the tokenizer itself would put."""
+
+    max_double_ends: Share = 0.0
+    """End tokens right behind an end token, by turns."""
+
+    max_unknown_tokens: Share = 0.01
+    """Share of tokens that are unknown to the tokenizer."""
+
+    max_duplicates: Share = 0.3
+    """Share of rows that repeat an earlier one exactly."""
+
+    benchmarks: list[SourceConfig] = []
+    """Files of benchmarks that must not be trained; unlike the limits, part of the version."""
+
+    benchmark_ngram: Annotated[int, Field(ge=5, le=100)] = 13
+    """Words in a row that a row shares with a benchmark to count as contaminated."""
+
+    max_contaminated: Share = 0.0
+    """Share of rows that may be contaminated."""

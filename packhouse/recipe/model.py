@@ -1,0 +1,46 @@
+"""The recipe: everything that decides what a version holds, as one closed, frozen model.
+
+It is the parameter of the flow, so field names, bounds and docstrings are what people read in the
+run form; hence flat enums, optional fields, and URIs as `str` (`Path` turns `s3://b` into `s3:/b`).
+Each section is handed to the step of the same name and is part of that step's cache key.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from packhouse.recipe.audit import AuditConfig
+from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
+from packhouse.recipe.publish import PublishConfig
+from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
+from packhouse.recipe.section import Name, Section
+from packhouse.recipe.source import SourceConfig
+
+__all__ = ["Recipe"]
+
+
+class Recipe(Section):
+    """Everything that decides what a version holds."""
+
+    dataset: Name
+    """Name of the dataset in the store."""
+
+    sources: Annotated[list[SourceConfig], Field(min_length=1)]
+    """Where raw rows come from."""
+
+    tokenizer: str
+    """Folder of the tokenizer, as `save_pretrained` writes it."""
+
+    validate_: Annotated[ValidateConfig, Field(alias="validate")] = ValidateConfig()
+    format: FormatConfig = FormatConfig()
+    tokenize: TokenizeConfig = TokenizeConfig()
+    pack: PackConfig = PackConfig()
+    dedup: DedupConfig = DedupConfig()
+    split: SplitConfig = SplitConfig()
+    audit: AuditConfig = AuditConfig()
+
+    golden: str | None = None
+    """File of conversations with the text, ids and trained tokens that must come of them; checked
+    at every run. `packhouse golden write` makes one."""
+
+    publish: PublishConfig = PublishConfig()

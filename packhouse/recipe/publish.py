@@ -1,0 +1,51 @@
+"""The `publish` section: where a version goes, and in which files."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from packhouse.recipe.section import Name, Section, Share
+
+__all__ = ["PublishConfig"]
+
+Target = Annotated[str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+)$")]
+
+
+class PublishConfig(Section):
+    """Where a version goes, and in which files."""
+
+    store: str = "./store"
+    """Root of the object store: a folder or `s3://bucket/prefix`."""
+
+    ref: Name = "latest"
+    """Ref that moves to the new version."""
+
+    also: list[Target] = []
+    """Where else the version goes: `hf://datasets/ORG/NAME`, `wandb://PROJECT`."""
+
+    allow_breaking_schema: bool = False
+    """Move the ref even if readers of its current version would miss or misread something."""
+
+    max_length_drift: Share | None = None
+    """Largest distance of record lengths from the ref's version at which the ref still moves."""
+
+    max_source_drift: Share | None = None
+    """The same for the sources' shares of the rows."""
+
+    max_quarantine_drift: Share | None = None
+    """The same for the share of quarantined rows."""
+
+    max_trained_drift: Share | None = None
+    """The same for the share of trained tokens."""
+
+    file_format: Literal["parquet", "arrow", "jsonl"] = "parquet"
+    """Format of the published files."""
+
+    layout: Literal["labels", "compact"] = "labels"
+    """`labels` holds a label per token; `compact` holds the trained ranges instead."""
+
+    position_ids: bool = False
+    """Also publish `position_ids`, restarting at each record."""
+
+    max_file_mb: Annotated[int, Field(gt=0)] = 256
+    """Upper size of one published file in MiB of token data, before compression."""

@@ -1,0 +1,205 @@
+"""Reading a recipe: YAML, overrides, the environment, and errors that say what to write instead."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from packhouse.errors import ConfigError
+from packhouse.recipe.model import Recipe
+from packhouse.recipe.source import SourceConfig
+
+__all__ = ["load_recipe", "parse_recipe"]
+
+
+def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe from YAML, with `section.key=value` overrides put over it.
+
+    Sources, tokenizer and template are relative to the recipe's folder, the store to the working
+    directory. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are taken from the environment; no
+    other variable is, so that no credential can slip into a recipe.
+
+    Raises:
+        ConfigError: no such file, not YAML, a key twice, an unknown key or a value out of bounds.
+    """
+    path = Path(path)
+    raw = _parse_yaml(_read_text(path), f"recipe '{path}'")
+    if not isinstance(raw, dict):
+        raise ConfigError(f"recipe '{path}' must be a mapping of keys, got {type(raw).__name__}")
+    for override in overrides:
+        _override(raw, override)
+    try:
+        expanded = _expand(raw)
+    except RecursionError:
+        raise ConfigError(
+            f"recipe '{path}': an alias (`*name`) stands inside what it names; write the value out"
+        ) from None
+    return parse_recipe(expanded, where=f"recipe '{path}'", folder=path.parent)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no recipe at '{path}'; see deployments/recipes for examples") from None
+    except IsADirectoryError:
+        raise ConfigError(f"recipe '{path}' is a folder; give a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"recipe '{path}' is not UTF-8 (byte {error.start:,}); save it as UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"recipe {str(path)!r} cannot be read: {reason}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, where YAML would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                name = key.tag, key.value
+                if name in lines:
+                    problem = f"key '{key.value}' is in line {lines[name]} already; keep one"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                lines[name] = key.start_mark.line + 1
+        return node
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        at = f", line {place.line + 1}, column {place.column + 1}" if place else ""
+        raise ConfigError(f"{where}{at}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply to be read") from None
+    except ValueError as error:  # such as a date with a 13th month
+        raise ConfigError(f"{where}: {error}; put text between quotes") from None
+
+
+def parse_recipe(
+    raw: dict[str, Any], *, where: str = "recipe", folder: Path | None = None
+) -> Recipe:
+    """Check a mapping against the model and resolve its relative paths against `folder`.
+
+    Raises:
+        ConfigError: the first mistakes, each with its key, what was given and what is allowed.
+    """
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_explain(error)}") from None
+    return recipe if folder is None else _resolve(recipe, folder)
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set takes section.key=value, got '{override}'")
+    *parents, last = key.split(".")
+    place: Any = raw
+    for parent in parents:
+        if isinstance(place, list):
+            place = _item(place, parent, override)
+        else:
+            place = place.setdefault(parent, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"--set {override}: '{parent}' is a value, not a section")
+    parsed = _parse_yaml(value, f"--set {override}")
+    if isinstance(place, list):
+        _item(place, last, override)
+        place[int(last)] = parsed
+    else:
+        place[last] = parsed
+
+
+def _item(place: list[Any], index: str, override: str) -> Any:
+    if index not in map(str, range(len(place))):
+        raise ConfigError(f"--set {override}: '{index}' is not one of items 0 to {len(place) - 1}")
+    return place[int(index)]
+
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def _expand(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item) for item in value]
+    return _VARIABLE.sub(_variable, value) if isinstance(value, str) else value
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, default = match.groups()
+    if not name.startswith("PACKHOUSE_"):
+        raise ConfigError(f"recipes take only PACKHOUSE_* from the environment, not ${{{name}}}")
+    value = os.environ.get(name, default)
+    if value is None:
+        raise ConfigError(f"the recipe needs the environment variable {name}, which is not set")
+    return value
+
+
+def _resolve(recipe: Recipe, folder: Path) -> Recipe:
+    sources = [s.model_copy(update={"path": _at(s.path, folder)}) for s in recipe.sources]
+    benchmarks = [
+        s.model_copy(update={"path": _at(s.path, folder)}) for s in recipe.audit.benchmarks
+    ]
+    update: dict[str, Any] = {
+        "sources": sources,
+        "audit": recipe.audit.model_copy(update={"benchmarks": benchmarks}),
+        "tokenizer": _at(recipe.tokenizer, folder),
+    }
+    if recipe.golden is not None:
+        update["golden"] = _at(recipe.golden, folder)
+    if recipe.format.template.endswith((".jinja", ".j2")):
+        template = _at(recipe.format.template, folder)
+        update["format"] = recipe.format.model_copy(update={"template": template})
+    return recipe.model_copy(update=update)
+
+
+def _at(uri: str, folder: Path) -> str:
+    if "://" in uri:
+        return uri
+    return os.path.normpath(folder / Path(uri).expanduser())
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors()[:5]:
+        key = ".".join(str(part) for part in item["loc"]) or "recipe"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"unknown key '{key}'{_hint(item['loc'])}")
+        elif item["type"] == "missing":
+            lines.append(f"'{key}' is missing")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"'{key}': {message}, got {item['input']!r}")
+    return "; ".join(lines)
+
+
+def _hint(loc: tuple[int | str, ...]) -> str:
+    import difflib
+
+    model: Any = Recipe
+    for part in loc[:-1]:
+        if isinstance(part, str):
+            model = _submodel(model, part)
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    near = difflib.get_close_matches(str(loc[-1]), names, n=1)
+    return f" (did you mean '{near[0]}'?)" if near else f" (known: {', '.join(names)})"
+
+
+def _submodel(model: Any, key: str) -> Any:
+    for name, field in model.model_fields.items():
+        if key in (name, field.alias):
+            return SourceConfig if key in ("sources", "benchmarks") else field.annotation
+    return model

@@ -1,0 +1,28 @@
+"""Write the samples of MDS folders as MosaicML's own `StreamingDataset` reads them, as JSON.
+
+Run as a program, for the package keeps shared memory and a signal handler for its process. Its
+vision datasets, which nothing here reads, are left out: they alone would ask for torchvision.
+"""
+
+import json
+import sys
+import types
+import warnings
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    for folder in sys.argv[1:]:
+        data = StreamingDataset(local=folder, shuffle=False, batch_size=1)
+        for sample in data:
+            row = {name: values.tolist() for name, values in sample.items()}
+            sys.stdout.write(json.dumps({"folder": folder} | row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -36,6 +36,9 @@ test: $(TEST_STAMP) ## run the tests (PYTEST_ARGS adds to the command)
 soak: $(TEST_STAMP) ## try to lose a version for MINUTES (default 10): faults, kills, races
 	$(BIN)/python -m tests.store.soak all --minutes $(or $(MINUTES),10)
 
+fuzz: $(TEST_STAMP) ## feed INPUTS (default 100000) made-up files to the readers, by coverage
+	$(BIN)/python -m tests.fuzz.files --inputs $(or $(INPUTS),100000)
+
 fix: $(TEST_STAMP) ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -48,6 +51,9 @@ lock: $(TEST_STAMP) ## compile the pinned requirements anew
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --extra flows pyproject.toml requirements/build.in \
 		requirements/test.in -o requirements/test.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url --extra flows --extra dask --extra ray --extra wandb \
+		pyproject.toml requirements/build.in requirements/workers.in -o requirements/image.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --no-deps requirements/trainers.in \
 		-o requirements/trainers.txt
@@ -72,4 +78,4 @@ $(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/trainers.txt
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: help setup demo check lint types imports test soak fix lock build clean
+.PHONY: help setup demo check lint types imports test soak fuzz fix lock build clean

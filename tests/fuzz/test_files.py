@@ -1,0 +1,64 @@
+"""The fuzzer of files runs, finds nothing, and would find a defect."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packhouse import sources
+from packhouse.errors import SourceError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def one_file(tmp_path, monkeypatch):
+    pytest.importorskip("atheris")
+    from tests.fuzz.files import one_file
+
+    monkeypatch.chdir(tmp_path)
+    return one_file
+
+
+@pytest.mark.slow
+def test_a_short_run_finds_nothing(tmp_path):
+    pytest.importorskip("atheris")
+    command = [sys.executable, "-m", "tests.fuzz.files", "--inputs", "2500", "--seed", "7"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "2,500 inputs: every record in one table" in done.stdout
+
+
+def test_an_untyped_error_would_be_found(one_file, monkeypatch):
+    def fail(*args):
+        raise IndexError("planted")
+
+    monkeypatch.setattr(sources, "read_shard", fail)
+
+    with pytest.raises(IndexError, match="planted"):
+        one_file(b'\0\0\0{"text": "x", "label": 1}')
+
+
+def test_a_lost_row_would_be_found(one_file, monkeypatch):
+    read = sources.read_shard
+
+    def lose_a_row(*args):
+        rows = read(*args)
+        object.__setattr__(rows, "validated", rows.validated.slice(1))
+        return rows
+
+    monkeypatch.setattr(sources, "read_shard", lose_a_row)
+
+    with pytest.raises(AssertionError, match="1 records in, 0 rows out"):
+        one_file(b'\0\0\0{"text": "x", "label": 1}')
+
+
+def test_an_error_of_ours_is_a_fair_answer(one_file, monkeypatch):
+    def refuse(*args):
+        raise SourceError("no")
+
+    monkeypatch.setattr(sources, "scan_source", refuse)
+
+    one_file(b"\0\0\0x")

@@ -2,7 +2,7 @@
 
 Tool calls and tool definitions become JSON text in one canonical form: compact, keys in the file's
 order (templates print them in that order), call arguments as objects whether the file wrote them
-as objects or as text.
+as objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in OpenAI's wrapping.
 """
 
 import math
@@ -257,7 +257,22 @@ def _read_tools(tools: Any) -> str | None:
         tools = _parse_json(tools, "tools", reason="tools")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRowError("tools", "tools is not a list of objects")
-    return orjson.dumps(tools).decode() if tools else None
+    return orjson.dumps([_definition(tool) for tool in tools]).decode() if tools else None
+
+
+def _definition(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool definition in OpenAI's form, which is what chat templates are written for.
+
+    Example:
+        >>> _definition({"name": "add", "parameters": {}})
+        {'type': 'function', 'function': {'name': 'add', 'parameters': {}}}
+    """
+    if isinstance(tool.get("function"), dict):
+        return tool if "type" in tool else {"type": "function", **tool}
+    if not isinstance(tool.get("name"), str):
+        return tool
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function}
 
 
 def _parse_json(text: str, what: str, reason: str = "tool_calls") -> Any:

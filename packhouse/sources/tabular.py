@@ -61,10 +61,32 @@ def scan_tables(
 
 
 def parse_tables(uri: str, file_format: str, row_start: int, num_rows: int) -> Records:
-    """Rows [row_start, row_start + num_rows) as dicts."""
+    """Rows [row_start, row_start + num_rows) as dicts.
+
+    Columns give every struct all keys that any row has, null where a row has none: what another
+    row's tool call was given must not become an argument of this one. So nulls inside structs are
+    left out, also those that a writer meant; JSON text keeps its nulls.
+    """
     with _Opened(uri, file_format) as groups:
         rows = groups.rows(row_start, num_rows)
+        nested = [field.name for field in groups.schema if pa.types.is_nested(field.type)]
+    for row in rows:
+        row.update({name: without_fill(row[name]) for name in nested})
     return Records(rows, np.arange(len(rows)), len(rows))
+
+
+def without_fill(value: Any) -> Any:
+    """A nested value without the keys whose value is null.
+
+    Example:
+        >>> without_fill([{"city": "Rome", "unit": None}, {"city": None, "tags": ["a", None]}])
+        [{'city': 'Rome'}, {'tags': ['a', None]}]
+    """
+    if isinstance(value, dict):
+        return {key: without_fill(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_fill(item) for item in value]
+    return value
 
 
 def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterator[tuple[int, int]]:

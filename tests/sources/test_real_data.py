@@ -105,7 +105,7 @@ def test_tool_calls_of_glaive_are_canonical(shared, read):
     ]
     assert source.messages[0][4]["role"] == "tool"
     tools = source.validated["tools"].to_pylist()
-    assert json.loads(tools[0])[0]["name"] == "search_recipes"
+    assert json.loads(tools[0])[0]["function"]["name"] == "search_recipes"
     assert sum(text is None for text in tools) == 109  # "[]" in the file
 
 

@@ -1,0 +1,78 @@
+"""Tool definitions and calls in one form, whatever a file's form and format do to them."""
+
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+BARE = {"name": "add", "description": "adds", "parameters": {"type": "object"}}
+WRAPPED = {"type": "function", "function": BARE}
+
+
+@pytest.mark.parametrize(
+    "given", [BARE, WRAPPED, {"function": BARE}, {"type": "function", **BARE}], ids=str
+)
+def test_definitions_are_wrapped_as_chat_templates_want_them(read_bytes, given):
+    row = {
+        "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}],
+        "tools": [given],
+    }
+
+    read = read_bytes(json.dumps(row).encode(), format="chat")
+
+    assert json.loads(read.validated["tools"][0].as_py()) == [WRAPPED]
+
+
+def test_a_definition_without_a_name_is_left_as_it_is(read_bytes):
+    row = {
+        "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}],
+        "tools": [{"type": "web_search"}],
+    }
+
+    read = read_bytes(json.dumps(row).encode(), format="chat")
+
+    assert json.loads(read.validated["tools"][0].as_py()) == [{"type": "web_search"}]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_parameters_of_other_rows_do_not_leak_into_a_tool_call(read_bytes, file_format):
+    # ms-swift#10125, #6467: Arrow gives each struct all keys of the column, null where a row has
+    # none, and templates print `null` arguments that the model was never called with.
+    rows = [talk({"city": "Rome"}), talk({"path": "/tmp", "depth": 2})]
+    table = pa.Table.from_pylist(rows)
+    filled = table["messages"][0].as_py()[1]["tool_calls"][0]["function"]["arguments"]
+    assert filled == {"city": "Rome", "path": None, "depth": None}  # what Arrow makes of it
+
+    read = read_bytes(table_bytes(table, file_format), f"rows.{file_format}", format="chat")
+
+    calls = [json.loads(m[1]["tool_calls"]) for m in read.validated["messages"].to_pylist()]
+    arguments = [call[0]["function"]["arguments"] for call in calls]
+    assert arguments == [{"city": "Rome"}, {"path": "/tmp", "depth": 2}]
+    tools = [json.loads(text)[0]["function"] for text in read.validated["tools"].to_pylist()]
+    assert [sorted(tool["parameters"]) for tool in tools] == [["city"], ["depth", "path"]]
+
+
+def talk(arguments):
+    call = {"type": "function", "function": {"name": "look", "arguments": arguments}}
+    tool = {"name": "look", "parameters": {key: {"type": "string"} for key in arguments}}
+    return {
+        "messages": [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "Seen.", "tool_calls": None},
+            {"role": "assistant", "content": "I looked."},
+        ],
+        "tools": [{"type": "function", "function": tool}],
+    }
+
+
+def table_bytes(table, file_format):
+    sink = io.BytesIO()
+    if file_format == "parquet":
+        pq.write_table(table, sink)
+    else:
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    return sink.getvalue()

@@ -3,6 +3,7 @@
 import click
 
 from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.errors import IntegrityError
 from packhouse.store.address import open_dataset
 from packhouse.store.gc import GcReport, collect_garbage
 
@@ -20,15 +21,26 @@ __all__ = ["gc"]
 )
 @as_json
 def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
-    """Reclaim what dead publishers left. Shows what first; committed versions are never touched."""
+    """Reclaim what dead publishers left. Shows what first; committed versions are never touched.
+
+    A version whose manifest is damaged is named and left as it is; the exit code is then 5.
+    """
     store, name = open_dataset(dataset)
     report = collect_garbage(store, name, grace_s=grace_hours * 3600, dry_run=not delete)
     if as_json:
         echo_json(_json(report))
-        return
+    else:
+        _print(report)
+    if any(garbage.reason == "damaged" for garbage in report.garbage):
+        raise click.exceptions.Exit(IntegrityError.exit_code)
+
+
+def _print(report: GcReport) -> None:
     rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
     print_table(("version", "why", "objects", "bytes"), rows)
-    verb = f"deleted {report.num_deleted:,} objects" if delete else "nothing deleted; add --delete"
+    verb = f"deleted {report.num_deleted:,} objects"
+    if report.dry_run:
+        verb = "nothing deleted; add --delete"
     click.echo(
         f"{report.num_bytes:,} bytes of garbage, {report.num_unfinished_uploads} unfinished "
         f"uploads: {verb}"

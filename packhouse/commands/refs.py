@@ -2,7 +2,7 @@
 
 import click
 
-from packhouse.commands.versions import as_json, echo_json, print_table, warn_of
+from packhouse.commands.versions import as_json, echo_json, print_table, warning_of
 from packhouse.errors import VersionNotFoundError
 from packhouse.store.address import open_dataset
 from packhouse.store.read import open_version
@@ -32,12 +32,12 @@ def _json(found: Ref) -> dict[str, object]:
 def ls(dataset: str, as_json: bool) -> None:
     """List the refs of a dataset."""
     found, damaged = scan_refs(*open_dataset(dataset))
-    warn_of(damaged)
-    if as_json:
-        echo_json([_json(item) for item in found])
-    else:
-        rows = [(item.name, item.version, item.seq, item.parent or "") for item in found]
-        print_table(("ref", "version", "moves", "before"), rows)
+    rows = [(item.name, item.version, item.seq, item.parent or "") for item in found]
+    with warning_of(damaged):
+        if as_json:
+            echo_json([_json(item) for item in found])
+        else:
+            print_table(("ref", "version", "moves", "before"), rows)
 
 
 @ref.command("log")

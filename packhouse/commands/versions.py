@@ -1,7 +1,8 @@
 """`packhouse ls | show | verify | pull | diff`: versions, for people and scripts."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from packhouse.store.address import open_address, parse_address
 from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
-from packhouse.store.read import OpenVersion, list_versions, pull_version, verify_version
+from packhouse.store.read import OpenVersion, pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
 
 __all__ = ["diff", "ls", "pull", "show", "verify"]
@@ -39,10 +40,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
     Console(soft_wrap=False, highlight=False, markup=False).print(table)
 
 
-def warn_of(damaged: Sequence[IntegrityError]) -> None:
-    """Name on stderr what was passed over, with its remedy."""
+@contextmanager
+def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
+    """Name on stderr what is passed over, with its remedy; after the rest is said, end with 5."""
     for error in damaged:
         click.echo(f"warning: {error}", err=True)
+    yield
+    if damaged:
+        raise click.exceptions.Exit(IntegrityError.exit_code)
 
 
 @click.command()
@@ -50,6 +55,8 @@ def warn_of(damaged: Sequence[IntegrityError]) -> None:
 @as_json
 def ls(place: str, as_json: bool) -> None:
     """List the datasets of a store, or the versions and refs of a dataset.
+
+    What is damaged is named, the others are listed, and the exit code is 5.
 
     \b
     packhouse ls ./store
@@ -70,17 +77,19 @@ def ls(place: str, as_json: bool) -> None:
 
 
 def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
+    all_damaged = []
     for dataset in datasets:
         refs, damaged = scan_refs(store, dataset)
-        warn_of(damaged)
+        all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
             rows.append({"dataset": dataset, "refs": {ref.name: ref.version for ref in refs}})
-    if as_json:
-        echo_json(rows)
-        return
     lines = [(row["dataset"], "  ".join(f"{k} -> {v}" for k, v in _items(row))) for row in rows]
-    print_table(("dataset", "refs"), lines)
+    with warning_of(all_damaged):
+        if as_json:
+            echo_json(rows)
+        else:
+            print_table(("dataset", "refs"), lines)
 
 
 def _items(row: Mapping[str, Any]) -> Any:
@@ -89,14 +98,19 @@ def _items(row: Mapping[str, Any]) -> Any:
 
 def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
     names: dict[str, list[str]] = {}
-    refs, damaged = scan_refs(store, dataset)
-    warn_of(damaged)
+    refs, damaged_refs = scan_refs(store, dataset)
     for ref in refs:
         names.setdefault(ref.version, []).append(ref.name)
-    rows = [_summary(m) | {"refs": names.get(m.version, [])} for m in list_versions(store, dataset)]
-    if as_json:
-        echo_json(rows)
-        return
+    versions, damaged = scan_versions(store, dataset)
+    rows = [_summary(m) | {"refs": names.get(m.version, [])} for m in versions]
+    with warning_of([*damaged_refs, *damaged]):
+        if as_json:
+            echo_json(rows)
+        else:
+            _print_versions(rows)
+
+
+def _print_versions(rows: Sequence[Mapping[str, Any]]) -> None:
     columns = ("version", "refs", "splits", "files", "rows", "tokens", "bytes")
     lines = [
         (r["version"], ", ".join(r["refs"]), ", ".join(r["splits"]), *(r[c] for c in columns[3:]))

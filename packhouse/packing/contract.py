@@ -31,6 +31,7 @@ def check_packed(
     layout: Literal["labels", "compact"] = "compact",
     *,
     allow_untrained: bool = False,
+    first_row: int = 0,
 ) -> None:
     """Check packed rows: a table of schema `tables.PACKED` (layout `compact`) or a published one.
 
@@ -41,11 +42,11 @@ def check_packed(
         layout: whether the table has `labels` or `trained_ranges`.
         allow_untrained: do not ask for a trained token in every record and so in every pack. Right
             for pieces of records (strategy `concat`) and for rows whose target is their `label`.
+        first_row: number of the first row in errors, for who reads a file batch by batch.
 
     Raises:
         ContractError: with `row`, `column` and the first value that breaks the contract.
     """
-    first_row = 0
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
         if batch.num_rows:
             _check_batch(_Rows(batch, seq_len, vocab_size, first_row), layout, allow_untrained)

@@ -1,25 +1,30 @@
 """What must hold inside a published file, checked without anything but the file and the manifest.
 
-Vectorised over row batches, so the cost is about that of reading the columns: ids below the
-vocabulary, labels -100 or the id, equal list lengths, `seq_lengths` that add up, positions that
-restart at each record, no pack over `seq_len`, at least one trained token in every pack.
+The values are held against the one contract of packed rows, `packing.check_packed`, that a run
+checks before it publishes; here it is asked of the bytes that lie in the store. Files are read a
+batch of rows at a time, so memory is bounded by a row group, whatever the size of the file.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.packing import check_packed, published_schema
+from packhouse.packing.layout import Layout
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["check_data_file", "check_packs", "read_batches"]
+__all__ = ["check_data_file", "read_batches"]
+
+_BATCH_ROWS = 1024
+_JSON_BLOCK_BYTES = 2**25  # of a row that is longer, pyarrow would say that it straddles blocks
+_ANY = 2**31 - 1  # ids and lengths are int32: no limit where the manifest states none
 
 
 def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
@@ -32,15 +37,14 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
     if entry.kind != "data" or path.suffix not in (".parquet", ".arrow", ".jsonl"):
         return
     rows = tokens = 0
-    limits = pack_limits(manifest)
     for batch in read_batches(path):
         if rows == 0 and path.suffix != ".jsonl":  # JSON has no schema
             _check_schema(batch.schema, manifest)
-        tokens += check_packs(batch, first_row=rows, **limits)
+        tokens += _check_rows(batch, rows, manifest)
         rows += batch.num_rows
     if rows != entry.rows:
         raise ContractError(f"{rows:,} rows, and the manifest says {entry.rows:,}")
-    if "input_ids" in _names(manifest) and tokens != entry.tokens:
+    if tokens != entry.tokens and "input_ids" in _names(manifest):
         raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
 
 
@@ -53,9 +57,9 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                yield from file.iter_batches(batch_size=1024)
+                yield from file.iter_batches(batch_size=_rows_at_once(file.metadata))
         elif path.suffix == ".jsonl":
-            yield from pyarrow.json.read_json(path).to_batches()
+            yield from _json_batches(path)
         else:
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
                 for index in range(reader.num_record_batches):
@@ -64,118 +68,58 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
         raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
 
 
-def pack_limits(manifest: Manifest) -> dict[str, int | None]:
-    """`seq_len` and `vocab_size` of a version, where its manifest states them."""
-    pack = manifest.configuration.get("pack")
-    tokenizer = manifest.lineage.get("tokenizer")
-    seq_len = pack.get("seq_len") if isinstance(pack, dict) else None
-    vocab_size = tokenizer.get("vocab_size") if isinstance(tokenizer, dict) else None
-    return {"seq_len": seq_len, "vocab_size": vocab_size}
+def _rows_at_once(metadata: pq.FileMetaData) -> int:
+    """A row group of ours holds 2 M tokens, however long a row is; batches may span groups."""
+    sizes: list[int] = [metadata.row_group(0).num_rows] if metadata.num_row_groups else []
+    return max(1, min([_BATCH_ROWS, *sizes]))
 
 
-def check_packs(
-    batch: pa.RecordBatch,
-    *,
-    first_row: int = 0,
-    seq_len: int | None = None,
-    vocab_size: int | None = None,
-) -> int:
-    """Check the values of a batch of packs; returns its number of tokens.
+def _json_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with path.open("rb") as file:
+        try:
+            present = json.loads(file.readline() or b"{}")
+        except ValueError as error:
+            raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
+    schema = None
+    if "input_ids" in present:
+        layout: Layout = "labels" if "labels" in present else "compact"
+        schema = published_schema(layout, "position_ids" in present, "label" in present)
+    yield from pyarrow.json.open_json(
+        path,
+        read_options=pyarrow.json.ReadOptions(block_size=_JSON_BLOCK_BYTES),
+        parse_options=pyarrow.json.ParseOptions(explicit_schema=schema),
+    )
 
-    Columns that a layout does not have are not checked.
+
+def _check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
+    """Check the values of a batch; returns its number of tokens.
 
     Raises:
         ContractError: the first rule that is broken, with its row.
-
-    Example:
-        >>> packs = {"input_ids": [[7, 8, 9]], "labels": [[-100, 8, 9]], "seq_lengths": [[2, 2]]}
-        >>> check_packs(pa.RecordBatch.from_pydict(packs))
-        Traceback (most recent call last):
-        ...
-        packhouse.errors.ContractError: row 0: seq_lengths add up to 4, and there are 3 tokens
     """
-    if "input_ids" not in batch.schema.names:
+    names = batch.schema.names
+    if "input_ids" not in names or not batch.num_rows:
         return 0
-    ids, starts, lengths = _lists(batch, "input_ids")
-    _check_ids(ids, starts, lengths, first_row, seq_len, vocab_size)
-    if "labels" in batch.schema.names:
-        trained = _check_labels(_lists(batch, "labels"), ids, starts, lengths, first_row)
-        # A class label is what classifiers train on; all others need a token to train on.
-        if "label" not in batch.schema.names:
-            _refuse(trained == 0, first_row, lambda i: "no trained token in the pack")
-    if "seq_lengths" in batch.schema.names:
-        sequences = _lists(batch, "seq_lengths")
-        _check_sums(sequences, lengths, first_row)
-        if "position_ids" in batch.schema.names:
-            _check_positions(_lists(batch, "position_ids"), sequences[0], lengths, first_row)
-    return int(lengths.sum())
-
-
-def _check_ids(
-    ids: Any, starts: Any, lengths: Any, first_row: int, seq_len: int | None, vocab: int | None
-) -> None:
-    if seq_len is not None:
-        _refuse(lengths > seq_len, first_row, lambda i: f"{lengths[i]:,} tokens, over {seq_len:,}")
-    wrong = ids < 0 if vocab is None else (ids < 0) | (ids >= vocab)
-    _refuse_values(wrong, starts, first_row, lambda i: f"token id {ids[i]} is not in [0, {vocab})")
-
-
-def _check_labels(labels: Any, ids: Any, starts: Any, lengths: Any, first_row: int) -> Any:
-    """Labels are -100 or the id; returns the number of trained tokens of each pack."""
-    values, _, counts = labels
-    _refuse(counts != lengths, first_row, lambda i: f"{counts[i]} labels, {lengths[i]} tokens")
-    wrong = (values != IGNORE_INDEX) & (values != ids)
-    _refuse_values(
-        wrong, starts, first_row, lambda i: f"label {values[i]} at token {ids[i]}: -100 or the id"
+    layout: Layout = "labels" if "labels" in names else "compact"
+    due = published_schema(layout).names
+    if missing := [name for name in due if name not in names]:
+        raise ContractError(f"rows of tokens have no column {', '.join(missing)}")
+    pack = _part(manifest.configuration, "pack")
+    check_packed(
+        batch,
+        pack.get("seq_len") or _ANY,
+        _part(manifest.lineage, "tokenizer").get("vocab_size") or _ANY,
+        layout,
+        # Pieces of records may train nothing, and classifiers train on the label.
+        allow_untrained=pack.get("strategy") == "concat" or "label" in names,
+        first_row=first_row,
     )
-    trained = np.concatenate(([0], np.cumsum(values != IGNORE_INDEX)))
-    return trained[starts + lengths] - trained[starts]
+    return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())
 
 
-def _check_sums(sequences: Any, lengths: Any, first_row: int) -> None:
-    values, starts, counts = sequences
-    sums = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
-    totals = sums[starts + counts] - sums[starts]
-    _refuse_values(values < 1, starts, first_row, lambda i: f"a record of {values[i]} tokens")
-    _refuse(
-        totals != lengths,
-        first_row,
-        lambda i: f"seq_lengths add up to {totals[i]}, and there are {lengths[i]} tokens",
-    )
-
-
-def _check_positions(positions: Any, seq_lengths: Any, lengths: Any, first_row: int) -> None:
-    """Positions count 0, 1, ... in each record: [3, 2] -> [0, 1, 2, 0, 1]."""
-    values, starts, counts = positions
-    _refuse(counts != lengths, first_row, lambda i: f"{counts[i]} positions, {lengths[i]} tokens")
-    firsts = np.repeat(np.cumsum(seq_lengths) - seq_lengths, seq_lengths)
-    wrong = values != np.arange(len(values)) - firsts
-    _refuse_values(wrong, starts, first_row, lambda i: f"position {values[i]} does not restart")
-
-
-def _lists(batch: pa.RecordBatch, name: str) -> tuple[Any, Any, Any]:
-    """Flat values, and start and length of each row's list, of a list column without nulls."""
-    column = batch.column(name)
-    if column.null_count:
-        raise ContractError(f"column '{name}' has nulls")
-    values = column.flatten()
-    if values.null_count:
-        raise ContractError(f"column '{name}' has nulls inside")
-    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-    return values.to_numpy(zero_copy_only=False), np.cumsum(lengths) - lengths, lengths
-
-
-def _refuse(wrong: Any, first_row: int, say: Any) -> None:
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        raise ContractError(f"row {first_row + index}: {say(index)}", row=first_row + index)
-
-
-def _refuse_values(wrong: Any, starts: Any, first_row: int, say: Any) -> None:
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        row = first_row + int(np.searchsorted(starts, index, side="right")) - 1
-        raise ContractError(f"row {row}: {say(index)}", row=row)
+def _part(facts: Any, name: str) -> dict[str, Any]:
+    found = facts.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _check_schema(schema: pa.Schema, manifest: Manifest) -> None:

@@ -3,8 +3,9 @@
 Object stores that speak S3 differ in what they do with conditions: some ignore `If-None-Match`,
 some answer 501, one let two of sixteen racing writers win, one wants `If-Match` unquoted. None
 says so. `examine` tries everything that publication relies on, in a folder of its own under the
-root, and removes it; about 15 s on a local S3 server. `require_guarded` is the quick form: five
-requests, once per process and store, before the first publication.
+root, and removes it; about 15 s on a local S3 server. `require_guarded` is the quick form: eleven
+small requests, once per process and store, before the first publication. `check_usable` is for the
+start of a run: one request (two at the first run ever), nothing left behind in a folder.
 """
 
 import hashlib
@@ -32,10 +33,11 @@ from packhouse.store.objects import (
     ObjectStore,
     PreconditionFailedError,
     file_body,
+    open_store,
 )
-from packhouse.store.steps import Clock, Create, Read, Swap, request, run
+from packhouse.store.steps import Clock, Create, Read, RetryPolicy, Swap, request, run
 
-__all__ = ["Check", "examine", "require_guarded"]
+__all__ = ["Check", "check_usable", "examine", "require_guarded"]
 
 _MAX_SKEW_S = 15 * 60.0
 """S3 refuses requests that are signed more than this from its own time."""
@@ -81,6 +83,39 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
     ]
     with _cleaned(store, folder):
         return [_judged(name, trial) for name, trial in trials]
+
+
+def check_usable(uri: str) -> None:
+    """Notice a store that cannot take a publication before any work is done for it.
+
+    A create-only write of a key that stays in the store, `.packhouse/probe`: that it is refused
+    proves at once that the store is there, lets us write, and honours the condition.
+
+    Raises:
+        ConfigError: no such kind of store, no credentials.
+        StoreError: no such bucket, no rights, no folder.
+        StoreRefusedError: no create-only write.
+        TransientError: not reached within 10 s.
+    """
+    from packhouse.store.local import LocalStore
+
+    store = open_store(uri)
+    if isinstance(store, LocalStore):
+        store.check_usable()
+        return
+    for _ in range(2):
+        try:
+            run(store, request(Create(_PROBE, b"packhouse\n")), retry=_PROBE_RETRY)
+        except PreconditionFailedError:
+            return
+    raise StoreRefusedError(
+        f"{store.uri} cannot guard a publication: a second create-only write of one key was "
+        "accepted. Use another store; `packhouse doctor storage` shows all checks"
+    )
+
+
+_PROBE = ".packhouse/probe"
+_PROBE_RETRY = RetryPolicy(deadline_s=10)
 
 
 def require_guarded(store: ObjectStore) -> None:

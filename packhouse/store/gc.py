@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from packhouse.errors import IntegrityError
 from packhouse.store.layout import check_name, is_version, manifest_key
 from packhouse.store.manifest import Manifest, Tombstone
 from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
@@ -33,9 +34,10 @@ class Garbage:
 
     dataset: str
     version: str
-    reason: Literal["abandoned", "collected", "stray"]
+    reason: Literal["abandoned", "collected", "stray", "damaged"]
     """`abandoned`: never committed; `collected`: behind a tombstone, from a late upload or a gc
-    that was stopped; `stray`: beside a committed version, but not one of its files."""
+    that was stopped; `stray`: beside a committed version, but not one of its files; `damaged`: its
+    manifest cannot be read, so nobody can tell, and nothing there is touched."""
     objects: tuple[ObjectInfo, ...]
 
     @property
@@ -92,7 +94,11 @@ def find_garbage_steps(dataset: str, grace_s: float) -> Steps[list[Garbage]]:
     listed: list[ObjectInfo] = yield from request(ListAll(f"{dataset}/v/"))
     found = []
     for version, objects in _by_version(listed):
-        slot = yield from read_slot_steps(dataset, version)
+        try:
+            slot = yield from read_slot_steps(dataset, version)
+        except IntegrityError:
+            found.append(Garbage(dataset=dataset, version=version, reason="damaged", objects=()))
+            continue
         reason, dead = _judge(dataset, version, slot, objects, now - grace_s)
         if dead:
             item = Garbage(dataset=dataset, version=version, reason=reason, objects=tuple(dead))

@@ -151,6 +151,27 @@ class LocalStore(ObjectStore):
                 continue  # its writer has just finished
         return found
 
+    def check_usable(self) -> None:
+        """Fail if objects could not be written and linked here; leaves nothing behind.
+
+        Raises:
+            StoreError: no folder, not writable, read-only, full.
+            StoreRefusedError: the filesystem has no hard links.
+        """
+        folder = next(place for place in (self.root, *self.root.parents) if os.path.lexists(place))
+        if not folder.is_dir():
+            raise _no_folder(folder, self.uri)
+        probe = folder / f".packhouse-probe-{uuid.uuid4().hex}"
+        try:
+            with _translated(self.uri):
+                probe.touch()
+                _link(probe, probe.with_suffix(".link"))
+        except FileNotFoundError:  # /proc, /sys: folders that take no file
+            raise _no_folder(self.root, self.uri) from None
+        finally:
+            probe.with_suffix(".link").unlink(missing_ok=True)
+            probe.unlink(missing_ok=True)
+
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
 

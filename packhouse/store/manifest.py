@@ -34,7 +34,7 @@ __all__ = [
 FORMAT = 1
 """Version of the manifest's own form."""
 
-FileKind = Literal["data", "records", "quarantine", "card"]
+FileKind = Literal["data", "records", "quarantine", "card", "exports"]
 
 FACTS = (
     "content_id",
@@ -54,7 +54,7 @@ class FileEntry:
     key: str
     """Relative to the version's folder, e.g. `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`."""
     kind: FileKind
-    """`data` is what `datasets` loads; `card` is pulled as README.md."""
+    """`data` is what `datasets` loads; `card` is pulled as README.md; `exports` are other forms."""
     split: str
     size: int
     """Bytes."""
@@ -173,10 +173,17 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
             return Tombstone(dataset=document["dataset"], version=document["version"])
         stated = document.pop("digest")
         if stated != _digest(document):
-            raise IntegrityError(f"{where} is damaged: its digest does not fit")
+            raise IntegrityError(_damaged(where, "its digest does not fit"), key=where)
         return _from_document(document)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"{where} is damaged: {error}") from None
+        raise IntegrityError(_damaged(where, str(error)), key=where) from None
+
+
+def _damaged(where: str, problem: str) -> str:
+    return (
+        f"{where} is damaged: {problem}. Put back the manifest.json of a pulled copy, or remove "
+        "that object and publish the version again"
+    )
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:

@@ -35,6 +35,7 @@ __all__ = [
     "list_versions",
     "open_version",
     "pull_version",
+    "scan_versions",
     "verify_version",
 ]
 
@@ -122,16 +123,30 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
 
 
 def list_versions(store: ObjectStore, dataset: str) -> list[Manifest]:
-    """Every committed version of a dataset, by name. Lists, so it is for people and collection."""
+    """Every committed version of a dataset, by name. Lists, so it is for people and collection.
+
+    Raises:
+        IntegrityError: a manifest is damaged.
+    """
+    versions, damaged = scan_versions(store, dataset)
+    if damaged:
+        raise damaged[0]
+    return versions
+
+
+def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:
+    """Every committed version that can be read, by name, and what is wrong with the others."""
     check_name("dataset", dataset)
-    versions = []
+    versions, damaged = [], []
     for version in store.list_folders(f"{dataset}/v/"):
         if is_version(version):
             try:
                 versions.append(run(store, committed_steps(dataset, version)))
+            except IntegrityError as error:
+                damaged.append(error)
             except VersionNotFoundError:
                 continue  # not committed (yet), or collected
-    return versions
+    return versions, damaged
 
 
 def pull_version(

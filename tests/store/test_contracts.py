@@ -3,57 +3,99 @@
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from packhouse.errors import ContractError
 from packhouse.store import LocalFile, open_store, open_version, publish_version, verify_version
-from packhouse.store.contracts import check_packs
-from tests.store.versions import FACTS, pack_table, write_file
+from tests.store.versions import FACTS, INT32S, pack_table, write_file
 
 GOOD = {
     "input_ids": [[7, 8, 9], [5, 6]],
-    "labels": [[-100, 8, 9], [-100, 6]],
+    "labels": [[-100, -100, 9], [-100, 6]],
     "seq_lengths": [[1, 2], [2]],
+    "record_ids": [["a", "b"], ["c"]],
     "position_ids": [[0, 0, 1], [0, 1]],
 }
+CONCAT = FACTS | {"configuration": {"pack": {"seq_len": 8, "strategy": "concat"}}}
 
 
-def check(changes, **limits):
+def problems_of(folder, changes, facts=CONCAT):
+    """What `verify` says of a version whose one file holds these columns."""
     columns = {k: v for k, v in (GOOD | changes).items() if v is not None}
-    return check_packs(pa.RecordBatch.from_pydict(columns), first_row=100, **limits)
+    numbers = ("input_ids", "labels", "seq_lengths", "position_ids")
+    table = pa.table({k: pa.array(v, INT32S if k in numbers else None) for k, v in columns.items()})
+    pq.write_table(table, folder / "train.parquet")
+    store = open_store(str(folder / "store"))
+    file = LocalFile(folder / "train.parquet", "train", rows=2, tokens=5)
+    publish_version(store, "tiny", "aaaa", [file], facts)
+    return verify_version(open_version(store, "tiny", "aaaa")).problems
 
 
-def test_good_packs_pass_and_are_counted():
-    assert check({}, seq_len=3, vocab_size=10) == 5
-    assert check({"labels": None, "position_ids": None}) == 5
-    assert check_packs(pa.RecordBatch.from_pydict({"text": ["a"]})) == 0
+def test_good_rows_pass(tmp_path):
+    assert problems_of(tmp_path, {}) == ()
 
 
 @pytest.mark.parametrize(
-    ("changes", "limits", "message"),
+    ("changes", "message"),
     [
-        ({}, {"seq_len": 2}, "row 100: 3 tokens, over 2"),
-        ({}, {"vocab_size": 9}, r"row 100: token id 9 is not in \[0, 9\)"),
-        ({"input_ids": [[7, 8, 9], [5, -1]]}, {}, "row 101: token id -1"),
-        ({"labels": [[-100, 8, 9], [-100]]}, {}, "row 101: 1 labels, 2 tokens"),
-        ({"labels": [[-100, 8, 9], [-100, 5]]}, {}, "row 101: label 5 at token 6"),
-        ({"labels": [[-100, 8, 9], [-100, -100]]}, {}, "row 101: no trained token"),
-        ({"seq_lengths": [[1, 2], [3]]}, {}, "row 101: seq_lengths add up to 3"),
-        ({"seq_lengths": [[1, 2, 0], [2]]}, {}, "row 100: a record of 0 tokens"),
-        ({"position_ids": [[0, 1, 2], [0, 1]]}, {}, "row 100: position 1 does not restart"),
-        ({"position_ids": [[0, 0, 1], [0]]}, {}, "row 101: 1 positions, 2 tokens"),
-        ({"input_ids": [[7, 8, 9], None]}, {}, "'input_ids' has nulls"),
-        ({"labels": [[-100, 8, None], [-100, 6]]}, {}, "'labels' has nulls inside"),
+        ({"input_ids": [[7, 8, 9], [5, -6]]}, "packed row 1: input_ids[1] = -6 is outside"),
+        ({"labels": [[-100, -100, 9], [-100, 5]]}, "packed row 1: labels[1] = 5"),
+        ({"labels": [[-100, 8, 9], [-100, 6]]}, "packed row 0: seq_lengths[1]"),
+        ({"seq_lengths": [[1, 2], [3]]}, "packed row 1: seq_lengths add up to 3"),
+        ({"position_ids": [[0, 1, 2], [0, 1]]}, "packed row 0: position_ids[1] = 1"),
+        ({"record_ids": [["a", "b"], ["c", "d"]]}, "packed row 1: record_ids"),
+        ({"labels": None}, "no column trained_ranges"),
+        ({"seq_lengths": None}, "no column seq_lengths"),
     ],
 )
-def test_a_broken_rule_names_its_row(changes, limits, message):
-    with pytest.raises(ContractError, match=message):
-        check(changes, **limits)
+def test_a_broken_rule_is_found_from_the_store_alone(tmp_path, changes, message):
+    (problem,) = problems_of(tmp_path, changes)
+    assert message in problem
 
 
-def test_a_class_label_needs_no_trained_token():
-    labels = [[-100, -100, -100], [-100, -100]]
-    assert check({"labels": labels, "label": [0, 1]}) == 5
+def test_limits_come_from_the_manifest(tmp_path):
+    limits = {
+        "a": {"configuration": {"pack": {"seq_len": 2, "strategy": "concat"}}},
+        "b": {"lineage": {"tokenizer": {"vocab_size": 9}}, "configuration": {}},
+        "c": {"configuration": {"pack": {"seq_len": 8, "strategy": "best_fit"}}},
+    }
+    messages = {
+        "a": "has 3 tokens, over seq_len 2",
+        "b": "vocabulary of 9",
+        "c": "no trained token",
+    }
+    for name, facts in limits.items():
+        (tmp_path / name).mkdir()
+        (problem,) = problems_of(tmp_path / name, {}, FACTS | facts)
+        assert messages[name] in problem
+
+
+def test_a_class_label_needs_no_trained_token(tmp_path):
+    untrained = {"labels": [[-100] * 3, [-100] * 2], "label": [0, 1]}
+    assert problems_of(tmp_path, untrained, FACTS) == ()
+
+
+def test_the_row_is_counted_through_all_batches_of_a_file(tmp_path):
+    rows = pa.table({k: pa.array([v] * 3000, INT32S) for k, v in ROW.items()})
+    labels = [[-100, 8]] * 2999 + [[-100, 7]]
+    rows = rows.append_column("labels", pa.array(labels, INT32S))
+    rows = rows.append_column("record_ids", pa.array([["a"]] * 3000))
+    pq.write_table(rows, tmp_path / "train.parquet", row_group_size=700)
+    store = open_store(str(tmp_path / "store"))
+    file = LocalFile(tmp_path / "train.parquet", "train", rows=3000, tokens=6000)
+    publish_version(store, "tiny", "aaaa", [file], FACTS)
+    (problem,) = verify_version(open_version(store, "tiny", "aaaa")).problems
+    assert "packed row 2,999: labels[1] = 7" in problem
+
+
+def test_files_that_hold_no_tokens_are_not_held_against_the_contract(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "train.parquet")
+    store = open_store(str(tmp_path / "store"))
+    publish_version(store, "tiny", "aaaa", [LocalFile(tmp_path / "train.parquet", "train", 1)], {})
+    assert verify_version(open_version(store, "tiny", "aaaa")).problems == ()
+
+
+ROW = {"input_ids": [7, 8], "seq_lengths": [2]}
 
 
 def test_verify_finds_what_a_manifest_says_wrongly(tmp_path):
@@ -91,3 +133,16 @@ def test_other_formats_are_verified_too(tmp_path, ending):
             path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
         publish_version(store, "tiny", vid, [LocalFile(path, "train", rows=2, tokens=7)], FACTS)
         assert len(verify_version(open_version(store, "tiny", vid)).problems) == problems
+
+
+def test_a_row_of_json_may_be_longer_than_a_block_of_the_reader(tmp_path):
+    path = tmp_path / "train.jsonl"
+    size = 300_000
+    row = {"input_ids": list(range(size)), "labels": [-100, *range(1, size)]}
+    row |= {"seq_lengths": [size], "record_ids": ["a"]}
+    path.write_text((json.dumps(row) + "\n") * 2)
+    store = open_store(str(tmp_path / "store"))
+    facts = FACTS | {"configuration": {"pack": {"seq_len": size}}}
+    file = LocalFile(path, "train", rows=2, tokens=2 * size)
+    publish_version(store, "tiny", "aaaa", [file], facts)
+    assert verify_version(open_version(store, "tiny", "aaaa")).problems == ()

@@ -134,14 +134,42 @@ def damaged_ref(dataset, tmp_path):
 def test_a_damaged_ref_is_named_with_its_remedy_and_the_rest_is_listed(dataset, damaged_ref):
     remedy = "packhouse ref set STORE/tiny latest VERSION --force"
     call("ref", "set", dataset, "prod", "aaaa.g0")
-    listed = call("ls", dataset.rpartition("/")[0])
+    listed = call("ls", dataset.rpartition("/")[0], code=5)
     assert "prod -> aaaa.g0" in listed
-    for output in (listed, call("ls", dataset), call("ref", "ls", dataset)):
+    for output in (listed, call("ls", dataset, code=5), call("ref", "ls", dataset, code=5)):
         assert "warning: ref 'tiny/refs/latest.json' is damaged" in output
         assert remedy in output
     for command in (["show", dataset], ["ref", "set", dataset, "latest", "aaaa.g0"]):
         assert remedy in call(*command, code=5)
     assert remedy in call("ref", "rollback", dataset, "latest", code=5)
+
+
+def test_a_damaged_manifest_is_named_and_the_other_versions_are_listed(dataset, tmp_path):
+    path = tmp_path / "store" / "tiny" / "v" / "aaaa.g0" / "manifest.json"
+    whole = path.read_bytes()
+    for damaged in (whole[:100], b"", whole.replace(b'"generation":0', b'"generation":1')):
+        path.write_bytes(damaged)
+        output = call("ls", dataset, code=5)
+        assert "warning: tiny/v/aaaa.g0/manifest.json is damaged" in output
+        assert "bbbb.g0" in output
+        assert "Put back the manifest.json of a pulled copy" in output
+        call("verify", f"{dataset}@aaaa.g0", code=5)
+        call("show", dataset)
+
+
+def test_gc_leaves_a_version_with_a_damaged_manifest_alone(dataset, tmp_path):
+    folder = tmp_path / "store" / "tiny" / "v" / "aaaa.g0"
+    (folder / "manifest.json").write_bytes(b"{")
+    stray = tmp_path / "store" / "tiny" / "v" / "cccc.g0" / "data" / "train-0.parquet"
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(b"left")
+    before = sorted(folder.rglob("*"))
+    for path in (stray, *(p for p in before if p.is_file())):
+        os.utime(path, (0, 0))
+    output = call("gc", dataset, "--grace-hours", "1", "--delete", code=5)
+    assert "damaged" in output
+    assert "deleted 1 objects" in output
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_damaged_ref_is_replaced_by_force_only(dataset, damaged_ref):

@@ -24,7 +24,7 @@ def decode(ids):
 def test_rows_of_tables_are_records_as_text(opened):
     assert list(text_rows(opened, "train", decode)) == [
         ("a", "1 2 3", "2", 3, 1),
-        ("b", "4 5", "4 5", 2, 2),
+        ("b", "4 5", "5", 2, 1),
         ("c", "6 7", "7", 2, 1),
     ]
     assert describe(opened)["uri"].endswith("/tiny/v/aaaa.g0")

@@ -21,7 +21,7 @@ def pack_table(first: int = 1) -> pa.Table:
     return pa.table(
         {
             "input_ids": pa.array([[first, 2, 3, 4, 5], [6, 7]], INT32S),
-            "labels": pa.array([[-100, 2, -100, 4, 5], [-100, 7]], INT32S),
+            "labels": pa.array([[-100, 2, -100, -100, 5], [-100, 7]], INT32S),
             "seq_lengths": pa.array([[3, 2], [2]], INT32S),
             "record_ids": [["a", "b"], ["c"]],
         }

@@ -1,0 +1,95 @@
+"""A store that cannot take a publication is noticed before any work, at the cost of one request."""
+
+import time
+
+import pytest
+
+from packhouse.errors import ConfigError, StoreError, StoreRefusedError, TransientError
+from packhouse.store import open_store
+from packhouse.store.doctor import check_usable
+from packhouse.store.local import LocalStore
+from packhouse.store.s3 import S3Store
+from tests.store import ceph
+from tests.store.proxy import FaultyProxy
+
+
+def test_a_good_store_passes_and_shows_no_dataset(root):
+    check_usable(root)
+    check_usable(root)
+    store = open_store(root)
+    assert [i.key for i in store.list("") if not i.key.startswith(".packhouse/")] == []
+
+
+def test_a_folder_is_not_made(tmp_path):
+    check_usable(str(tmp_path / "not" / "yet"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_costs_less_than_50_ms(tmp_path):
+    started = time.process_time()
+    for _ in range(10):
+        check_usable(str(tmp_path))
+    assert (time.process_time() - started) / 10 < 0.05
+
+
+def test_a_bucket_costs_one_request(use, moto_environment, monkeypatch):
+    root = use(moto_environment)
+    check_usable(root)
+    with FaultyProxy(moto_environment["AWS_ENDPOINT_URL"], lambda *_: None) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        check_usable(root)
+        assert proxy.requests == 1
+
+
+def test_no_bucket_wrong_key_no_server(use, moto_environment, monkeypatch):
+    root = use(moto_environment)
+    with pytest.raises(StoreError, match="no bucket 'not-there'"):
+        check_usable("s3://not-there/store")
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        with pytest.raises(StoreError, match="check the credentials"):
+            check_usable(root)
+
+
+def test_a_server_that_does_not_answer_ends_the_wait(use, moto_environment, monkeypatch):
+    from packhouse.store import doctor
+    from packhouse.store.steps import RetryPolicy
+
+    root = use(moto_environment)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{ceph.free_port()}")
+    monkeypatch.setattr(doctor, "_PROBE_RETRY", RetryPolicy(deadline_s=0.3))
+    with pytest.raises(TransientError):
+        check_usable(root)
+
+
+def test_conditions_that_are_ignored_are_noticed(use, moto_environment, monkeypatch):
+    root = use(moto_environment)
+
+    def unconditional(self, key, body, **_):
+        return put(self, key, body)
+
+    put = S3Store._put
+    monkeypatch.setattr(S3Store, "_put", unconditional)
+    with pytest.raises(StoreRefusedError, match="second create-only write"):
+        check_usable(root)
+
+
+def test_a_folder_that_is_a_file_or_cannot_be_linked_in(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="is a file, where a folder is needed"):
+        check_usable(str(tmp_path / "file" / "store"))
+    with pytest.raises(StoreError, match="store /proc/x"):
+        check_usable("/proc/x")
+
+    def no_links(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("packhouse.store.local.os.link", no_links)
+    with pytest.raises(StoreRefusedError, match="no hard links"):
+        LocalStore(tmp_path).check_usable()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_scheme_that_is_none(tmp_path):
+    with pytest.raises(ConfigError, match="unknown store"):
+        check_usable("ftp://host/store")

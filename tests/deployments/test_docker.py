@@ -1,0 +1,258 @@
+"""The image and the compose file: linted by tools, and held to what operators are promised."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
+DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+FILES = ("Dockerfile", "compose.yaml", "entrypoint.sh", "make_secrets.sh", "first_start.py")
+
+
+def run(*command, **options):
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, **options
+    )
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile():
+    done = run(Path(sys.executable).parent / "hadolint", DOCKER / "Dockerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_compose_file_follows_the_compose_specification():
+    tool = Path(sys.executable).parent / "check-jsonschema"
+    done = run(tool, "--builtin-schema", "vendor.compose-spec", DOCKER / "compose.yaml")
+    assert done.returncode == 0, done.stdout
+
+
+def test_docker_compose_reads_the_file():
+    if not shutil.which("docker") or run("docker", "compose", "version").returncode:
+        pytest.skip("no docker compose here; the schema above is checked all the same")
+    done = run("docker", "compose", "-f", DOCKER / "compose.yaml", "config", "--quiet")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_scripts_are_shell_that_parses():
+    for script in ("entrypoint.sh", "make_secrets.sh"):
+        assert run("sh", "-n", DOCKER / script).returncode == 0
+        assert os.access(DOCKER / script, os.X_OK)
+
+
+def test_the_image_is_pinned_locked_and_not_root():
+    stages = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert stages == ["${BASE}", "${BASE}"]
+    assert DIGEST.search(re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)[1])
+    assert "pip install --require-hashes -r requirements/image.txt" in DOCKERFILE
+    assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)[-1] == "10001:10001"
+    assert re.search(r"^HEALTHCHECK ", DOCKERFILE, re.MULTILINE)
+    assert not re.search(r"\b(curl|wget|ADD)\b", DOCKERFILE)
+
+
+def test_everything_the_dockerfile_copies_is_let_through_to_the_builder():
+    let_through = set(
+        re.findall(r"^!(\S+)$", (DOCKER / "Dockerfile.dockerignore").read_text(), re.M)
+    )
+    copied = re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE)
+    for sources in ([p for p in line.split()[:-1] if not p.startswith("--")] for line in copied):
+        assert set(sources) <= let_through
+        assert all((ROOT / source).exists() for source in sources)
+
+
+def test_the_image_holds_the_versions_that_were_tested():
+    def pins(name):
+        text = (ROOT / "requirements" / name).read_text()
+        return dict(re.findall(r"^([a-z0-9._-]+(?:\[\w+\])?)==(\S+)", text, re.MULTILINE))
+
+    image = pins("image.txt")
+    assert pins("run.txt").items() <= image.items()
+    tested = pins("test.txt")
+    assert {n: v for n, v in image.items() if tested.get(n, v) != v} == {}
+    assert {"prefect-kubernetes", "prefect-docker", "prefect-dask", "prefect-ray"} <= set(image)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_service_is_hardened(name):
+    service = SERVICES[name]
+    user = service["user"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert not {"privileged", "network_mode", "pid", "cap_add", "devices"} & set(service)
+    assert DIGEST.search(service["image"]) or service["image"].startswith("packhouse:")
+    assert "docker.sock" not in str(service.get("volumes", ""))
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - {"first-start"}))
+def test_every_lasting_service_says_whether_it_is_well(name):
+    check = SERVICES[name]["healthcheck"]
+    assert check["test"][0] == "CMD"
+    assert {"interval", "timeout", "retries", "start_period"} <= set(check)
+
+
+def test_services_wait_for_what_they_need():
+    def needs(name):
+        return {n: c["condition"] for n, c in SERVICES[name].get("depends_on", {}).items()}
+
+    assert needs("server") == {"database": "service_healthy"}
+    assert needs("s3") == {"store": "service_healthy"}
+    assert needs("first-start") == {"server": "service_healthy", "s3": "service_healthy"}
+    assert needs("worker") == {"first-start": "service_completed_successfully"}
+
+
+def test_only_the_loopback_is_published_and_only_the_server():
+    ports = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert list(ports) == ["server"]
+    assert all(port.startswith("127.0.0.1:") for port in ports["server"])
+
+
+def test_the_parts_of_the_store_that_ask_for_no_key_are_out_of_reach():
+    networks = {name: set(service["networks"]) for name, service in SERVICES.items()}
+    assert {name for name, joined in networks.items() if "storage" in joined} == {"store", "s3"}
+    assert {name for name, joined in networks.items() if "database" in joined} == {
+        "database",
+        "server",
+    }
+    assert [n for n, network in COMPOSE["networks"].items() if not network.get("internal")] == [
+        "api"
+    ]
+    assert "-config=/run/secrets/s3_identities" in SERVICES["s3"]["command"]
+
+
+def test_secrets_come_by_file_and_only_to_who_needs_them():
+    for secret in COMPOSE["secrets"].values():
+        assert set(secret) == {"file"}
+        assert secret["file"].startswith("./secrets/")
+    given = {name: set(service.get("secrets", [])) for name, service in SERVICES.items()}
+    assert {n for n, s in given.items() if "database_password" in s} == {"database", "server"}
+    assert {n for n, s in given.items() if "aws_credentials" in s} == {"first-start", "worker"}
+    for name, service in SERVICES.items():
+        for key, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|AUTH_STRING|SECRET|TOKEN|CREDENTIALS", key) and value:
+                assert key.endswith("_FILE"), f"{name}: {key} holds a secret in the open"
+                assert value.removeprefix("/run/secrets/") in given[name]
+
+
+def test_the_server_asks_for_a_password_and_tokens_and_names_its_origin():
+    server = SERVICES["server"]["environment"]
+    assert "PREFECT_SERVER_API_AUTH_STRING_FILE" in server
+    assert server["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
+    assert "*" not in server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
+
+
+def test_every_setting_of_prefect_exists_and_has_a_value_that_it_takes(tmp_path):
+    """Prefect passes over names that it does not know: a misspelled one would protect nothing."""
+    named = {
+        key.removesuffix("_FILE"): "user:value" if key.endswith("_FILE") else value
+        for service in SERVICES.values()
+        for key, value in service.get("environment", {}).items()
+        if key.startswith("PREFECT_")
+    }
+    named["PREFECT_SERVER_CSRF_PROTECTED"] = "true"  # a wrong name, to see that it is found
+    values = {k: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", v) for k, v in named.items()}
+    code = (
+        "import json, sys\n"
+        "from prefect.settings import Settings\n"
+        "from prefect.settings.legacy import _get_valid_setting_names as names\n"
+        "Settings()\n"
+        "print(json.dumps(sorted(set(json.loads(sys.argv[1])) - set(names(Settings)))))\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    done = run(
+        sys.executable,
+        "-c",
+        code,
+        json.dumps(list(values)),
+        env=clean | values | {"PREFECT_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["PREFECT_SERVER_CSRF_PROTECTED"]
+
+
+def entrypoint(tmp_path, **settings):
+    return run(
+        DOCKER / "entrypoint.sh",
+        "sh",
+        "-c",
+        "env",
+        env={"PATH": os.environ["PATH"], **settings},
+        cwd=tmp_path,
+    )
+
+
+def test_the_entrypoint_reads_secrets_from_their_files(tmp_path):
+    (tmp_path / "auth").write_text("admin:s3cr3t $x `y`\n")
+    (tmp_path / "none").touch()
+    done = entrypoint(
+        tmp_path, PREFECT_API_AUTH_STRING_FILE="auth", HF_TOKEN_FILE="none", OTHER_FILE="auth"
+    )
+    lines = done.stdout.splitlines()
+    assert "PREFECT_API_AUTH_STRING=admin:s3cr3t $x `y`" in lines
+    assert "OTHER_FILE=auth" in lines
+    assert not any(line.startswith(("HF_TOKEN", "PREFECT_API_AUTH_STRING_FILE")) for line in lines)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_server_never_starts_without_the_password_it_was_promised(tmp_path, content):
+    if content is not None:
+        (tmp_path / "auth").write_text(content)
+    done = entrypoint(tmp_path, PREFECT_SERVER_API_AUTH_STRING_FILE="auth")
+    assert done.returncode == 2
+    assert "auth" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_health_check_fails_where_nothing_answers(tmp_path):
+    done = run(
+        DOCKER / "entrypoint.sh",
+        "healthy",
+        "http://127.0.0.1:9/",
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 1
+    assert "Connection refused" in done.stdout
+
+
+def test_secrets_are_random_agree_and_are_kept(tmp_path):
+    shutil.copy(DOCKER / "make_secrets.sh", tmp_path)
+    script, folder = tmp_path / "make_secrets.sh", tmp_path / "secrets"
+    assert run(script).returncode == 0
+    first = {path.name: path.read_text() for path in folder.iterdir()}
+    assert run(script).stdout == ""
+    assert {path.name: path.read_text() for path in folder.iterdir()} == first
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (key,) = json.loads(first["s3_identities.json"])["identities"][0]["credentials"]
+    assert f"aws_access_key_id = {key['accessKey']}\n" in first["aws_credentials"]
+    assert f"aws_secret_access_key = {key['secretKey']}\n" in first["aws_credentials"]
+    assert len(first["database_password"]) == 40
+    files = {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
+    assert set(first) == files
+
+
+def test_git_ignores_the_secrets():
+    done = run("git", "check-ignore", "docker/secrets/aws_credentials", cwd=ROOT)
+    if done.returncode == 128:
+        pytest.skip("no git here")
+    assert done.returncode == 0
+
+
+def test_no_file_of_the_image_is_a_package_or_names_a_secret():
+    assert not (DOCKER / "__init__.py").exists()
+    for name in FILES:
+        text = (DOCKER / name).read_text()
+        assert not re.search(r"AKIA[0-9A-Z]{16}|(?i:password)\s*[:=]\s*[\"']?\w{8}", text)
+    ast.parse((DOCKER / "first_start.py").read_text())

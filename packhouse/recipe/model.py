@@ -13,7 +13,7 @@ from packhouse.recipe.audit import AuditConfig
 from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
 from packhouse.recipe.publish import PublishConfig
 from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
-from packhouse.recipe.section import Name, Section
+from packhouse.recipe.section import Name, Section, Uri
 from packhouse.recipe.source import SourceConfig
 
 __all__ = ["Recipe"]
@@ -28,7 +28,7 @@ class Recipe(Section):
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
     """Where raw rows come from."""
 
-    tokenizer: str
+    tokenizer: Uri
     """Folder of the tokenizer, as `save_pretrained` writes it."""
 
     validate_: Annotated[ValidateConfig, Field(alias="validate")] = ValidateConfig()
@@ -39,7 +39,7 @@ class Recipe(Section):
     split: SplitConfig = SplitConfig()
     audit: AuditConfig = AuditConfig()
 
-    golden: str | None = None
+    golden: Uri | None = None
     """File of conversations with the text, ids and trained tokens that must come of them; checked
     at every run. `packhouse golden write` makes one."""
 

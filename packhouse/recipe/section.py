@@ -4,11 +4,21 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-__all__ = ["Name", "Section", "Share"]
+__all__ = ["Name", "Section", "Share", "Uri"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+# A server holds parameters against this before it stores them: no `user:password@`, no signature.
+_NO_CREDENTIALS = (
+    r"^(?![^/]*://[^/?#]*@)"
+    r"(?!.*[?&](?:[Xx]-[Aa]mz-[A-Za-z-]+|AWSAccessKeyId|[Ss]ignature|sig|[A-Za-z_-]*"
+    r"(?:[Ss]ecret|[Pp]assword|[Tt]oken|[Kk]ey|[Kk]ey_?[Ii]d))=)"
+)
+
+Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]
+"""A place, without credentials; what reads it refuses them, too, without repeating them."""
 
 
 class Section(BaseModel):

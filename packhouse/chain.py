@@ -18,6 +18,7 @@ from packhouse.progress import job_done, step_progress
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
 from packhouse.steps import execute
+from packhouse.store.doctor import check_usable
 from packhouse.workspace import Workspace
 
 __all__ = ["LocalRunner", "Prepared", "Run", "prepare"]
@@ -57,6 +58,7 @@ def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
     Raises:
         PackhouseError: see `packhouse.errors`; each names file, place, limit and remedy.
     """
+    check_usable(recipe.publish.store)
     num_golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
     plan = plan_jobs(recipe)
     done: list[Receipt] = []

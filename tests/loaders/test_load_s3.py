@@ -7,26 +7,13 @@ import pytest
 from packhouse.errors import IntegrityError
 from packhouse.loaders import StreamingPackedDataset, load_packed
 from packhouse.store import open_version
+from tests.moto_s3 import s3_client
 
 
 @pytest.fixture(scope="module")
 def client():
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="versions")
+    with s3_client("versions") as client:
         yield client
-        client.close()
-    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
+from tests.moto_s3 import s3_client
 
 ROWS = b"".join(
     orjson.dumps({"instruction": f"q{i}", "input": "", "output": "a" * 50}) + b"\n"
@@ -17,22 +18,8 @@ ROWS = b"".join(
 
 @pytest.fixture(scope="module")
 def client():
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="raw")
+    with s3_client("raw") as client:
         yield client
-        client.close()
-    server.stop()
 
 
 def put(client, key, data):

@@ -6,6 +6,7 @@ import pytest
 
 import schemas
 from packhouse.chain import LocalRunner, prepare
+from packhouse.errors import StoreError
 from packhouse.recipe import load_recipe
 from packhouse.store import open_version, verify_version
 from packhouse.workspace import Workspace
@@ -45,3 +46,15 @@ def test_sources_are_read_from_the_same_kind_of_store(publish, root, any_store, 
     )
 
     assert prepared.ledger[0].rows_in == 204
+
+
+def test_a_store_that_is_not_there_stops_the_run_before_any_work(use, moto_environment, tmp_path):
+    use(moto_environment)
+    recipe = load_recipe(DEMO, ("publish.store=s3://no-such-bucket/store",))
+    asked = []
+
+    with pytest.raises(StoreError, match="no bucket 'no-such-bucket'"):
+        prepare(recipe, asked.append, tmp_path / "cache")
+
+    assert asked == []
+    assert not (tmp_path / "cache").exists()

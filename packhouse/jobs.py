@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packhouse import audit, messages, packing, sources, splitting, templates, tokenization
+from packhouse import audit, exports, messages, packing, sources, splitting, templates, tokenization
 from packhouse.errors import ConfigError
 from packhouse.fingerprint import digest, library_versions
 from packhouse.recipe import Recipe, SourceConfig
@@ -133,7 +133,12 @@ def plan_jobs(recipe: Recipe) -> Plan:
     publish = _job(
         "publish",
         [split],
-        {"publish": files, "dataset": recipe.dataset, **_benchmarks(recipe)},
+        {
+            "publish": files,
+            "dataset": recipe.dataset,
+            **_benchmarks(recipe),
+            **_exports(recipe),
+        },
         also_reads=(*validate, *format_, *tokenize, pack),
     )
     return Plan(
@@ -152,6 +157,13 @@ def _benchmarks(recipe: Recipe) -> dict[str, Any]:
         return {}
     shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
     return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
+
+
+def _exports(recipe: Recipe) -> dict[str, Any]:
+    """Other formats are further files of the version; without any, its id is what it was."""
+    if not recipe.publish.exports:
+        return {}
+    return {"exports": {"formats": recipe.publish.exports, "engine": exports.VERSION}}
 
 
 def _job(

@@ -10,7 +10,8 @@
 | `arrow` | `datasets.Dataset.from_file` | unshifted, -100; all columns |
 
 An export is written beside its destination and moved there whole. `.packhouse.json` in it says
-which version it is and the sha256 of its files.
+which version it is and the sha256 of its files. A version that was published with `publish.exports`
+carries the same files itself, and an export of it is a verified copy of them.
 """
 
 import hashlib
@@ -30,7 +31,10 @@ from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.store import FileEntry, OpenVersion
 from packhouse.workspace import default_cache
 
-__all__ = ["FORMATS", "Export", "export_version"]
+__all__ = ["FORMATS", "VERSION", "Export", "export_version", "write_export"]
+
+VERSION = 1
+"""Raised whenever an export of the same rows has other bytes."""
 
 # format -> (module, function)
 _WRITERS = {
@@ -73,7 +77,8 @@ def export_version(
 ) -> Export:
     """Write a version in a trainer's format; every row's bytes are verified on the way.
 
-    Same version, same bytes. Memory holds 1,024 rows (`mds`: a shard of 64 MiB).
+    Same version, same bytes, and those that it carries itself if it was published with this format.
+    Memory holds 1,024 rows (`mds`: a shard of 64 MiB).
 
     Args:
         opened: the version.
@@ -84,7 +89,7 @@ def export_version(
 
     Raises:
         ConfigError: no such format, or one that cannot hold the rows' class; something is at
-            `dest` already, or it cannot be written.
+            `dest` already, or it or the cache cannot be written.
         VersionNotFoundError: no such split.
         IntegrityError: the store's bytes are not the published ones.
     """
@@ -95,8 +100,6 @@ def export_version(
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
     wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
-    module, function = _WRITERS[export_format]
-    write = getattr(import_module(f"{__name__}.{module}"), function)
     staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
     try:
         staged.mkdir(parents=True)
@@ -104,16 +107,49 @@ def export_version(
         raise ConfigError(f"cannot write in '{dest.parent}': {error.strerror}") from error
     try:
         for split in wanted:
-            rows = _batches(opened, split, Path(cache or default_cache()))
-            write(_unlabelled(rows, export_format), split, staged)
+            _write_split(opened, export_format, split, staged, Path(cache or default_cache()))
         export = _describe(opened, export_format, wanted, staged, dest)
         if dest.exists():
             dest.rmdir()
         os.replace(staged, dest)
-    except BaseException:
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the export to '{dest}': {error.strerror or error}; free or choose "
+            "another place"
+        ) from error
+    finally:
         shutil.rmtree(staged, ignore_errors=True)
-        raise
     return export
+
+
+def write_export(
+    batches: Iterator[pa.RecordBatch], export_format: str, split: str, folder: Path
+) -> list[Path]:
+    """Write one split of expanded rows in a trainer's format into an existing folder.
+
+    Returns:
+        The files, by name.
+
+    Raises:
+        ConfigError: the format cannot hold the rows' class.
+    """
+    module, function = _WRITERS[export_format]
+    before = set(folder.rglob("*"))
+    write = getattr(import_module(f"{__name__}.{module}"), function)
+    write(_unlabelled(batches, export_format), split, folder)
+    return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
+
+
+def _write_split(
+    opened: OpenVersion, export_format: str, split: str, folder: Path, cache: Path
+) -> None:
+    """Copy what the version carries of this export, or make it from the rows."""
+    home = f"exports/{export_format}/"
+    carried = [e for e in opened.files("exports", split) if e.key.startswith(home)]
+    if not carried:
+        write_export(_batches(opened, split, cache), export_format, split, folder)
+    for entry in carried:
+        opened.fetch(entry, folder / entry.key.removeprefix(home))
 
 
 def _check_place(opened: OpenVersion, dest: Path) -> None:

@@ -2,13 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from packhouse.recipe.section import Name, Section, Share
 
 __all__ = ["PublishConfig"]
 
 Target = Annotated[str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+)$")]
+
+ExportFormat = Literal["arrow", "axolotl", "jsonl", "mds", "megatron", "msgpack", "trl"]
 
 
 class PublishConfig(Section):
@@ -49,3 +51,12 @@ class PublishConfig(Section):
 
     max_file_mb: Annotated[int, Field(gt=0)] = 256
     """Upper size of one published file in MiB of token data, before compression."""
+
+    exports: list[ExportFormat] = []
+    """Also carry the rows in these trainers' formats, as `packhouse export` writes them."""
+
+    @field_validator("exports")
+    @classmethod
+    def _each_once(cls, formats: list[ExportFormat]) -> list[ExportFormat]:
+        """In order of name: what is listed decides the version, how it is listed does not."""
+        return sorted(set(formats))

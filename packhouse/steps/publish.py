@@ -22,6 +22,7 @@ from packhouse.ledger import ledger_of
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.step_store import Receipt
 from packhouse.steps.audit import audit_run
+from packhouse.steps.exporting import write_exports
 from packhouse.steps.mirror import mirror
 from packhouse.steps.shard_io import inputs_of
 from packhouse.store import LocalFile, open_store, open_version, publish_version
@@ -55,6 +56,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
             "Raise pack.seq_len, or set pack.over_length to truncate_turns"
         )
     entries = [_data_entry(file) for file in files]
+    entries += write_exports(files, recipe.publish.exports, folder)
     entries.append(_write_records(packed, folder))
     entries += _write_quarantine([r for rs in shards.values() for r in rs], folder)
     return {
@@ -95,6 +97,7 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
             tokens=entry["tokens"],
             sha256=receipt.files[entry["name"]].sha256,
             kind=entry["kind"],
+            name=entry.get("path"),
         )
         for entry in receipt.facts["files"]
     ]
@@ -151,6 +154,7 @@ def _gate(config: PublishConfig) -> Gate:
 
 def configuration_of(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe without what differs by machine: paths, store, ref, encoder."""
+    decides = {*FILE_SETTINGS, *(["exports"] if recipe.publish.exports else [])}
     return recipe.model_dump(
         mode="json",
         by_alias=True,
@@ -158,7 +162,7 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
             "sources": True,  # lineage has them by file, whatever order and grouping
             "tokenizer": True,
             "tokenize": {"encoder"},
-            "publish": set(PublishConfig.model_fields) - set(FILE_SETTINGS),
+            "publish": set(PublishConfig.model_fields) - decides,
             "audit": True,
             "golden": True,
             "validate_": {"max_quarantined"},

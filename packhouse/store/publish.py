@@ -83,7 +83,9 @@ class LocalFile:
     sha256: str | None = None
     """If given, the file must still have it."""
     kind: FileKind = "data"
-    """`data`, `records`, `quarantine`: the folder it goes to. `card`: README.md."""
+    """`data`, `records`, `quarantine`, `exports`: the folder it goes to. `card`: README.md."""
+    name: str | None = None
+    """Path in that folder, for readers that look for a name; by default one made of its content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,6 +228,8 @@ def _named(files: Sequence[LocalFile]) -> Uploads:
 def _key(file: LocalFile, body: FileBody, number: int, total: int) -> str:
     if file.kind == "card":
         return f"card/README-{body.sha256[:12]}.md"
+    if file.name is not None:
+        return f"{file.kind}/{file.name}"
     ending = "".join(Path(file.path).suffixes[-1:])
     shard = f"{file.split}-{number:05d}-of-{total:05d}-{body.sha256[:12]}"
     return f"{file.kind}/{shard}{ending}"

@@ -1,0 +1,125 @@
+"""A version that carries other trainers' formats: written by publish, in the bytes of an export."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from packhouse.chain import LocalRunner, prepare
+from packhouse.errors import ConfigError, IntegrityError
+from packhouse.exports import FORMATS, MARKER, export_version
+from packhouse.jobs import plan_jobs
+from packhouse.recipe import PublishConfig, load_recipe, parse_recipe
+from packhouse.recipe.publish import ExportFormat
+from packhouse.store import open_version, pull_version, verify_version
+from packhouse.workspace import Workspace
+
+DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+
+
+def recipe_of(*settings):
+    return load_recipe(DEMO / "recipe.yaml", settings)
+
+
+def run(recipe, folder):
+    workspace = Workspace(cache=folder / "cache")
+    prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
+    return open_version(recipe.publish.store, "demo")
+
+
+@pytest.fixture(scope="module")
+def carrying(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("carrying")
+    store = f"publish.store={folder / 'store'}"
+    return run(recipe_of(store, f"publish.exports={json.dumps(list(FORMATS))}"), folder)
+
+
+def test_a_recipe_knows_every_format():
+    assert sorted(FORMATS) == sorted(ExportFormat.__args__)
+    with pytest.raises(ValidationError, match="Input should be"):
+        PublishConfig(exports=["tfrecord"])
+
+
+def test_the_manifest_lists_every_file_and_all_are_intact(carrying, tmp_path):
+    listed = {entry.key for entry in carrying.files("exports")}
+
+    assert {key.split("/")[1] for key in listed} == set(FORMATS)
+    assert {"exports/trl/train.parquet", "exports/megatron/eval.idx.parquet"} <= listed
+    assert {"exports/mds/train/index.json", "exports/mds/train/shard.00000.mds"} <= listed
+    report = verify_version(carrying)
+    assert report.is_intact
+    assert report.num_rows == sum(entry.rows for entry in carrying.files())
+    pulled = pull_version(carrying, tmp_path / "copy")
+    assert (pulled / "exports" / "arrow" / "train.arrow").is_file()
+
+
+@pytest.mark.parametrize("export_format", FORMATS)
+def test_publish_and_export_write_the_same_bytes(carrying, tmp_path, export_format):
+    plain = replace(
+        carrying,
+        manifest=replace(
+            carrying.manifest,
+            files=tuple(entry for entry in carrying.manifest.files if entry.kind != "exports"),
+        ),
+    )
+    cache = tmp_path / "cache"
+    copied = export_version(carrying, export_format, tmp_path / "copied", cache=cache)
+    made = export_version(plain, export_format, tmp_path / "made", cache=cache)
+
+    home = f"exports/{export_format}/"
+    listed = {e.key.removeprefix(home): e.sha256 for e in carrying.files("exports")}
+    assert copied.files == made.files
+    assert copied.files.items() <= listed.items()
+    markers = [(folder / MARKER).read_text() for folder in (copied.folder, made.folder)]
+    assert markers[0] == markers[1]
+
+
+def test_a_damaged_export_is_not_handed_out(carrying, tmp_path):
+    (entry,) = (e for e in carrying.files("exports") if e.key == "exports/jsonl/eval.jsonl")
+    file = Path(carrying.uri(entry))
+    whole = file.read_bytes()
+    file.chmod(0o644)
+    try:
+        file.write_bytes(whole.replace(b"1", b"2", 1))
+        with pytest.raises(IntegrityError, match=r"eval\.jsonl"):
+            export_version(carrying, "jsonl", tmp_path / "out", cache=tmp_path)
+    finally:
+        file.write_bytes(whole)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_listed_is_part_of_the_version_and_its_order_is_not():
+    def version(*settings):
+        return plan_jobs(recipe_of(*settings)).version_id
+
+    plain = version()
+    assert version("publish.exports=[]") == plain
+    both = version("publish.exports=[trl, mds]")
+    assert both == version("publish.exports=[mds, trl, mds]")
+    assert len({plain, both, version("publish.exports=[trl]")}) == 3
+
+
+def test_classes_are_refused_by_formats_without_a_place_for_them(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": f"t {n}", "label": n % 2}) + "\n" for n in range(40))
+    )
+    source = {"path": str(rows), "format": "classification", "label_names": ["no", "yes"]}
+
+    def publish(name):
+        recipe = {
+            "dataset": "demo",
+            "sources": [source],
+            "tokenizer": str(DEMO / "tokenizer"),
+            "format": {"template": "sequence_classification"},
+            "pack": {"strategy": "none", "seq_len": 64},
+            "audit": {"max_duplicates": 1, "min_answer_coverage": 0},
+            "publish": {"store": str(tmp_path / "store"), "exports": [name]},
+        }
+        return run(parse_recipe(recipe), tmp_path)
+
+    with pytest.raises(ConfigError, match="'trl' has no place for the class"):
+        publish("trl")
+    assert publish("arrow").files("exports")

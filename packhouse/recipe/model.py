@@ -5,9 +5,9 @@ run form; hence flat enums, optional fields, and URIs as `str` (`Path` turns `s3
 Each section is handed to the step of the same name and is part of that step's cache key.
 """
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from packhouse.recipe.audit import AuditConfig
 from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
@@ -44,3 +44,12 @@ class Recipe(Section):
     at every run. `packhouse golden write` makes one."""
 
     publish: PublishConfig = PublishConfig()
+
+    @model_validator(mode="after")
+    def _a_label_is_of_one_record(self) -> Self:
+        if self.format.template == "sequence_classification" and self.pack.strategy != "none":
+            raise ValueError(
+                "format.template sequence_classification needs pack.strategy none: a pack of many "
+                "records has no one label"
+            )
+        return self

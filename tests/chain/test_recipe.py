@@ -146,3 +146,12 @@ def test_an_alias_that_is_no_loop_is_fine(write):
     with pytest.raises(ConfigError, match="unknown key 'x'"):
         load_recipe(write(text))
     assert load_recipe(write(MINIMAL + "pack: {seed: &s 3}\nsplit: {seed: *s}")).split.seed == 3
+
+
+def test_a_head_for_classes_takes_no_packs(write):
+    with pytest.raises(
+        ConfigError, match=r"needs pack\.strategy none: a pack of many records"
+    ) as e:
+        load_recipe(write(MINIMAL + "format: {template: sequence_classification}\n"))
+
+    assert "got" not in str(e.value)

@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.run
 TEST_STAMP := $(VENV)/.test
 DEMO := deployments/demo/recipe.yaml
+BENCH_RUN := .packhouse/bench-run
+BENCH_PEERS := .packhouse/bench-env
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## print this list
@@ -39,6 +41,9 @@ soak: $(TEST_STAMP) ## try to lose a version for MINUTES (default 10): faults, k
 fuzz: $(TEST_STAMP) ## feed INPUTS (default 100000) made-up files to the readers, by coverage
 	$(BIN)/python -m tests.fuzz.files --inputs $(or $(INPUTS),100000)
 
+bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## packhouse beside its peers (ROWS, RUNS; 5 minutes); SMALL=1: on the sample
+	$(BIN)/python -m bench.peers $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
+
 fix: $(TEST_STAMP) ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -57,6 +62,8 @@ lock: $(TEST_STAMP) ## compile the pinned requirements anew
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --no-deps requirements/trainers.in \
 		-o requirements/trainers.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url bench/requirements.in -o bench/requirements.txt
 
 build: $(TEST_STAMP) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel
@@ -78,4 +85,16 @@ $(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/trainers.txt
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: help setup demo check lint types imports test soak fuzz fix lock build clean
+$(BENCH_RUN)/.done: requirements/run.txt
+	$(PYTHON) -m venv $(BENCH_RUN)
+	$(BENCH_RUN)/bin/pip install --quiet --require-hashes -r requirements/run.txt
+	@touch $@
+
+$(BENCH_PEERS)/.done: bench/requirements.txt requirements/trainers.txt
+	$(PYTHON) -m venv $(BENCH_PEERS)
+	$(BENCH_PEERS)/bin/pip install --quiet --require-hashes -r bench/requirements.txt
+	$(BENCH_PEERS)/bin/pip install --quiet torch==2.13.0
+	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
+	@touch $@
+
+.PHONY: bench help setup demo check lint types imports test soak fuzz fix lock build clean

@@ -1,0 +1,1 @@
+"""Benchmarks: packhouse and its peers on the same input, in one interleaved run."""

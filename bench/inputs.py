@@ -1,0 +1,93 @@
+"""What the benchmarks run on: the real Alpaca file, and as many perturbed copies as wanted.
+
+Copies are made row by row from real ones: a few words of instruction and answer are exchanged for
+words of another row, so lengths stay as they are in reality and no two rows are equal. The same
+number of rows gives the same bytes. Nothing is fetched: the file is looked for in
+`PACKHOUSE_SHARED`, else in `../shared`.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DEMO", "ROOT", "WORK", "find_shared", "grown_alpaca", "perturb", "small_alpaca"]
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / ".packhouse" / "bench"
+DEMO = ROOT / "deployments" / "demo"
+
+
+def find_shared() -> Path | None:
+    """Folder of real data and tokenizers, or None."""
+    named = os.environ.get("PACKHOUSE_SHARED")
+    folder = Path(named) if named else ROOT.parent / "shared"
+    return folder if (folder / "data" / "alpaca_data.json").is_file() else None
+
+
+def grown_alpaca(shared: Path, num_rows: int) -> Path:
+    """A JSON array of `num_rows` rows, made once and kept; the real file where it is as large."""
+    real = shared / "data" / "alpaca_data.json"
+    rows = json.loads(real.read_bytes())
+    return real if num_rows == len(rows) else _grown(rows, num_rows, f"alpaca-{num_rows}.json")
+
+
+def small_alpaca(num_rows: int) -> Path:
+    """The same of the demo's rows, which are in the repository."""
+    lines = (DEMO / "instructions.jsonl").read_bytes().splitlines()
+    rows = [row for row in map(_row_or_none, lines) if row is not None]
+    return _grown(rows, num_rows, f"demo-{num_rows}.json")
+
+
+def _row_or_none(line: bytes) -> dict[str, Any] | None:
+    """A sound row of the demo, which holds bad ones on purpose."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    names = ("instruction", "input", "output")
+    is_sound = isinstance(row, dict) and all(isinstance(row.get(name), str) for name in names)
+    return {name: row[name] for name in names} if is_sound and row["output"].strip() else None
+
+
+def _grown(rows: list[dict[str, Any]], num_rows: int, name: str) -> Path:
+    path = WORK / name
+    if path.is_file():
+        return path
+    WORK.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(perturb(rows, num_rows)):
+            file.write("[\n" if not number else ",\n")
+            file.write(json.dumps(row, ensure_ascii=False))
+        file.write("\n]\n")
+    part.replace(path)
+    return path
+
+
+def perturb(rows: list[dict[str, Any]], num_rows: int) -> Iterator[dict[str, Any]]:
+    """The rows themselves, then perturbed copies of them until there are `num_rows`.
+
+    Example:
+        >>> rows = [{"instruction": "add two", "input": "", "output": "one and two are three"}]
+        >>> grown = list(perturb(rows, 3))
+        >>> grown[0] == rows[0], len({row["instruction"] for row in grown})
+        (True, 3)
+    """
+    chance = random.Random(0)
+    for number in range(num_rows):
+        row = rows[number % len(rows)]
+        if number < len(rows):
+            yield row
+            continue
+        donor = rows[chance.randrange(len(rows))]["output"].split() or ["and"]
+        copy = dict(row)
+        for name in ("instruction", "output"):
+            words = copy[name].split(" ")
+            for _ in range(1 + len(words) // 16):
+                words[chance.randrange(len(words))] = donor[chance.randrange(len(donor))]
+            copy[name] = " ".join(words)
+        copy["instruction"] += f" ({number})"
+        yield copy

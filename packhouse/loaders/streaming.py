@@ -6,8 +6,8 @@ equal length. Pack `i` of the global order is the next one of lane `i mod lanes`
 stopped after `n` packs goes on with pack `n` whatever the new world size, and where `W` divides
 `lanes` (or the other way round) each rank reads only its own lanes' files.
 
-Memory: a decoded row group (about 2 M tokens, 16 MB) for each lane that a rank reads, and
-`prefetch` rows. Files are fetched and their digests checked when a lane comes to them.
+Memory: a decoded row group (about 2 M tokens, 16 MB) and an open file for each lane that a rank
+reads, and `prefetch` rows. A file is fetched and its digest checked when a lane comes to it.
 """
 
 import itertools
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, IntegrityError
 from packhouse.loaders.dataset import row_to_tensors
 from packhouse.loaders.rows import ArrowRows, Row
 from packhouse.loaders.versions import mapped_file, open_split, verified_file
@@ -34,7 +34,9 @@ from packhouse.workspace import default_cache
 
 __all__ = ["StreamingPackedDataset"]
 
-_EPOCH, _START, _IN_WORKER = range(3)
+# Places in the state that processes share. The last is followed by those of further workers.
+_EPOCH, _START, _NUM_WORKERS, _IS_OVER, _FIRST_WORKER = range(5)
+_MOST_WORKERS = 4096
 
 
 class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -51,13 +53,19 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         batch_size: rows of a batch of the DataLoader. Its workers take turns by so many rows, so
             that batches come in the same order with any number of workers.
         lanes: parts of the global order that are read side by side; the same at every resume.
-        prefetch: rows read ahead in a thread; 0: none.
+        prefetch: most rows that a thread reads ahead, 2 at least; 0: no thread.
         drop_uneven: leave out the last few packs of an epoch, so that every rank has as many.
         cache: folder of local copies, as for `load_packed`.
 
-    Call `set_epoch` before every epoch. A new pass over the same epoch starts where the state that
-    was loaded says, else at its start. Under `transformers.Trainer` or accelerate, which deal out
-    batches themselves, set `rank=0, world_size=1`.
+    Call `set_epoch` before every epoch. After `load_state_dict` passes start where the state says
+    until one of them came to its end; the next one is a whole one. The state of a pass that came to
+    its end has nothing left in its epoch. Under `transformers.Trainer` or accelerate, which deal
+    out batches themselves, set `rank=0, world_size=1`.
+
+    Raises:
+        ConfigError: a rank, size or count that makes no sense; or `drop_uneven` with fewer packs
+            than ranks, which would leave nothing.
+        VersionNotFoundError: no such dataset, version or split.
     """
 
     def __init__(
@@ -78,21 +86,34 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
     ) -> None:
         self._opened, self._entries = open_split(uri, version, split)
         self.rank, self.world_size = _place(rank, world_size)
-        if batch_size < 1 or lanes < 1:
-            raise ConfigError(f"batch_size {batch_size} and lanes {lanes} must be positive")
+        if batch_size < 1 or lanes < 1 or prefetch < 0:
+            raise ConfigError(
+                f"batch_size {batch_size} and lanes {lanes} must be positive, and prefetch "
+                f"{prefetch} not negative"
+            )
         self._cache = Path(cache) if cache is not None else default_cache()
         self._shuffle, self._seed, self._split = shuffle, seed, split
         self._lanes = lanes if shuffle else 1
         self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven
         self.num_rows = sum(entry.rows for entry in self._entries)
-        # Shared with worker processes: epoch, packs done before this pass, whether a worker reads.
-        self._shared = torch.zeros(3, dtype=torch.int64).share_memory_()
+        if drop_uneven and self.num_rows < self.world_size:
+            raise ConfigError(
+                f"drop_uneven leaves nothing of {self.num_rows:,} packs for {self.world_size:,} "
+                "ranks; leave it out, take fewer ranks, or pack with a smaller seq_len"
+            )
+        # Shared with worker processes: epoch, packs done before this pass, workers that read it,
+        # whether it came to its end, and whether each worker's part of it did.
+        self._shared = torch.zeros(_FIRST_WORKER + _MOST_WORKERS, dtype=torch.int64)
+        self._shared.share_memory_()
         self._seen = 0  # rows that this process was given in this pass
         self._skip = 0  # rows of a worker's own part that it was given before a resume
 
     def __len__(self) -> int:
         """Rows of this rank that are left in this epoch."""
-        left = self.num_rows - int(self._shared[_START])
+        return self._num_left(0 if self._is_over() else int(self._shared[_START]))
+
+    def _num_left(self, start: int) -> int:
+        left = self.num_rows - start
         if self._drop_uneven:
             return left // self.world_size
         return len(range(self.rank, left, self.world_size))
@@ -104,27 +125,51 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass; another epoch than before begins at its start."""
+        if epoch < 0:
+            raise ConfigError(f"epoch is {epoch}; it must not be negative")
         if epoch != self.epoch:
-            self._shared[_EPOCH] = epoch
-            self._shared[_START] = 0
-            self._seen = self._skip = 0
+            self._start_at(epoch, 0)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
-        if worker is not None:
-            self._shared[_IN_WORKER] = 1
+        start = self._begin(worker)
         self._seen, skip, self._skip = self._skip, self._skip, 0
-        order = _Order(self, self.epoch)
-        places = itertools.islice(self._places(worker), skip, None)
-        rows = (order.row(place) for place in places)
-        for row in _ahead(rows, self._prefetch):
+        places = itertools.islice(self._places(start, worker), skip, None)
+        return self._pass(_Order(self, self.epoch), places, worker)
+
+    def _pass(
+        self, order: "_Order", places: Iterator[int], worker: Any
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        for row in _ahead((order.row(place) for place in places), self._prefetch):
             self._seen += 1
             yield row_to_tensors(row)
-        if worker is None:
-            self._shared[_START] = self._seen = 0
+        self._shared[_IS_OVER if worker is None else _FIRST_WORKER + worker.id] = 1
+
+    def _start_at(self, epoch: int, packs: int, skip: int = 0) -> None:
+        self._shared.zero_()
+        self._shared[_EPOCH], self._shared[_START] = epoch, packs
+        self._seen, self._skip = 0, skip
+
+    def _begin(self, worker: Any) -> int:
+        """Packs done before the pass that begins: none if the pass before it came to its end."""
+        self._shared[_NUM_WORKERS] = 0 if worker is None else worker.num_workers
+        if self._is_over():
+            self._shared[_START] = 0
+            self._shared[_IS_OVER:] = 0
+        return int(self._shared[_START])
+
+    def _is_over(self) -> bool:
+        """Whether the last pass came to its end, by all who read it."""
+        num_workers = int(self._shared[_NUM_WORKERS])
+        if num_workers:
+            return bool(self._shared[_FIRST_WORKER : _FIRST_WORKER + num_workers].all())
+        return bool(self._shared[_IS_OVER])
 
     def state_dict(self, rows_seen: int | None = None) -> dict[str, Any]:
         """Where the pass stands; equal on every rank that has taken as many rows.
+
+        At the end of an epoch the first ranks may take a row more than the others: keep the state
+        of rank 0, which is never behind.
 
         Args:
             rows_seen: rows that this rank's training loop took in this pass. Needed with worker
@@ -136,7 +181,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         in_worker = torch.utils.data.get_worker_info() is not None
         if rows_seen is not None and rows_seen < 0:
             raise ConfigError(f"rows_seen is {rows_seen}; it must not be negative")
-        if rows_seen is None and self._shared[_IN_WORKER] and not in_worker:
+        if rows_seen is None and self._shared[_NUM_WORKERS] and not in_worker:
             raise ConfigError(
                 "DataLoader workers read ahead of the training loop; call "
                 "state_dict(rows_seen=<batches taken in this pass> * <batch size>)"
@@ -154,7 +199,9 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
             place = {"packs": int(self._shared[_START]), "worker_rows": self._seen}
         else:
             taken = self._seen if rows_seen is None else rows_seen
-            place = {"packs": int(self._shared[_START]) + taken * self.world_size}
+            done = int(self._shared[_START]) + taken * self.world_size
+            is_over = rows_seen is None and self._is_over()
+            place = {"packs": self.num_rows if is_over else min(done, self.num_rows)}
         return state | place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -168,22 +215,29 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         missing = [key for key in needed if key not in state]
         if missing:
             raise ConfigError(f"the state has no '{missing[0]}'; give what state_dict() returned")
-        if state["packs"] < 0 or state.get("worker_rows", 0) < 0:
-            raise ConfigError("the state counts less than 0 packs; give what state_dict() returned")
+        counts = [state["epoch"], state["packs"], state.get("worker_rows", 0)]
+        if any(not isinstance(count, int) or count < 0 for count in counts):
+            raise ConfigError(
+                "the state counts less than 0 packs, or in no whole numbers; give what "
+                "state_dict() returned"
+            )
+        if "worker_rows" in state and torch.utils.data.get_worker_info() is None:
+            raise ConfigError(
+                "the state is that of one DataLoader worker; give what "
+                "state_dict(rows_seen=...) returned outside of workers"
+            )
         for key in needed[:6]:
             if state[key] != own[key]:
                 raise ConfigError(
                     f"the state was taken with {key} {state[key]!r}, this dataset has "
                     f"{own[key]!r}; give the same, or start a new epoch"
                 )
-        self._shared[_EPOCH] = state["epoch"]
-        self._shared[_START] = min(state["packs"], self.num_rows)
-        self._seen, self._skip = 0, state.get("worker_rows", 0)
+        packs = min(state["packs"], self.num_rows)
+        self._start_at(state["epoch"], packs, state.get("worker_rows", 0))
 
-    def _places(self, worker: Any) -> Iterator[int]:
+    def _places(self, start: int, worker: Any) -> Iterator[int]:
         """Places in the global order that this rank and worker read, in turn."""
-        start = int(self._shared[_START])
-        for number in range(len(self)):
+        for number in range(self._num_left(start)):
             if worker is None or number // self._batch_size % worker.num_workers == worker.id:
                 yield start + self.rank + number * self.world_size
 
@@ -216,7 +270,10 @@ class _Order:
         within = position - int(self._starts[number])
         held = self._groups.get(lane)
         if held is None or held[0] != number or not 0 <= within - held[1] < len(held[2]):
+            self._groups.pop(lane, None)
             held = self._groups[lane] = self._group(number, within)
+            in_use = {number for number, *_ in self._groups.values()}
+            self._files = {n: file for n, file in self._files.items() if n in in_use}
         _, first, rows, order = held
         return rows[within - first if order is None else int(order[within - first])]
 
@@ -255,6 +312,12 @@ class _File:
                 self._batches = pa.ipc.open_stream(source).read_all().to_batches()
             sizes = [batch.num_rows for batch in self._batches]
         self.sizes = np.array(sizes, dtype=np.int64)
+        if int(self.sizes.sum()) != entry.rows:
+            raise IntegrityError(
+                f"'{opened.uri(entry)}' holds {int(self.sizes.sum()):,} rows, and its version "
+                f"counts {entry.rows:,}; publish the version again",
+                key=entry.key,
+            )
 
     def read(self, group: int) -> ArrowRows:
         if self._parquet is not None:
@@ -277,10 +340,18 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
-            rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+            rank, world_size = _environment("RANK", 0), _environment("WORLD_SIZE", 1)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not one of {world_size} ranks")
     return rank, world_size
+
+
+def _environment(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name} is '{text}', no whole number") from None
 
 
 def _ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
@@ -292,7 +363,8 @@ def _ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
         yield from rows
         return
     step = max(1, depth // 4)
-    ready: queue.Queue[list[Row] | BaseException] = queue.Queue(max(1, depth // step - 1))
+    # The reader fills one list more than the queue holds, and one is being given out.
+    ready: queue.Queue[list[Row] | BaseException] = queue.Queue(max(1, depth // step - 2))
     is_over = threading.Event()
 
     def put(item: list[Row] | BaseException) -> None:

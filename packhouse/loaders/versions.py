@@ -21,7 +21,12 @@ from typing import Any, Literal
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
+from packhouse.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    IntegrityError,
+    VersionNotFoundError,
+)
 from packhouse.packing.layout import Layout, expand_labels, position_ids, published_schema
 from packhouse.packing.lists import flat_list, list_array, zero_based
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
@@ -106,7 +111,12 @@ def open_split(uri: str | Path, version: str, split: str) -> tuple[OpenVersion, 
             f"{opened.dataset} {opened.version} has no split '{split}'; it has "
             f"{', '.join(opened.manifest.splits()) or 'none'}"
         )
-    return opened, entries
+    filled = [entry for entry in entries if entry.rows]
+    if not filled:
+        raise EmptyDatasetError(
+            f"split '{split}' of {opened.dataset} {opened.version} holds no row; load another one"
+        )
+    return opened, filled
 
 
 class _Pulled(OpenVersion):

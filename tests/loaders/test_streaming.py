@@ -1,13 +1,20 @@
 import itertools
+import time
 from collections import Counter
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, IntegrityError
 from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed
+from packhouse.loaders.streaming import _ahead
+from packhouse.packing import published_schema
+from packhouse.store import LocalFile, open_store, publish_version
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +93,7 @@ def test_neighbours_in_the_files_are_spread_by_the_shuffle(uri, cache, packs):
     stop=st.integers(0, 12),
     lanes=st.integers(1, 9),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_run_resumes_mid_epoch_on_another_world_size(
     uri, cache, packs, before, after, stop, lanes
 ):
@@ -213,3 +220,176 @@ def test_other_formats_stream_too(make_version, cache, publish):
     packs = [tuple(ids) for ids in load_packed(uri, cache=cache)["input_ids"]]
 
     assert Counter(take(StreamingPackedDataset(uri, cache=cache))) == Counter(packs)
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=4),
+    lanes=st.integers(1, 9),
+)
+@settings(max_examples=12, deadline=None)
+def test_every_pack_is_seen_once_an_epoch_whatever_the_stops_and_world_sizes(
+    uri, cache, packs, runs, lanes
+):
+    epoch, seen, state = 0, [], None
+    for world_size, steps in [*runs, (2, len(packs))]:
+        ranks = [
+            StreamingPackedDataset(
+                uri, rank=r, world_size=world_size, cache=cache, lanes=lanes, prefetch=0
+            )
+            for r in range(world_size)
+        ]
+        for rank in ranks:
+            if state is not None:
+                rank.load_state_dict(state)
+            assert rank.epoch == epoch
+        rows = [iter(rank) for rank in ranks]
+        for _ in range(steps):  # ranks run in step, as training does
+            taken = [next(each, None) for each in rows]
+            seen += [tuple(row["input_ids"].tolist()) for row in taken if row is not None]
+            if taken[0] is None:
+                assert Counter(seen) == Counter(packs)
+                assert ranks[0].state_dict()["packs"] == len(packs)
+                epoch, seen = epoch + 1, []
+                for rank in ranks:
+                    rank.set_epoch(epoch)
+                rows = [iter(rank) for rank in ranks]
+        state = ranks[0].state_dict()
+
+
+def test_the_state_of_a_finished_pass_leaves_nothing_of_its_epoch(uri, cache, packs):
+    done = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    assert len(take(done)) == len(packs) == len(done)
+    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    resumed.load_state_dict(done.state_dict())
+
+    assert len(resumed) == 0
+    assert take(resumed) == []
+    assert len(take(resumed)) == len(packs)  # a further pass is a whole one
+    resumed.load_state_dict(done.state_dict())
+    resumed.set_epoch(1)
+    assert len(take(resumed)) == len(packs)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, packs, persistent):
+    first = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    took = take(first, 6)
+    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    resumed.load_state_dict(first.state_dict())
+    loader = DataLoader(resumed, None, num_workers=2, persistent_workers=persistent)
+
+    def rows():
+        return [tuple(row["input_ids"].tolist()) for row in loader]
+
+    assert Counter(took + rows()) == Counter(packs)
+    left = len(packs) - 6
+    assert resumed.state_dict(rows_seen=left)["packs"] == len(packs)
+    assert Counter(rows()) == Counter(packs)
+    assert resumed.state_dict(rows_seen=4)["packs"] == 4
+    assert len(resumed) == len(packs)
+
+
+def test_dropping_the_uneven_end_never_drops_everything(uri, cache, packs):
+    world_size = len(packs) + 1
+    with pytest.raises(ConfigError, match=f"leaves nothing of {len(packs)} packs"):
+        StreamingPackedDataset(uri, rank=0, world_size=world_size, cache=cache, drop_uneven=True)
+    ranks = [
+        StreamingPackedDataset(uri, rank=r, world_size=world_size, cache=cache)
+        for r in range(world_size)
+    ]
+    assert [len(take(rank)) for rank in ranks] == [1] * len(packs) + [0]
+
+
+@pytest.fixture
+def republish(uri, cache, tmp_path):
+    """The packs again, in files and row groups of a caller's choice."""
+    table = load_packed(uri, cache=cache).data.table
+    schema = published_schema(position_ids=True)
+    table = pa.Table.from_batches(
+        [b for b in table.select(schema.names).cast(schema).to_batches() if b.num_rows]
+    )
+
+    def publish(cuts, row_group_size, told=None):
+        files = []
+        for number, (low, high) in enumerate(itertools.pairwise(cuts)):
+            path = tmp_path / f"{number}.parquet"
+            rows = table.slice(low, high - low)
+            pq.write_table(rows, path, row_group_size=row_group_size)
+            tokens = sum(map(len, rows["input_ids"].to_pylist()))
+            num_rows = rows.num_rows if told is None else told
+            files.append(LocalFile(path, "train", num_rows, tokens))
+        store = str(tmp_path / "store")
+        publish_version(open_store(store), "again", "ab12", files, {"content_id": "c"}, "latest")
+        return f"{store}/again"
+
+    return publish
+
+
+def test_empty_files_and_packs_before_and_behind_them_are_read(republish, packs, tmp_path):
+    again = republish([0, 0, 5, 5, 5, len(packs), len(packs)], row_group_size=3)
+
+    assert [tuple(ids) for ids in load_packed(again, cache=tmp_path)["input_ids"]] == packs
+    for lanes in (1, 8, 500):
+        dataset = StreamingPackedDataset(again, rank=0, world_size=1, cache=tmp_path, lanes=lanes)
+        assert Counter(take(dataset)) == Counter(packs)
+
+
+def test_files_that_hold_other_rows_than_counted_are_refused(republish, packs, tmp_path):
+    again = republish([0, len(packs)], row_group_size=3, told=len(packs) + 2)
+
+    with pytest.raises(IntegrityError, match=f"holds {len(packs)} rows, and its version counts"):
+        take(StreamingPackedDataset(again, cache=tmp_path))
+
+
+def test_open_files_and_decoded_rows_stay_bounded(republish, packs, tmp_path):
+    again = republish(list(range(0, len(packs) + 1)), row_group_size=1)
+    dataset = StreamingPackedDataset(again, cache=tmp_path, lanes=3, prefetch=4)
+    most_files = 0
+    for _ in dataset:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        targets = [str(link.readlink()) for link in links]
+        most_files = max(most_files, sum(target.endswith(".parquet") for target in targets))
+    assert most_files <= 4  # one a lane, and the one being opened
+
+    def peak(uri, lanes):
+        start, most = pa.total_allocated_bytes(), 0
+        for _ in StreamingPackedDataset(uri, cache=tmp_path, lanes=lanes, prefetch=0):
+            most = max(most, pa.total_allocated_bytes() - start)
+        return most
+
+    assert peak(again, 3) < peak(again, 30) / 4
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 9, 64])
+def test_the_reader_is_never_further_ahead_than_asked(depth):
+    pulled = 0
+
+    def rows():
+        nonlocal pulled
+        for number in range(200):
+            pulled += 1
+            yield number
+
+    furthest = 0
+    for taken, _ in enumerate(_ahead(rows(), depth), start=1):
+        if taken % 20 == 1:
+            time.sleep(0.01)  # time enough to run away
+        furthest = max(furthest, pulled - taken)
+    assert pulled == 200
+    assert 0 < furthest <= depth
+
+
+def test_arguments_that_make_no_sense_are_refused(uri, cache, monkeypatch):
+    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    with pytest.raises(ConfigError, match="epoch is -1"):
+        dataset.set_epoch(-1)
+    with pytest.raises(ConfigError, match="prefetch -2"):
+        StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, prefetch=-2)
+    state = dataset.state_dict()
+    with pytest.raises(ConfigError, match="in no whole numbers"):
+        dataset.load_state_dict(state | {"packs": "3"})
+    with pytest.raises(ConfigError, match="of one DataLoader worker"):
+        dataset.load_state_dict(state | {"worker_rows": 3})
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigError, match="RANK is 'first', no whole number"):
+        StreamingPackedDataset(uri, cache=cache)

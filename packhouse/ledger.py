@@ -1,7 +1,8 @@
 """The conservation ledger: where every row and every token of a run went.
 
 For each step: rows_in + added = rows_out + quarantined + dropped, and from tokenize on the same in
-tokens. Only validate adds rows: the paths of a message tree beyond its first.
+tokens. Only two steps add rows: validate, the paths of a message tree beyond its first, and pack,
+the copies of records whose source has a `weight` over 1.
 It is asserted, not hoped for: a run whose ledger does not add up publishes nothing.
 """
 
@@ -33,6 +34,7 @@ class LedgerLine:
     tokens_in: int | None = None
     tokens_out: int | None = None
     tokens_dropped: Mapping[str, int] = field(default_factory=dict)
+    tokens_added: Mapping[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
         """Assert that nothing was lost.
@@ -56,7 +58,8 @@ class LedgerLine:
             )
         if self.tokens_in is None or self.tokens_out is None:
             return
-        missing = self.tokens_in - self.tokens_out - _sum(self.tokens_dropped)
+        came = self.tokens_in + _sum(self.tokens_added)
+        missing = came - self.tokens_out - _sum(self.tokens_dropped)
         if missing:
             raise ContractError(
                 f"step '{self.step}' lost {missing:,} of {self.tokens_in:,} tokens "
@@ -115,7 +118,8 @@ def check_quarantine(ledger: list[LedgerLine], limit: float, places: Iterable[st
         reasons.update(line.quarantined)
     bad = reasons.total()
     counts = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
-    where = "; see " + ", ".join(places) if places else ""
+    places = list(places)
+    where = f"; see {', '.join(places)}" if places else ""
     if rows == 0:
         raise EmptyDatasetError("the sources hold no rows at all: nothing to publish")
     if bad == rows:
@@ -129,6 +133,7 @@ def check_quarantine(ledger: list[LedgerLine], limit: float, places: Iterable[st
             f"{counts}{where}. Mend the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
             rows=rows,
+            places=places,
         )
 
 
@@ -148,6 +153,7 @@ def _line(receipt: Receipt) -> LedgerLine:
         tokens_in=facts.get("tokens_in"),
         tokens_out=facts.get("tokens_out"),
         tokens_dropped=facts.get("tokens_dropped", {}),
+        tokens_added=facts.get("tokens_added", {}),
     )
 
 
@@ -162,6 +168,7 @@ def _add(a: LedgerLine, b: LedgerLine) -> LedgerLine:
         tokens_in=_plus(a.tokens_in, b.tokens_in),
         tokens_out=_plus(a.tokens_out, b.tokens_out),
         tokens_dropped=_both(a.tokens_dropped, b.tokens_dropped),
+        tokens_added=_both(a.tokens_added, b.tokens_added),
     )
 
 

@@ -23,7 +23,7 @@ from packhouse.packing.lists import one_chunk, string_bytes
 from packhouse.packing.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
 
-__all__ = ["prove_disjoint", "sides"]
+__all__ = ["join_groups", "mixed_keys", "prove_disjoint", "sides"]
 
 VERSION = 1
 """Of the assignment; part of the step's cache key."""
@@ -55,11 +55,71 @@ def sides(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]:
     """
     if not config.eval_count and not config.eval_fraction:
         return np.zeros(len(group_keys), dtype=np.bool_)
-    mixed = _mix(_leading_bits(group_keys), config.seed)
+    mixed = mixed_keys(group_keys, config.seed)
     if config.eval_count is None:
         # eval_fraction < 1, so this is below 2**64.
         return mixed < np.uint64(int(config.eval_fraction * 2**64))
     return mixed <= _last_of_lowest(mixed, config.eval_count)
+
+
+def mixed_keys(keys: Keys, seed: int) -> npt.NDArray[np.uint64]:
+    """A number for each key that is even over all 64 bits, another one for each seed."""
+    return _mix(_leading_bits(keys), seed)
+
+
+def join_groups(group_keys: Keys, pairs: npt.NDArray[np.int64], seed: int) -> pa.Array:
+    """Join the groups of records that belong together, so that they share a side.
+
+    Of joined groups the key that goes to eval last stands for all: they are in eval only if each
+    of them would be. With `eval_fraction`, a record that joins groups may so take some from eval to
+    train, never from train to eval. Hence joined groups are in eval more seldom than others.
+
+    Args:
+        group_keys: of every record.
+        pairs: numbers of records that belong together, shape [num_pairs, 2].
+        seed: of the split.
+
+    Returns:
+        The key of each record's joined group.
+
+    Example:
+        >>> keys = pa.array(["0" * 20, "1" * 20, "2" * 20, "0" * 20])
+        >>> join_groups(keys, np.array([[2, 3]]), seed=0).to_pylist() == [
+        ...     "2" * 20, "1" * 20, "2" * 20, "2" * 20]
+        True
+    """
+    encoded = one_chunk(_as_arrow(group_keys)).dictionary_encode()
+    groups = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    names = encoded.dictionary
+    if not len(pairs):
+        return names.take(encoded.indices)
+    joined = _connected(groups[pairs], len(names))
+    order = np.lexsort((mixed_keys(names, seed), joined))
+    last = order[np.append(np.diff(joined[order]) != 0, True)]  # highest of each joined group
+    stands = np.empty(len(names), np.int64)
+    stands[joined[last]] = last
+    return names.take(pa.array(stands[joined[groups]]))
+
+
+def _connected(edges: npt.NDArray[np.int64], num_nodes: int) -> npt.NDArray[np.int64]:
+    """The least node that each node is connected to.
+
+    Edges 0-1 and 1-2 of four nodes: 0 0 0 3.
+    """
+    least = np.arange(num_nodes)
+    while True:
+        ends = least[edges]
+        lower = ends.min(axis=1)
+        if (ends == lower[:, None]).all():
+            return least
+        np.minimum.at(least, ends.ravel(), np.repeat(lower, 2))
+        while (least[least] != least).any():
+            least = least[least]
+
+
+def _as_arrow(keys: Keys) -> pa.Array | pa.ChunkedArray:
+    """The keys as an Arrow array."""
+    return pa.array(keys, pa.string()) if isinstance(keys, np.ndarray) else keys
 
 
 def _last_of_lowest(mixed: npt.NDArray[np.uint64], count: int) -> np.uint64:
@@ -155,8 +215,7 @@ def _parsed(keys: Keys) -> npt.NDArray[np.uint8]:
 
 def _ascii(keys: Keys) -> npt.NDArray[np.uint8]:
     """The keys' characters, shape [num_keys, 20]."""
-    if isinstance(keys, np.ndarray):
-        keys = pa.array(keys, pa.string())
+    keys = _as_arrow(keys)
     values, offsets = string_bytes(keys)
     if one_chunk(keys).null_count:
         _refuse(int(np.argmax(one_chunk(keys).is_null().to_numpy(zero_copy_only=False))), "null")

@@ -1,10 +1,10 @@
 """Contamination: rows that share a run of words with a benchmark, counted and shown.
 
-Two texts share an n-gram if n words in a row are equal after lower-casing and with all but letters
-and digits taken for spaces; 13 words is what GPT-3 used, and few such runs are alike by chance.
-Words are numbered by the benchmarks' own vocabulary, so a run that holds any other word is out at
-once; runs are compared as 64-bit hashes, sorted. Nothing is done per row: 52,000 Alpaca rows
-against GSM8K's test set take about 2 s. Benchmarks are held in memory, 8 bytes a word.
+Two texts share an n-gram if n words in a row (see `packhouse.words`) are equal; 13 words is what
+GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
+vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
+sorted. Nothing is done per row: 52,000 Alpaca rows against GSM8K's test set take about 2 s.
+Benchmarks are held in memory, 8 bytes a word.
 
 Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
 """
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,14 +22,11 @@ from packhouse.errors import ConfigError
 from packhouse.packing.lists import list_offsets, one_chunk
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
+from packhouse.words import Hashes, Int64s, Words, run_hashes, words_of
 
 __all__ = ["Benchmarks", "combine_contamination", "find_contamination", "read_benchmarks"]
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that every word keeps its weight modulo 2**64
 _LENIENT = ValidateConfig(allow_ends_on_user=True)
-
-Hashes = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,9 +70,9 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
             tables.append(rows.validated)
             num_unread += rows.quarantined.num_rows
     table = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
-    words = _Words.of(table)
-    vocabulary = words.values.unique()
-    hashes, places = words.runs(vocabulary, ngram)
+    texts = _Texts.of(table)
+    vocabulary = texts.words.values.unique()
+    hashes, places = texts.runs(vocabulary, ngram)
     if not len(hashes):
         names = ", ".join(source.path for source in sources)
         raise ConfigError(
@@ -89,9 +85,9 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
         ngram=ngram,
         vocabulary=vocabulary,
         hashes=unique,
-        owners=words.rows[words.text_of(places[first])],
+        owners=texts.row_of(places[first]),
         places=table.select(["source", "row"]),
-        num_short=int((np.diff(words.offsets) < ngram).sum()),
+        num_short=int((np.diff(texts.words.offsets) < ngram).sum()),
         num_unread=num_unread,
     )
 
@@ -104,12 +100,12 @@ def find_contamination(validated: pa.Table, benchmarks: Benchmarks) -> dict[str,
         with which file; `worst`, those that share most runs (`value`), each with the `benchmark`
         row and the words of its first shared run.
     """
-    words = _Words.of(validated)
-    hashes, places = words.runs(benchmarks.vocabulary, benchmarks.ngram)
+    texts = _Texts.of(validated)
+    hashes, places = texts.runs(benchmarks.vocabulary, benchmarks.ngram)
     index = np.minimum(np.searchsorted(benchmarks.hashes, hashes), len(benchmarks.hashes) - 1)
     is_shared = benchmarks.hashes[index] == hashes
     places, owners = places[is_shared], benchmarks.owners[index[is_shared]]
-    rows = words.rows[words.text_of(places)]
+    rows = texts.row_of(places)
     touched, first, counts = np.unique(rows, return_index=True, return_counts=True)
     files = one_chunk(benchmarks.places["source"])
     held = files.take(pa.array(owners[first])).cast(pa.string())
@@ -125,7 +121,7 @@ def find_contamination(validated: pa.Table, benchmarks: Benchmarks) -> dict[str,
                 **_origin(validated, int(touched[i])),
                 "value": int(counts[i]),
                 "benchmark": benchmarks.name_of(int(owners[first[i]])),
-                "words": words.run(int(places[first[i]]), benchmarks.ngram),
+                "words": texts.words.run(int(places[first[i]]), benchmarks.ngram),
             }
             for i in worst.tolist()
         ],
@@ -159,48 +155,34 @@ def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Words:
-    """The words of all texts of a table, one after another."""
+class _Texts:
+    """The words of all texts of a table, and the row that each text is of."""
 
-    values: pa.Array
-    offsets: Int64s
-    """Where each text's words begin, shape [num_texts + 1]."""
+    words: Words
     rows: Int64s
-    """Row of the table that each text is of."""
 
     @classmethod
-    def of(cls, validated: pa.Table) -> "_Words":
+    def of(cls, validated: pa.Table) -> "_Texts":
         messages = one_chunk(validated["messages"])
         bounds = list_offsets(messages).astype(np.int64)
         flat = messages.values.slice(bounds[0], bounds[-1] - bounds[0])
         row = np.repeat(np.arange(len(messages)), np.diff(bounds))
         texts = [flat.field(name).slice(flat.offset, len(flat)) for name in ("content", "context")]
-        joined = pa.concat_arrays([pc.fill_null(text, "") for text in texts])
-        plain = pc.replace_substring_regex(pc.utf8_lower(joined), r"[^\pL\pN]+", " ")
-        split = pc.split_pattern(pc.utf8_trim_whitespace(plain), " ")
-        offsets = list_offsets(split).astype(np.int64)
-        values = split.values.slice(offsets[0], offsets[-1] - offsets[0])
-        return cls(values, offsets - offsets[0], np.concatenate([row, row]))
+        return cls(words_of(pa.concat_arrays(texts)), np.concatenate([row, row]))
 
-    def text_of(self, places: Int64s) -> Int64s:
-        return np.searchsorted(self.offsets, places, "right") - 1
-
-    def run(self, place: int, ngram: int) -> str:
-        return " ".join(self.values.slice(place, ngram).to_pylist())
+    def row_of(self, places: Int64s) -> Int64s:
+        return self.rows[self.words.text_of(places)]
 
     def runs(self, vocabulary: pa.Array, ngram: int) -> tuple[Hashes, Int64s]:
         """Hash and first word of every run of `ngram` words of one text, all in the vocabulary.
 
         Words 1 2 3 4 of a text, ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
         """
-        ids = pc.fill_null(pc.index_in(self.values, value_set=vocabulary), -1).to_numpy()
+        words = self.words
+        ids = pc.fill_null(pc.index_in(words.values, value_set=vocabulary), -1).to_numpy()
         num_runs = max(0, len(ids) - ngram + 1)
-        ends = np.repeat(self.offsets[1:], np.diff(self.offsets))[:num_runs]
+        ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]
         unknown = np.append(0, np.cumsum(ids < 0))
         starts = np.arange(num_runs)
         starts = starts[(starts + ngram <= ends) & (unknown[ngram:] == unknown[:num_runs])]
-        numbers = (ids + 1).astype(np.uint64) * _FACTOR
-        hashes = np.zeros(len(starts), np.uint64)
-        for offset in range(ngram):
-            hashes = (hashes ^ (hashes >> np.uint64(29))) * _FACTOR + numbers[starts + offset]
-        return hashes, starts
+        return run_hashes((ids + 1).astype(np.uint64), starts, ngram), starts

@@ -19,8 +19,17 @@ from packhouse.recipe import PackConfig
 
 __all__ = ["REASONS", "Admitted", "apply_over_length"]
 
-# Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate`: see `packhouse.dedup`.
-REASONS = ("kept", "over_seq_len", "first_turn_too_long", "nothing_trained", "duplicate")
+# Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
+# `packhouse.dedup`; `sampled_out`: see `packhouse.mixing`.
+REASONS = (
+    "kept",
+    "over_seq_len",
+    "first_turn_too_long",
+    "nothing_trained",
+    "duplicate",
+    "near_duplicate",
+    "sampled_out",
+)
 _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 
 

@@ -6,9 +6,10 @@ from packhouse.recipe.model import Recipe
 from packhouse.recipe.publish import PublishConfig
 from packhouse.recipe.reading import load_recipe, parse_recipe
 from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
-from packhouse.recipe.source import SourceConfig
+from packhouse.recipe.source import MIXING, SourceConfig
 
 __all__ = [
+    "MIXING",
     "AuditConfig",
     "DedupConfig",
     "FormatConfig",

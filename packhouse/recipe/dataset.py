@@ -26,12 +26,31 @@ class PackConfig(Section):
     """Order of packs and of equal lengths within them."""
 
 
+Repeats = Literal["keep", "drop", "same_side"]
+
+
 class DedupConfig(Section):
     """What happens to conversations that repeat an earlier one."""
 
-    exact: Literal["keep", "drop"] = "keep"
-    """Equal in every message: keep all, or only the first in order of file and row. Equal
-    conversations are on one side, train or eval, either way."""
+    exact: Repeats = "keep"
+    """Equal but for white space and Unicode form: keep all, drop all but the first in order of
+    file and row, or keep all on one side, train or eval (equal to the letter, they always are)."""
+
+    near: Repeats = "keep"
+    """Alike, if not equal: `drop` (equal ones, too) all but the first, or `same_side`. `keep` does
+    not look for them. Needs `pip install 'packhouse[dedup]'`."""
+
+    near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
+    """Share of runs that two conversations have in common (Jaccard) to count as alike."""
+
+    near_unit: Literal["words", "characters"] = "words"
+    """What runs are made of. Each ideograph is a word."""
+
+    near_ngram: Annotated[int, Field(ge=1, le=50)] = 2
+    """Words or characters of a run."""
+
+    near_permutations: Annotated[int, Field(ge=32, le=1024)] = 128
+    """Numbers of a MinHash: more find more of what is near the threshold, and cost time."""
 
 
 class SplitConfig(Section):

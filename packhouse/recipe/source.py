@@ -1,10 +1,12 @@
 """The `sources` of a recipe: where raw rows come from."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from packhouse.recipe.section import Name, Section
+from pydantic import Field
 
-__all__ = ["RowFormat", "SourceConfig"]
+from packhouse.recipe.section import Name, Section, Uri
+
+__all__ = ["MIXING", "RowFormat", "SourceConfig"]
 
 RowFormat = Literal[
     "auto",
@@ -25,7 +27,7 @@ RowFormat = Literal[
 class SourceConfig(Section):
     """One source of raw rows."""
 
-    path: str
+    path: Uri
     """File, folder, glob, `s3://bucket/key` or `hf://datasets/org/name/file`."""
 
     name: Name | None = None
@@ -45,3 +47,17 @@ class SourceConfig(Section):
 
     oasst_paths: Literal["best", "all"] = "best"
     """Message trees: the best-ranked path only, or every path from root to leaf."""
+
+    weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """How often each record is trained: 0.1 takes a tenth of the records, 2.5 takes every record
+    twice and half of them a third time. Appended rows change nothing for those before."""
+
+    max_records: Annotated[int | None, Field(ge=0)] = None
+    """At most this many different records, chosen by hash; `weight` then applies to them."""
+
+    mix_seed: int = 0
+    """Another seed is another choice by `weight` and `max_records`."""
+
+
+MIXING = ("weight", "max_records", "mix_seed")
+"""Settings of a source that decide which of its records are packed, and nothing before that."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.jobs import Job
-from packhouse.recipe import Recipe
+from packhouse.recipe import MIXING, Recipe
 from packhouse.sources import read_shard
 from packhouse.steps.shard_io import write_outputs
 from packhouse.workspace import Workspace
@@ -23,5 +23,5 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     facts["rows_in"] = rows.num_records  # what was read, not what came out: the ledger compares
     facts["added"] = {"extra_paths": rows.extra_paths} if rows.extra_paths else {}
     origin = {"file": job.shard.file, "row_start": job.shard.row_start, "sha256": job.shard.sha256}
-    origin["settings"] = job.source.model_dump(mode="json", exclude={"path", "name"})
+    origin["settings"] = job.source.model_dump(mode="json", exclude={"path", "name", *MIXING})
     return {**facts, "origin": origin}

@@ -1,0 +1,25 @@
+"""Find conversations that repeat others, to the letter, in substance or nearly, and apply policy.
+
+`fingerprints.py` describes the conversations of one shard; `near.py` joins the descriptions of all
+shards; `policy.py` drops what repeats and keeps together what is alike. The first in the order of
+file and row stays; nothing depends on shards, workers or hash seeds.
+"""
+
+from packhouse.dedup.exact import drop_duplicates, is_repeat
+from packhouse.dedup.fingerprints import FINGERPRINTS, fingerprint_table, needs_fingerprints
+from packhouse.dedup.policy import Deduplicated, deduplicate, facts_of
+
+__all__ = [
+    "FINGERPRINTS",
+    "VERSION",
+    "Deduplicated",
+    "deduplicate",
+    "drop_duplicates",
+    "facts_of",
+    "fingerprint_table",
+    "is_repeat",
+    "needs_fingerprints",
+]
+
+VERSION = 1
+"""Part of cache keys. Raise it when the same rows would give other fingerprints or decisions."""

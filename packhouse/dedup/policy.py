@@ -1,0 +1,210 @@
+"""Apply the recipe's policies to repeated conversations: keep, drop, or keep on one side.
+
+Dropping is by the first that stays: a row is dropped if it equals or is near a row before it that
+is kept, so every dropped row has one that stands for it, and no chain of small steps takes away a
+row unlike all that is left. Near rows are dropped only if what the assistant wrote is at least half
+as near: a long text asked about twice is two examples. Such pairs, and all of `same_side`, share a
+side: the groups of alike rows are joined, see `splitting.join_groups`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.dedup.near import Near, find_near
+from packhouse.packing import Admitted
+from packhouse.packing.lists import string_bytes
+from packhouse.packing.overlength import REASONS
+from packhouse.recipe import DedupConfig
+from packhouse.splitting import join_groups
+from packhouse.words import Int64s
+
+__all__ = ["Deduplicated", "Found", "deduplicate", "facts_of", "first_of_each"]
+
+_DIGITS = 20  # of a normal id
+_KEPT, _DUPLICATE = REASONS.index("kept"), REASONS.index("duplicate")
+_NEAR = REASONS.index("near_duplicate")
+_NUM_SAMPLES = 10
+_ANSWERS = 0.5  # of the threshold, for what the assistant wrote
+
+Pairs = npt.NDArray[np.int64]
+"""Rows of all shards, numbered through, shape [num_pairs, 2]: the earlier row, the later one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Which rows repeat which; both lists in order of the later row."""
+
+    equal: Pairs
+    """Each row that equals an earlier one, with the first of them."""
+    near: Pairs
+    """Rows, none equal to an earlier one, that are near one another."""
+    similarity: npt.NDArray[np.float64]
+    answers: npt.NDArray[np.float64]
+    """Similarity of what the assistant wrote."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deduplicated:
+    """What is left, and what was found."""
+
+    admitted: list[Admitted]
+    group_keys: pa.Array | pa.ChunkedArray
+    """Of every row of every shard: what must stay on one side."""
+    repeats_of: Int64s
+    """For every row the kept row that it was dropped for, numbered through all shards; -1: none."""
+    found: Found
+
+    def num_on_both_sides(self, is_eval: npt.NDArray[np.bool_]) -> int:
+        """Pairs of near rows, both kept, of which one is in train and one in eval."""
+        first, second = self.found.near.T
+        is_kept = (self.repeats_of[first] < 0) & (self.repeats_of[second] < 0)
+        return int(((is_eval[first] != is_eval[second]) & is_kept).sum())
+
+
+def deduplicate(
+    fingerprints: Sequence[pa.Table],
+    admitted: Sequence[Admitted],
+    group_keys: pa.Array | pa.ChunkedArray,
+    config: DedupConfig,
+    split_seed: int,
+) -> Deduplicated:
+    """Drop or join what repeats.
+
+    Args:
+        fingerprints: schema `FINGERPRINTS`, a row for each row of each shard.
+        admitted: what of each shard would be packed; other rows are not looked at.
+        group_keys: of all rows.
+        config: the policies.
+        split_seed: of `split`; decides which key stands for joined groups.
+    """
+    found = _find(fingerprints, admitted, config)
+    repeats_of = np.full(sum(table.num_rows for table in fingerprints), -1, np.int64)
+    reasons = np.full(len(repeats_of), _KEPT, np.uint8)
+    if config.near == "drop":
+        alike = found.answers >= config.near_threshold * _ANSWERS
+        dropped = _drop_in_order(found.near[alike])
+        repeats_of[dropped[:, 1]], reasons[dropped[:, 1]] = dropped[:, 0], _NEAR
+    if "drop" in (config.exact, config.near):
+        first, later = found.equal.T
+        stays = np.where(repeats_of[first] < 0, first, repeats_of[first])
+        repeats_of[later], reasons[later] = stays, _DUPLICATE
+    if config.exact == "same_side" or config.near != "keep":
+        pairs = np.concatenate([found.equal, found.near])
+        group_keys = join_groups(group_keys, pairs, split_seed)
+    ends = np.cumsum([table.num_rows for table in fingerprints])
+    parts = np.split(reasons, ends[:-1]) if len(ends) else []
+    without = [_without(each, part) for each, part in zip(admitted, parts, strict=True)]
+    return Deduplicated(without, group_keys, repeats_of, found)
+
+
+def _find(
+    fingerprints: Sequence[pa.Table], admitted: Sequence[Admitted], config: DedupConfig
+) -> Found:
+    bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
+    rows = np.concatenate(
+        [_NONE, *(each.rows + base for each, base in zip(admitted, bases, strict=False))]
+    )
+    ids = np.concatenate([_NO_KEYS, *(_normal_ids(table) for table in fingerprints)])
+    first = rows[first_of_each(ids[rows])]
+    is_first = first == rows
+    equal = np.stack([first, rows], axis=1)[~is_first]
+    near = Near(_NONE, _NONE, np.zeros(0), np.zeros(0))
+    looked_at = rows[is_first]
+    if config.near != "keep":
+        shards = np.searchsorted(bases, looked_at, "right") - 1
+        by_shard = [looked_at[shards == n] - bases[n] for n in range(len(fingerprints))]
+        near = find_near(fingerprints, by_shard, config.near_threshold)
+    pairs = np.stack([looked_at[near.first], looked_at[near.second]], axis=1)
+    return Found(equal, pairs, near.similarity, near.answers)
+
+
+_NONE = np.zeros(0, np.int64)
+_NO_KEYS = np.zeros(0, f"S{_DIGITS}")
+
+
+def _normal_ids(table: pa.Table) -> npt.NDArray[Any]:
+    values, offsets = string_bytes(table["normal_id"])
+    return np.ascontiguousarray(values[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}")
+
+
+def first_of_each(values: npt.NDArray[Any]) -> Int64s:
+    """Index of the first of equal values, for each.
+
+    Example:
+        >>> first_of_each(np.array([7, 5, 7, 5, 8])).tolist()
+        [0, 1, 0, 1, 4]
+    """
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return np.asarray(first[inverse], np.int64)
+
+
+def _drop_in_order(pairs: Pairs) -> Pairs:
+    """The pairs (kept, dropped), one for each row that is near an earlier kept one.
+
+    Rows 0-1 and 1-2 near: 1 goes for 0, and 2 stays, since 1 is not there to stand for it.
+    """
+    kept_for: dict[int, int] = {}
+    for first, second in pairs.tolist():
+        if first not in kept_for and second not in kept_for:
+            kept_for[second] = first
+    dropped = [(kept, row) for row, kept in kept_for.items()]
+    return np.array(dropped, np.int64).reshape(-1, 2)
+
+
+def _without(each: Admitted, reasons: npt.NDArray[np.uint8]) -> Admitted:
+    stays = reasons[each.rows] == _KEPT
+    merged = np.where(each.reasons == _KEPT, reasons, each.reasons)
+    return replace(each, rows=each.rows[stays], lengths=each.lengths[stays], reasons=merged)
+
+
+def facts_of(done: Deduplicated, records: pa.Table, config: DedupConfig) -> dict[str, Any]:
+    """What was found, for report and manifest, as plain JSON.
+
+    Args:
+        done: the result of `deduplicate`.
+        records: `source`, `row`, `record_id` of all rows.
+        config: the policies.
+
+    Returns:
+        Numbers of rows that repeat an earlier one, by kind and dropped or not, and samples: which
+        row repeats which, and for near ones how nearly.
+    """
+    found = done.found
+    _, place = np.unique(found.near[:, 1], return_index=True)
+    kinds: dict[str, Any] = {
+        "equal": (found.equal, np.ones(len(found.equal))),
+        "near": (found.near[place], found.similarity[place]),
+    }
+    return {
+        "policy": config.model_dump(mode="json"),
+        **{
+            kind: {
+                "rows": len(pairs),
+                "dropped": int((done.repeats_of[pairs[:, 1]] >= 0).sum()),
+                "samples": _samples(done, records, pairs[:_NUM_SAMPLES], shares),
+            }
+            for kind, (pairs, shares) in kinds.items()
+        },
+    }
+
+
+def _samples(
+    done: Deduplicated, records: pa.Table, pairs: Pairs, shares: npt.NDArray[np.float64]
+) -> list[dict[str, Any]]:
+    first, later = records.take(pairs[:, 0]).to_pylist(), records.take(pairs[:, 1]).to_pylist()
+    return [
+        {
+            **row,
+            "repeats": earlier,
+            "similarity": round(float(share), 4),
+            "is_dropped": bool(done.repeats_of[number] >= 0),
+        }
+        for row, earlier, share, number in zip(
+            later, first, shares.tolist(), pairs[:, 1].tolist(), strict=False
+        )
+    ]

@@ -1,0 +1,112 @@
+"""Mix weighted sources: how often each record is trained, by `weight` and `max_records`.
+
+Each choice is a pure function of the record's id and the source's seed, so it does not depend on
+order, shards or other sources, and appended rows change nothing for those before (but that they
+may push rows over `max_records` out). A record that is taken twice makes two sequences; both have
+its group key, so they are on one side. Costs 50 ns a record.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.packing import Admitted
+from packhouse.packing.lists import one_chunk
+from packhouse.packing.overlength import REASONS
+from packhouse.recipe import SourceConfig
+from packhouse.splitting import mixed_keys
+
+__all__ = ["mix", "source_counts", "times_of"]
+
+_KEPT, _SAMPLED_OUT = REASONS.index("kept"), REASONS.index("sampled_out")
+
+Int32s = npt.NDArray[np.int32]
+
+
+def times_of(record_ids: pa.Array, config: SourceConfig) -> Int32s:
+    """How often each record of a source is trained.
+
+    Args:
+        record_ids: 20 hex digits each, of all records of the source that could be packed, in order.
+        config: `weight`, `max_records` and `mix_seed` are read.
+
+    Example:
+        >>> ids = pa.array([f"{n:016x}0000" for n in range(1000)])
+        >>> times = times_of(ids, SourceConfig(path="", weight=2.25))
+        >>> sorted(set(times.tolist())), 2200 < times.sum() < 2300
+        ([2, 3], np.True_)
+        >>> int(times_of(ids, SourceConfig(path="", max_records=10)).sum())
+        10
+    """
+    whole, part = divmod(config.weight, 1.0)
+    times = np.full(len(record_ids), int(whole), np.int32)
+    if part:
+        times += mixed_keys(record_ids, 2 * config.mix_seed + 1) < np.uint64(int(part * 2**64))
+    if config.max_records is not None and config.max_records < len(times):
+        order = np.argsort(mixed_keys(record_ids, 2 * config.mix_seed), kind="stable")
+        times[order[config.max_records :]] = 0
+    return times
+
+
+def mix(
+    admitted: Sequence[Admitted],
+    shards: Sequence[pa.Table],
+    names: Sequence[str],
+    sources: Mapping[str, SourceConfig],
+) -> tuple[list[Admitted], list[Int32s]]:
+    """Take the records that their sources' settings choose; the others are `sampled_out`.
+
+    Args:
+        admitted: what of each shard would be packed.
+        shards: tables with a column `record_id`, looked at only where a source asks for it.
+        names: of each shard's source.
+        sources: settings by name.
+
+    Returns:
+        What of each shard is packed, and how often each row of each shard is (0: not).
+    """
+    times = [(each.reasons == _KEPT).astype(np.int32) for each in admitted]
+    for name, config in sources.items():
+        if config.weight == 1 and config.max_records is None:
+            continue
+        own = [number for number, source in enumerate(names) if source == name]
+        ids = [
+            one_chunk(shards[number]["record_id"]).take(pa.array(admitted[number].rows))
+            for number in own
+        ]
+        chosen = times_of(pa.chunked_array(ids, pa.string()).combine_chunks(), config)
+        ends = np.cumsum([len(each) for each in ids])[:-1]
+        for number, part in zip(own, np.split(chosen, ends), strict=False):
+            times[number][admitted[number].rows] = part
+    return [_taken(each, own) for each, own in zip(admitted, times, strict=True)], times
+
+
+def _taken(each: Admitted, times: Int32s) -> Admitted:
+    is_out = (times == 0) & (each.reasons == _KEPT)
+    if not is_out.any():
+        return each
+    stays = ~is_out[each.rows]
+    reasons = np.where(is_out, np.uint8(_SAMPLED_OUT), each.reasons)
+    return replace(each, rows=each.rows[stays], lengths=each.lengths[stays], reasons=reasons)
+
+
+def source_counts(
+    admitted: Sequence[Admitted], times: Sequence[Int32s], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """For each source: records, how many of them are dropped, by reason, and packed; tokens."""
+    counts: dict[str, dict[str, Any]] = {}
+    for each, often, name in zip(admitted, times, names, strict=True):
+        line = counts.setdefault(name, {"records": 0, "packed": 0, "repeated": 0, "tokens": 0})
+        line["records"] += len(each.reasons)
+        line["packed"] += len(each.rows)
+        line["repeated"] += int((often[each.rows] - 1).sum())
+        line["tokens"] += int((each.lengths.astype(np.int64) * often[each.rows]).sum())
+        found = np.bincount(each.reasons, minlength=len(REASONS))
+        for code, reason in enumerate(REASONS):
+            if code != _KEPT and found[code]:
+                line[reason] = line.get(reason, 0) + int(found[code])
+    return dict(sorted(counts.items()))

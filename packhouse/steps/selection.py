@@ -1,0 +1,166 @@
+"""Which records are packed, how often, and which must stay together: mixing, then repeats.
+
+Sources are sampled first, so that a row which is not taken cannot displace an equal one elsewhere;
+then repeats are dropped or joined. Fingerprints of conversations are made shard by shard beside the
+validate step and kept in the step store under a key of their own, so they are made once for all
+tokenizers and pack sizes, and an appended file costs its own shard.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse import dedup
+from packhouse.dedup import FINGERPRINTS, deduplicate, facts_of, fingerprint_table
+from packhouse.fingerprint import digest, library_versions
+from packhouse.mixing import mix, source_counts
+from packhouse.packing import Admitted
+from packhouse.packing.lists import one_chunk
+from packhouse.recipe import Recipe
+from packhouse.sources.files import source_name
+from packhouse.step_store import Receipt
+from packhouse.tables import TOKENIZED
+from packhouse.workspace import Workspace, read_table, write_table
+
+__all__ = ["Selection", "fingerprint_shard", "select"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """What of all shards is packed."""
+
+    admitted: list[Admitted]
+    times: list[npt.NDArray[np.int32]]
+    """How often each row of each shard is packed; 0: dropped."""
+    group_keys: pa.Array | pa.ChunkedArray | None = None
+    """Of all rows: what must stay on one side; None: their own keys say it."""
+    repeats: pa.Array | None = None
+    """Of all rows: id of the record that a row was dropped for; null: none."""
+    near: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    """Pairs of near rows, see `dedup.policy.Pairs`."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """`sources`: counts by source; `dedup`: what repeats, with samples."""
+
+    @property
+    def added(self) -> dict[str, dict[str, int]]:
+        """Rows and tokens that repeated records add, by reason."""
+        rows = tokens = 0
+        for each, times in zip(self.admitted, self.times, strict=True):
+            extra = (times[each.rows] - 1).astype(np.int64)
+            rows += int(extra.sum())
+            tokens += int((extra * each.lengths).sum())
+        return {"rows": {"repeated": rows}, "tokens": {"repeated": tokens}} if rows else {}
+
+    def kept(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Rows that are packed, numbered through, each as often as it is; and their tokens."""
+        first = np.cumsum([0, *(len(each.reasons) for each in self.admitted)])
+        rows, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+        for each, base, times in zip(self.admitted, first, self.times, strict=False):
+            often = times[each.rows]
+            rows.append(np.repeat(each.rows + base, often))
+            lengths.append(np.repeat(each.lengths, often))
+        return np.concatenate(rows), np.concatenate(lengths)
+
+    def num_near_on_both_sides(self, is_eval: npt.NDArray[np.bool_]) -> int:
+        """Pairs of near rows, both packed, of which one is in train and one in eval."""
+        times = np.concatenate([np.zeros(0, np.int32), *self.times])
+        first, second = self.near.T
+        is_packed = (times[first] > 0) & (times[second] > 0)
+        return int(((is_eval[first] != is_eval[second]) & is_packed).sum())
+
+
+def select(
+    shards: Sequence[pa.Table],
+    validated: Sequence[Receipt],
+    admitted: Sequence[Admitted],
+    recipe: Recipe,
+    workspace: Workspace,
+) -> Selection:
+    """Decide which records are packed, and how often.
+
+    Args:
+        shards: schema `tables.TOKENIZED`.
+        validated: receipts of the validate step of the same shards.
+        admitted: what of each shard can be packed.
+        recipe: `sources`, `dedup` and `split.seed` are read.
+        workspace: where fingerprints are kept.
+    """
+    names = [receipt.facts["origin"]["file"].split("/")[0] for receipt in validated]
+    sources = {source_name(source): source for source in recipe.sources}
+    ids = [one_chunk(shard["record_id"]) for shard in shards]
+    mixed, times = mix(admitted, ids, names, sources)
+    groups = _chunked(shards, "group_key")
+    if not dedup.needs_fingerprints(recipe.dedup):
+        none = pa.nulls(len(groups), pa.string())
+        counts = source_counts(mixed, times, names)
+        return Selection(
+            mixed, times, groups, none, np.zeros((0, 2), np.int64), {"sources": counts}
+        )
+    prints = [
+        _aligned(fingerprint_shard(receipt, recipe, workspace), receipt, own)
+        for receipt, own in zip(validated, ids, strict=True)
+    ]
+    done = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed)
+    for own, each in zip(times, done.admitted, strict=True):
+        own[each.reasons > 0] = 0
+    records = pa.table({n: _chunked(shards, n) for n in ("source", "row", "record_id")})
+    return Selection(
+        done.admitted,
+        times,
+        done.group_keys,
+        _ids_of(records["record_id"], done.repeats_of),
+        done.found.near,
+        {
+            "sources": source_counts(done.admitted, times, names),
+            "dedup": facts_of(done, records, recipe.dedup),
+        },
+    )
+
+
+def fingerprint_shard(validated: Receipt, recipe: Recipe, workspace: Workspace) -> Receipt:
+    """Make the fingerprints of a shard, or find them made."""
+    near = recipe.dedup.near != "keep"
+    names = {"near_unit", "near_ngram", "near_permutations"} if near else set()
+    parts = {
+        "step": "fingerprints",
+        "engine": dedup.VERSION,
+        "input": validated.key,
+        "dedup": {"is_near": near, **recipe.dedup.model_dump(mode="json", include=names)},
+        "libraries": library_versions(("datasketch", "numpy", "pyarrow") if near else ("pyarrow",)),
+    }
+
+    def compute(folder: Path) -> dict[str, Any]:
+        rows = read_table(validated.path("validated.arrow"))
+        write_table(folder / "fingerprints.arrow", fingerprint_table(rows, recipe.dedup))
+        return {"rows": rows.num_rows}
+
+    return workspace.steps.run("fingerprints", digest(parts), compute)
+
+
+def _aligned(fingerprints: Receipt, validated: Receipt, shard: pa.Table) -> pa.Table:
+    """The fingerprints of the records that are still there, in their order."""
+    record_ids = one_chunk(shard["record_id"])
+    table = read_table(fingerprints.path("fingerprints.arrow"))
+    before = one_chunk(read_table(validated.path("validated.arrow"))["record_id"])
+    if before.equals(record_ids):
+        return table
+    if not len(record_ids):
+        return FINGERPRINTS.empty_table()
+    return table.take(pc.index_in(record_ids, value_set=before)).combine_chunks()
+
+
+def _ids_of(record_ids: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.Array:
+    places = pa.array(rows, mask=rows < 0)
+    return one_chunk(record_ids).take(places)
+
+
+def _chunked(shards: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
+    chunks = [chunk for shard in shards for chunk in shard[name].chunks]
+    table = pa.chunked_array(chunks, TOKENIZED.field(name).type)
+    return table.unify_dictionaries() if name == "source" else table

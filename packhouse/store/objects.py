@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from packhouse.errors import ConfigError, StoreError, StoreRefusedError
+from packhouse.errors import ConfigError, StoreError
 
 __all__ = [
     "Blob",
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _CHUNK_BYTES = 2**20
+_BLOCK_BYTES = 8 * 2**20
 
 
 class ObjectNotFoundError(StoreError):
@@ -111,13 +112,15 @@ class ObjectStore(ABC):
             ObjectNotFoundError: no object has this key.
         """
 
-    @abstractmethod
     def download(self, key: str, path: Path, *, offset: int = 0) -> None:
         """Append the object's bytes from `offset` on to a local file, as they come.
 
         Raises:
             ObjectNotFoundError: no object has this key.
         """
+        with path.open("ab") as out:
+            for block in self._blocks(key, offset):
+                out.write(block)
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -127,13 +130,13 @@ class ObjectStore(ABC):
             ObjectNotFoundError: no object has this key.
         """
 
-    @abstractmethod
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The object's bytes, about 1 MiB at a time.
+        """The object's bytes, a few MiB at a time.
 
         Raises:
             ObjectNotFoundError: no object has this key.
         """
+        yield from self._blocks(key, 0)
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
@@ -183,6 +186,16 @@ class ObjectStore(ABC):
     def clock(self) -> float:
         """Seconds since the epoch by the store's own clock, which `last_modified` is told by."""
 
+    def _blocks(self, key: str, start: int) -> Iterator[bytes]:
+        """Ranged reads, for stores whose client would hold a whole object in memory."""
+        size = self.head(key).size
+        while start < size:
+            block = self.get_range(key, start, _BLOCK_BYTES)
+            if not block:
+                return
+            yield block
+            start += len(block)
+
     def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
         """Drop unfinished uploads that no listing shows; returns how many there were."""
         return 0
@@ -206,14 +219,15 @@ def check_key(key: str) -> str:
 
 
 def open_store(uri: str) -> ObjectStore:
-    """Open a root: a local folder, `file:///folder` or `s3://bucket/prefix`.
+    """Open a root: a local folder, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/...`.
 
     Nothing is read yet, so that a wrong bucket shows at the first request. Credentials, region,
-    endpoint, profile and CA bundle come from the usual AWS environment and files.
+    endpoint, profile and CA bundle come from the usual AWS environment and files; see
+    `packhouse.store.gcs` and `packhouse.store.azure` for those of Google and Azure.
 
     Raises:
-        ConfigError: an unknown scheme, no bucket, or credentials inside the URI.
-        StoreRefusedError: a known kind of store without the conditional writes we need.
+        ConfigError: an unknown scheme, no bucket, or credentials inside the URI; a client that is
+            not installed.
     """
     if "://" not in uri:
         from packhouse.store.local import LocalStore
@@ -222,8 +236,8 @@ def open_store(uri: str) -> ObjectStore:
     parts = urlsplit(uri)
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
-            f"a {parts.scheme}:// store URI must hold no credentials or options: use the AWS "
-            "environment variables or a profile"
+            f"a {parts.scheme}:// store URI must hold no credentials, account or options: use the "
+            "environment variables or profile of its own client"
         )
     if parts.scheme == "file":
         from packhouse.store.local import LocalStore
@@ -233,19 +247,24 @@ def open_store(uri: str) -> ObjectStore:
         from packhouse.store.s3 import S3Store
 
         return S3Store(bucket=parts.netloc, prefix=parts.path.strip("/"))
-    if parts.scheme in ("gs", "gcs", "az", "abfs", "abfss"):
-        raise StoreRefusedError(
-            f"{parts.scheme}:// stores are not supported for publication: no create-only write "
-            "of theirs is proven here. Use a folder or s3://bucket/prefix (Google's S3 gateway "
-            "works if `packhouse doctor storage` passes)"
-        )
-    raise ConfigError(f"unknown store '{uri}': give a folder or s3://bucket/prefix")
+    if parts.scheme in ("gs", "gcs"):
+        from packhouse.store.gcs import GcsStore
+
+        return GcsStore(bucket=parts.netloc, prefix=parts.path.strip("/"))
+    if parts.scheme in ("az", "abfs", "abfss"):
+        from packhouse.store.azure import AzureStore
+
+        return AzureStore(container=parts.netloc, prefix=parts.path.strip("/"))
+    raise ConfigError(
+        f"unknown store '{uri}': give a folder, s3://bucket/prefix, gs://bucket/prefix or "
+        "az://container/prefix; others are refused, for no create-only write of theirs is proven"
+    )
 
 
 def open_filesystem(uri: str) -> tuple[Any, str]:
-    """An fsspec filesystem (s3fs for S3) and the path in it, for pyarrow and datasets readers.
+    """An fsspec filesystem (s3fs, gcsfs, adlfs) and the path in it, for pyarrow and datasets.
 
-    Reads only: s3fs retries and maps errors in ways that hide whether a write happened.
+    Reads only: these retry and map errors in ways that hide whether a write happened.
     """
     import fsspec
 
@@ -255,7 +274,16 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
         # No instance of before: fsspec's cache does not look at the environment.
         options = filesystem_options() | {"skip_instance_cache": True}
         return fsspec.filesystem("s3", **options), uri.removeprefix("s3://")
-    if "://" in uri and not uri.startswith("file://"):
+    scheme, _, path = uri.partition("://")
+    if scheme in ("gs", "gcs"):
+        from packhouse.store import gcs
+
+        return gcs.make_filesystem(), path
+    if scheme in ("az", "abfs", "abfss"):
+        from packhouse.store import azure
+
+        return azure.make_filesystem(), path
+    if path and scheme != "file":
         raise ConfigError(f"unknown store '{uri}': give a folder or s3://bucket/prefix")
-    path = Path(uri.removeprefix("file://")).expanduser().resolve()
-    return fsspec.filesystem("file"), str(path)
+    folder = Path(uri.removeprefix("file://")).expanduser().resolve()
+    return fsspec.filesystem("file"), str(folder)

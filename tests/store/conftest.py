@@ -1,4 +1,4 @@
-"""Stores of every kind: a folder, moto's S3 server with authentication on, and Ceph's gateway."""
+"""Stores of every kind: a folder, moto's S3 with authentication, Ceph's gateway, gs and az."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from packhouse.store import open_store
-from tests.store import ceph
+from tests.store import azurite, ceph, gcs_server
 
 SETTINGS = (
     "AWS_PROFILE",
@@ -72,11 +72,8 @@ def _moto_user(endpoint: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def ceph_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    if not ceph.is_installed():
-        pytest.skip("no Ceph here: apt-get install radosgw ceph-mon ceph-mgr ceph-osd")
-    with ceph.running(tmp_path_factory.mktemp("ceph"), ceph.free_port()) as endpoint:
-        yield s3_environment(endpoint, ceph.ACCESS_KEY, ceph.SECRET_KEY)
+def ceph_environment(ceph_endpoint: str) -> dict[str, str]:
+    return s3_environment(ceph_endpoint, ceph.ACCESS_KEY, ceph.SECRET_KEY)
 
 
 @pytest.fixture
@@ -97,11 +94,52 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_environment
 
 
-@pytest.fixture(params=["folder", "moto", pytest.param("ceph", marks=pytest.mark.e2e)])
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[gcs_server.GcsServer]:
+    """A double of Google's JSON API, and an environment in which gcsfs finds it."""
+    pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'packhouse[gcs]'")
+    with gcs_server.GcsServer() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    pytest.importorskip("adlfs", reason="no adlfs: pip install 'packhouse[azure]'")
+    if azurite.find() is None:
+        pytest.skip("no Azurite on PATH: npm install azurite")
+    with azurite.running(tmp_path_factory.mktemp("azurite")) as environment:
+        yield environment
+
+
+@pytest.fixture
+def azure(azure_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Root of an empty store in Azurite."""
+    for name, value in azure_environment.items():
+        monkeypatch.setenv(name, value)
+    return f"az://{azurite.CONTAINER}/{uuid.uuid4().hex[:12]}/prefix"
+
+
+KINDS = [
+    "folder",
+    "moto",
+    "gcs",
+    pytest.param("azure", marks=pytest.mark.e2e),
+    pytest.param("ceph", marks=pytest.mark.e2e),
+]
+
+
+@pytest.fixture(params=KINDS)
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Root of an empty store of each kind."""
     if request.param == "folder":
         return str(tmp_path / "store")
+    if request.param == "gcs":
+        request.getfixturevalue("gcs")
+        return f"gs://{gcs_server.BUCKET}/some/prefix"
+    if request.param == "azure":
+        azure_root: str = request.getfixturevalue("azure")
+        return azure_root
     use, environment = (
         request.getfixturevalue(name) for name in ("use", f"{request.param}_environment")
     )

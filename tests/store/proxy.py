@@ -159,7 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _refuse(self, status: int, code: str) -> None:
-        text = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
+        told = f"<Code>{code}</Code><Message>{code}</Message>"
+        text = f"<?xml version='1.0'?><Error>{told}</Error>".encode()
         self.send_response_only(status)
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", "0" if self.command == "HEAD" else str(len(text)))

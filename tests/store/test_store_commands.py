@@ -88,7 +88,8 @@ def test_doctor_passes_a_folder(tmp_path):
     [
         ("s3://key:secret@bucket/tiny", "must hold no credentials"),
         ("ftp://host/tiny", "unknown store"),
-        ("gs://bucket/tiny", "not supported for publication"),
+        ("hdfs://host/tiny", "no create-only write of theirs is proven"),
+        ("abfs://container@account.dfs.core.windows.net/tiny", "must hold no credentials, account"),
     ],
 )
 def test_places_that_are_refused(place, message):

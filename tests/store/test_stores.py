@@ -41,27 +41,30 @@ def test_create_only_and_compare_and_swap(any_store):
 
     blob = any_store.get("d/refs/a.json")
     assert (blob.data, blob.etag) == (b"2", second)
-    assert second == hashlib.md5(b"2").hexdigest()
+    if not any_store.uri.startswith(("gs://", "az://")):  # their tags name a write
+        assert second == hashlib.md5(b"2").hexdigest()
 
 
 def test_absent_objects(any_store, tmp_path):
-    any_store.put_create("d/x", b"1")
+    tag = any_store.put_create("d/x", b"1")
     for ask in (any_store.get, any_store.head, lambda key: list(any_store.chunks(key))):
         with pytest.raises(ObjectNotFoundError):
             ask("d/y")
     with pytest.raises(ObjectNotFoundError):
         any_store.download("d/y", tmp_path / "y")
     with pytest.raises(PreconditionFailedError):
-        any_store.put_if_match("d/y", b"1", hashlib.md5(b"1").hexdigest())
+        any_store.put_if_match("d/y", b"1", tag)
     any_store.delete("d/y")
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # azure's client
 def test_files_are_put_whole_and_read_in_parts(any_store, tmp_path):
     path = tmp_path / "big"
     path.write_bytes(bytes(range(256)) * 12_000)
     body = file_body(path)
-    assert any_store.put_create("d/big", body) == body.md5
-    assert any_store.head("d/big").size == 3_072_000
+    tag = any_store.put_create("d/big", body)
+    assert tag == body.md5 or any_store.uri.startswith(("gs://", "az://"))
+    assert (any_store.head("d/big").size, any_store.head("d/big").etag) == (3_072_000, tag)
     assert abs(any_store.head("d/big").last_modified - time.time()) < 60
     assert any_store.get_range("d/big", 300, 4) == bytes([44, 45, 46, 47])
     assert hashlib.sha256(b"".join(any_store.chunks("d/big"))).hexdigest() == body.sha256
@@ -91,6 +94,7 @@ def test_listing(any_store):
     for key in ("d/v/b.g0/x", "d/v/a.g0/x", "d/v/a.g0/y", "d/refs/latest.json", "e/refs/z.json"):
         any_store.put_create(key, b"1")
     assert [i.key for i in any_store.list("d/v/")] == ["d/v/a.g0/x", "d/v/a.g0/y", "d/v/b.g0/x"]
+    assert {i.size for i in any_store.list("d/v/")} == {1}
     assert list(any_store.list_folders("d/v/")) == ["a.g0", "b.g0"]
     assert list(any_store.list_folders("")) == ["d", "e"]
     any_store.delete("e/refs/z.json")

@@ -1,0 +1,61 @@
+"""Azurite, Microsoft's own emulator of Azure Blob Storage, if it is installed.
+
+npm install azurite            # MIT; needs node
+PATH=$PATH:$PWD/node_modules/.bin pytest tests/store -k azure
+"""
+
+import base64
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.store import ceph
+
+ACCOUNT = "packhouse"
+KEY = base64.b64encode(b"a key of the tests, of no use elsewhere").decode()
+CONTAINER = "versions"
+
+
+def find() -> str | None:
+    """Where `azurite-blob` lies, or None."""
+    return shutil.which("azurite-blob")
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[dict[str, str]]:
+    """Start Azurite with a container in it; gives the environment that adlfs takes it from."""
+    program = find()
+    assert program is not None
+    port = ceph.free_port()
+    options = ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+    place = ["--location", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    server = subprocess.Popen(
+        [program, *options, *place],
+        env=os.environ | {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not ceph._accepts(port):
+            assert server.poll() is None, "Azurite did not start"
+            assert time.monotonic() < deadline, "Azurite did not start in 60 s"
+            time.sleep(0.05)
+        url = f"http://127.0.0.1:{port}/{ACCOUNT}"
+        _make_container(url)
+        settings = f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={url};"
+        yield {"AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;{settings}"}
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _make_container(url: str) -> None:
+    from azure.storage.blob import BlobServiceClient
+
+    with BlobServiceClient(url, credential={"account_name": ACCOUNT, "account_key": KEY}) as client:
+        client.create_container(CONTAINER)

@@ -1,5 +1,8 @@
 """The chain, written once: validate -> format -> tokenize -> pack -> split -> publish.
 
+Up to tokenize a job is a shard of input. Pack plans all of them at once, on lengths; then a job is
+a shard of output: gather brings its tokens together, files writes it. Publish commits them all.
+
 `run` does a step's jobs and returns their receipts. It is `LocalRunner` here, and Prefect's tasks
 in `flows/prepare.py`; both call `packhouse.steps.execute`, so the bytes are the same either way.
 """
@@ -14,6 +17,7 @@ from packhouse.golden import check_golden
 from packhouse.jobs import Job, plan_jobs
 from packhouse.last_run import save_last_run
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
+from packhouse.output_jobs import output_jobs
 from packhouse.progress import job_done, step_progress
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
@@ -74,10 +78,14 @@ def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
         places = [str(r.path("quarantined.arrow")) for r in done if r.facts.get("quarantined")]
         check_quarantine(ledger_of(done), recipe.validate_.max_quarantined, places[:3])
     do([plan.pack])
+    output = output_jobs(plan, recipe, done[-1].facts)
+    do(output.gather)
     do([plan.split])
     ledger = ledger_of(done)
-    do([plan.publish])
-    save_last_run(cache, recipe.dataset, plan)
+    do((*plan.audit, *output.audit))
+    do(output.files)
+    do([output.publish])
+    save_last_run(cache, recipe.dataset, (*plan, *output))
     published = done[-1].facts
     return Prepared(
         dataset=recipe.dataset,

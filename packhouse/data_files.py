@@ -8,7 +8,7 @@ twice as fast to write) and with page checksums, which catch a flipped bit that 
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,14 @@ from packhouse.packing import published_schema, to_layout
 from packhouse.progress import advance
 from packhouse.recipe import PublishConfig
 
-__all__ = ["ContentHash", "DataFile", "write_data_files"]
+__all__ = [
+    "ContentHash",
+    "DataFile",
+    "FileCut",
+    "cut_files",
+    "write_data_file",
+    "write_data_files",
+]
 
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
@@ -54,42 +61,98 @@ class ContentHash:
         return self._hash.hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileCut:
+    """Which packs of a split one file holds."""
+
+    split: str
+    number: int
+    """Of the file in its split."""
+    first: int
+    last: int
+    """Packs [first, last) of the split."""
+    rows_per_group: int
+    """Packs of a row group."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return asdict(self)
+
+
+def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig) -> list[FileCut]:
+    """Cut a split into files of at most `config.max_file_mb` MiB of token data each, about.
+
+    Example:
+        >>> cuts = cut_files("train", 10, 2**19, PublishConfig(max_file_mb=1))
+        >>> [(cut.number, cut.first, cut.last) for cut in cuts]
+        [(0, 0, 3), (1, 3, 6), (2, 6, 9), (3, 9, 10)]
+    """
+    if not num_packs:
+        return []
+    limit = config.max_file_mb * 2**20 // _BYTES_PER_TOKEN[config.layout]
+    rows_per_file = -(-num_packs // max(1, -(-num_tokens // limit)))
+    rows_per_group = max(1, num_packs * _TOKENS_PER_GROUP // num_tokens)
+    return [
+        FileCut(
+            split=split,
+            number=number,
+            first=first,
+            last=min(first + rows_per_file, num_packs),
+            rows_per_group=rows_per_group,
+        )
+        for number, first in enumerate(range(0, num_packs, rows_per_file))
+    ]
+
+
+def write_data_file(
+    rows: pa.Table,
+    cut: FileCut,
+    folder: Path,
+    config: PublishConfig,
+    content: ContentHash,
+    *,
+    with_label: bool,
+) -> DataFile:
+    """Write one file of a split.
+
+    Args:
+        rows: the packs [cut.first, cut.last) of its split, schema `tables.PACKED`; mapped from
+            disk, read a row group at a time.
+        cut: which file it is.
+        folder: where to write `<split>-<number>.<ending>`.
+        config: layout and file format.
+        content: takes in every row.
+        with_label: whether any row of the split has a label.
+    """
+    schema = published_schema(config.layout, config.position_ids, with_label)
+    path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
+    groups = _groups(rows, cut.rows_per_group, config, schema)
+    _WRITERS[config.file_format](path, schema, _hashed(groups, cut.split, content))
+    return DataFile(
+        path=path, split=cut.split, rows=rows.num_rows, tokens=_num_values(rows["input_ids"])
+    )
+
+
 def write_data_files(
     packs: pa.Table, split: str, folder: Path, config: PublishConfig, content: ContentHash
 ) -> list[DataFile]:
-    """Write one split's packs as files of at most `config.max_file_mb` MiB of token data each.
-
-    Args:
-        packs: a table of `tables.PACKED`, mapped from disk; read a row group at a time.
-        split: name of the split; files are called `<split>-00000.<ending>`.
-        folder: where to write.
-        config: layout, file format, size.
-        content: takes in every row, in published order.
+    """Write all files of one split.
 
     Returns:
         The files in order of their rows; none for a split without rows.
     """
-    if not packs.num_rows:
-        return []
-    tokens = _num_values(packs["input_ids"])
-    limit = config.max_file_mb * 2**20 // _BYTES_PER_TOKEN[config.layout]
-    rows_per_file = -(-packs.num_rows // max(1, -(-tokens // limit)))
-    rows_per_group = max(1, packs.num_rows * _TOKENS_PER_GROUP // tokens)
     with_label = packs["label"].null_count < packs.num_rows
-    schema = published_schema(config.layout, config.position_ids, with_label)
-    files = []
-    for number, start in enumerate(range(0, packs.num_rows, rows_per_file)):
-        path = folder / f"{split}-{number:05d}.{config.file_format}"
-        rows = packs.slice(start, rows_per_file)
-        groups = _groups(rows, rows_per_group, config, schema)
-        _WRITERS[config.file_format](path, schema, _hashed(groups, split, content))
-        files.append(
-            DataFile(
-                path=path, split=split, rows=rows.num_rows, tokens=_num_values(rows["input_ids"])
-            )
+    return [
+        write_data_file(
+            packs.slice(cut.first, cut.last - cut.first),
+            cut,
+            folder,
+            config,
+            content,
+            with_label=with_label,
         )
-        advance(rows.num_rows / packs.num_rows / 2)
-    return files
+        for cut in cut_files(split, packs.num_rows, _num_values(packs["input_ids"]), config)
+    ]
 
 
 def _groups(
@@ -98,6 +161,7 @@ def _groups(
     for start in range(0, rows.num_rows, rows_per_group):
         group = rows.slice(start, rows_per_group).combine_chunks()
         batch = group.to_batches()[0]
+        advance(group.num_rows / rows.num_rows)
         yield to_layout(batch, config.layout, config.position_ids, "label" in schema.names)
 
 

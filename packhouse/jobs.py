@@ -3,9 +3,12 @@
 A key is the sha256 of what decides the step's bytes: the keys of its inputs, its section of the
 recipe, the tokenizer's fingerprint, the engine version and the library versions. Hence:
 
-- changing `seq_len` changes the keys of pack, split and publish, and of nothing before them;
+- changing `seq_len` changes the keys of pack and what follows, and of nothing before;
 - appending rows to a file changes the keys of its last shards only, up to tokenize;
 - the key of publish is the id of the version, known before the first byte is written.
+
+How many packs there are is known once pack has planned them; the jobs that follow from it, one for
+each shard of output, are laid out by `packhouse.output_jobs`, with keys made from that of pack.
 
 What does not decide bytes stays out: paths, the store, refs, the encoder, the number of workers.
 """
@@ -14,6 +17,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,7 @@ __all__ = [
     "STEPS",
     "Job",
     "Plan",
+    "make_job",
     "plan_jobs",
 ]
 
@@ -42,7 +47,18 @@ FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 SHARD_BYTES = 32 * 2**20
 """Raw bytes of a shard: what bounds a step's memory, and what an appended row costs."""
 
-STEPS = ("validate", "format", "tokenize", "pack", "split", "publish")
+STEPS = (
+    "validate",
+    "format",
+    "tokenize",
+    "pack",
+    "gather",
+    "split",
+    "audit",
+    "files",
+    "publish",
+)
+"""In the order of the data's way: by shard up to tokenize; gather and files by output shard."""
 
 # A room raises its VERSION, or a step its number here, whenever it writes other bytes for the same
 # input; the CHANGELOG says so under Data. Every key made with it, and every version id, changes.
@@ -50,9 +66,12 @@ ENGINE_VERSIONS = {
     "validate": f"1.{sources.VERSION}.{messages.VERSION}",
     "format": f"1.{templates.VERSION}",
     "tokenize": f"1.{tokenization.VERSION}",
-    "pack": f"1.{packing.VERSION}.{splitting.VERSION}",
+    "pack": f"2.{packing.VERSION}.{splitting.VERSION}",
+    "gather": f"1.{packing.VERSION}",
     "split": "1",
-    "publish": f"1.{audit.VERSION}",
+    "audit": f"1.{audit.VERSION}",
+    "files": f"1.{exports.VERSION}",
+    "publish": "2",
 }
 
 # Libraries whose version may change a step's bytes. The tokenizer's fingerprint holds its own.
@@ -61,13 +80,16 @@ _LIBRARIES = {
     "format": ("jinja2", "pyarrow"),
     "tokenize": ("numpy", "pyarrow"),
     "pack": ("numpy", "pyarrow"),
+    "gather": ("numpy", "pyarrow"),
     "split": ("pyarrow",),
-    "publish": ("pyarrow",),
+    "audit": ("numpy", "pyarrow"),
+    "files": ("orjson", "pyarrow"),
 }
 ALL_LIBRARIES = sorted(
     {name for names in _LIBRARIES.values() for name in names} | {"tokenizers", "transformers"}
 )
-"""Every library whose version is part of a version's id."""
+"""Every library whose version is part of a version's id; the manifest lists them."""
+_LIBRARIES["publish"] = tuple(ALL_LIBRARIES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,14 +110,17 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All jobs of a run, step by step."""
+    """All jobs that are known before any work; the rest come from `packhouse.output_jobs`."""
 
     validate: tuple[Job, ...]
     format: tuple[Job, ...]
     tokenize: tuple[Job, ...]
     pack: Job
     split: Job
+    audit: tuple[Job, ...]
+    """Of shards and of records; what it says of packs comes with the output's jobs."""
     publish: Job
+    """Its key is final; what it reads beside the split is added when the packs are planned."""
 
     @property
     def version_id(self) -> str:
@@ -105,7 +130,7 @@ class Plan:
     def __iter__(self) -> Iterator[Job]:
         """Iterate over the jobs in the order of the data's way."""
         yield from (*self.validate, *self.format, *self.tokenize)
-        yield from (self.pack, self.split, self.publish)
+        yield from (self.pack, self.split, *self.audit, self.publish)
 
 
 def plan_jobs(recipe: Recipe) -> Plan:
@@ -127,19 +152,21 @@ def plan_jobs(recipe: Recipe) -> Plan:
         "dedup": recipe.dedup.model_dump(mode="json"),
         "split": sides,
     }
-    pack = _job("pack", tokenize, packing_)
-    split = _job("split", [pack], {"split": sides})
+    pack = make_job("pack", tokenize, packing_)
+    split = make_job("split", [pack], {"split": sides})
+    benchmarks = _benchmarks(recipe)
+    audits = (
+        *map(_audit_job, validate, format_, tokenize),
+        *(_contamination_job(job, benchmarks) for job in validate if benchmarks),
+        make_job("audit", [pack], {"of": "records"}, label="records"),
+    )
     files = recipe.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
-    publish = _job(
+    if recipe.publish.exports:
+        files["exports"] = recipe.publish.exports
+    publish = make_job(
         "publish",
         [split],
-        {
-            "publish": files,
-            "dataset": recipe.dataset,
-            **_benchmarks(recipe),
-            **_exports(recipe),
-        },
-        also_reads=(*validate, *format_, *tokenize, pack),
+        {"publish": files, "dataset": recipe.dataset, "engines": ENGINE_VERSIONS, **benchmarks},
     )
     return Plan(
         validate=validate,
@@ -147,6 +174,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
         tokenize=tokenize,
         pack=pack,
         split=split,
+        audit=audits,
         publish=publish,
     )
 
@@ -159,14 +187,7 @@ def _benchmarks(recipe: Recipe) -> dict[str, Any]:
     return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
 
 
-def _exports(recipe: Recipe) -> dict[str, Any]:
-    """Other formats are further files of the version; without any, its id is what it was."""
-    if not recipe.publish.exports:
-        return {}
-    return {"exports": {"formats": recipe.publish.exports, "engine": exports.VERSION}}
-
-
-def _job(
+def make_job(
     step: str,
     inputs: Sequence[Job],
     parameters: Mapping[str, Any],
@@ -176,6 +197,17 @@ def _job(
     shard: SourceShard | None = None,
     source: SourceConfig | None = None,
 ) -> Job:
+    """Return a job with its key.
+
+    Args:
+        step: one of `STEPS`.
+        inputs: jobs whose output it reads, and whose keys decide its own.
+        parameters: what else decides its bytes, as plain JSON.
+        label: for people.
+        also_reads: jobs whose output it reads, and which the inputs' keys decide.
+        shard: what validate reads.
+        source: settings of the shard's source.
+    """
     parts = {
         "step": step,
         "engine": ENGINE_VERSIONS[step],
@@ -187,7 +219,7 @@ def _job(
         step=step,
         key=digest(parts),
         parts=parts,
-        inputs=tuple((job.step, job.key) for job in (*inputs, *also_reads)),
+        inputs=tuple((job.step, job.key) for job in chain(inputs, also_reads)),
         label=label,
         shard=shard,
         source=source,
@@ -209,7 +241,7 @@ def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
         }
         label = f"{shard.file} from byte {shard.byte_start:,}"
-        yield _job("validate", [], parameters, shard=shard, source=source, label=label)
+        yield make_job("validate", [], parameters, shard=shard, source=source, label=label)
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
@@ -238,7 +270,9 @@ def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
         "label_names": validated.source.label_names,
         "tokenizer": tokenizer,  # its chat template and control tokens
     }
-    return _job("format", [validated], parameters, source=validated.source, label=validated.label)
+    return make_job(
+        "format", [validated], parameters, source=validated.source, label=validated.label
+    )
 
 
 def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:
@@ -246,7 +280,23 @@ def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:
         "tokenize": recipe.tokenize.model_dump(mode="json", exclude={"encoder"}),
         "tokenizer": tokenizer,
     }
-    return _job("tokenize", [formatted], parameters, label=formatted.label)
+    return make_job("tokenize", [formatted], parameters, label=formatted.label)
+
+
+def _audit_job(validated: Job, formatted: Job, tokenized: Job) -> Job:
+    return make_job(
+        "audit",
+        [tokenized],
+        {"of": "shard"},
+        label=tokenized.label,
+        also_reads=(validated, formatted),
+        source=validated.source,
+    )
+
+
+def _contamination_job(validated: Job, benchmarks: Mapping[str, Any]) -> Job:
+    label = f"benchmarks in {validated.label}"
+    return make_job("audit", [validated], {"of": "benchmarks", **benchmarks}, label=label)
 
 
 def _date_of(recipe: Recipe) -> str | None:

@@ -3,19 +3,20 @@
 import json
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from packhouse.fingerprint import canonical_json
-from packhouse.jobs import Plan
+from packhouse.jobs import Job
 
 __all__ = ["changed_parts", "load_last_run", "save_last_run"]
 
 
-def save_last_run(cache: Path, dataset: str, plan: Plan) -> None:
+def save_last_run(cache: Path, dataset: str, done: Iterable[Job]) -> None:
     """Remember every job's key and what it was made of."""
     jobs = [
-        {"step": job.step, "label": job.label, "key": job.key, "parts": job.parts} for job in plan
+        {"step": job.step, "label": job.label, "key": job.key, "parts": job.parts} for job in done
     ]
     path = _path(cache, dataset)
     path.parent.mkdir(parents=True, exist_ok=True)

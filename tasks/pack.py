@@ -1,4 +1,4 @@
-"""Pack the whole dataset, each side by itself: ids in, training rows of seq_len out."""
+"""Plan the packs of the whole dataset, each side by itself: lengths in, places out."""
 
 from prefect.client.schemas.objects import State
 
@@ -12,5 +12,5 @@ __all__ = ["pack"]
 
 @step_task(name="pack")
 def pack(job: Job, recipe: Recipe, cache: str) -> Receipt | State[Receipt]:
-    """Pack the whole dataset, each side by itself: ids in, training rows of seq_len out."""
+    """Plan the packs of the whole dataset, each side by itself: lengths in, places out."""
     return run_step(job, recipe, cache)

@@ -10,7 +10,10 @@ from packhouse.jobs import Job
 from packhouse.progress import job_done, step_progress
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
+from tasks.audit import audit
+from tasks.files import files
 from tasks.format import format_
+from tasks.gather import gather
 from tasks.pack import pack
 from tasks.publish import publish
 from tasks.split import split
@@ -24,7 +27,10 @@ TASKS: dict[str, Any] = {
     "format": format_,
     "tokenize": tokenize,
     "pack": pack,
+    "gather": gather,
     "split": split,
+    "audit": audit,
+    "files": files,
     "publish": publish,
 }
 

@@ -9,7 +9,8 @@ import click
 from packhouse.commands.options import recipe_options
 from packhouse.jobs import STEPS, Job, Plan, plan_jobs
 from packhouse.last_run import changed_parts, load_last_run
-from packhouse.recipe import load_recipe
+from packhouse.output_jobs import output_jobs
+from packhouse.recipe import Recipe, load_recipe
 from packhouse.workspace import Workspace
 
 __all__ = ["explain", "explain_plan"]
@@ -24,22 +25,37 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
     """
     recipe = load_recipe(recipe_path, overrides)
     plan = plan_jobs(recipe)
-    rows = explain_plan(plan, Workspace(cache=cache), recipe.dataset)
+    rows = explain_plan(plan, Workspace(cache=cache), recipe)
     if as_json:
         click.echo(json.dumps({"version_id": plan.version_id, "jobs": rows}))
     else:
         _print(rows, plan.version_id)
 
 
-def explain_plan(plan: Plan, workspace: Workspace, dataset: str) -> list[dict[str, Any]]:
-    """Return a row per job: step, shard, whether it is cached, and if not, why not."""
-    last = load_last_run(workspace.cache, dataset)
-    rows = [_explain_job(job, workspace, last) for job in plan]
+def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[str, Any]]:
+    """Return a row per job: step, shard, whether it is cached, and if not, why not.
+
+    The jobs behind pack follow from its result: where it is not done, a row says so for each step.
+    """
+    last = load_last_run(workspace.cache, recipe.dataset)
+    packed = workspace.steps.peek("pack", plan.pack.key)
+    if packed is None:
+        rows = [_explain_job(job, workspace, last) for job in plan]
+        rows += [_unplanned(step) for step in ("gather", "audit", "files")]
+    else:
+        jobs = (*tuple(plan)[:-1], *output_jobs(plan, recipe, packed.facts))
+        rows = [_explain_job(job, workspace, last) for job in jobs]
+    rows.sort(key=lambda row: STEPS.index(row["step"]))
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
         (pack,) = [row for row in rows if row["step"] == "pack"]
         pack["why"] = [f"no longer there: {', '.join(sorted(gone)[:3])}", *pack["why"]]
     return rows
+
+
+def _unplanned(step: str) -> dict[str, Any]:
+    why = ["how many jobs there are is known when pack is done"]
+    return {"step": step, "label": "output", "key": None, "cached": False, "why": why}
 
 
 def _explain_job(

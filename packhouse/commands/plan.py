@@ -27,10 +27,9 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     recipe = load_recipe(recipe_path, overrides)
     workspace = Workspace(cache=cache)
     jobs = plan_jobs(recipe)
-    hits = Counter(
-        row["step"] for row in explain_plan(jobs, workspace, recipe.dataset) if row["cached"]
-    )
-    totals = Counter(job.step for job in jobs)
+    rows = explain_plan(jobs, workspace, recipe)
+    hits = Counter(row["step"] for row in rows if row["cached"])
+    totals = Counter(row["step"] for row in rows if row["key"])
     estimated = estimate(recipe, jobs, workspace)
     cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in STEPS}
     if as_json:
@@ -61,5 +60,7 @@ def _print(
     console.print(table)
     console.print(
         "cached: "
-        + ", ".join(f"{step} {line['cached']}/{line['jobs']}" for step, line in cached.items())
+        + ", ".join(
+            f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()
+        )
     )

@@ -65,9 +65,9 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     Args:
         rows: packs (a dataset of `load_packed`) as they are; or, with `seq_len`, tokenized records,
-            one a row, to be packed: a `datasets.Dataset`, an Arrow table or the path of an Arrow
-            file, or a sequence of mappings with `input_ids` and optionally `labels`,
-            `attention_mask`, `loss_weights`. What a mask marks as padding is left out.
+            one a row, to be packed: a `datasets.Dataset`, an Arrow table, the path of an Arrow
+            file or a tuple of such paths, or a sequence of mappings with `input_ids` and optionally
+            `labels`, `attention_mask`, `loss_weights`. What a mask marks as padding is left out.
         seq_len: pack size in tokens; None leaves rows as they are.
         strategy: of `packhouse.packing.STRATEGIES`, `concat` excepted.
         seed: order of packs.
@@ -211,6 +211,8 @@ class _SelectedRows(Sequence[Row]):
 def _readable(rows: Any, *, whole_rows: bool) -> Sequence[Row]:
     if isinstance(rows, Path):
         rows = read_table(rows)
+    if isinstance(rows, tuple) and rows and all(isinstance(part, Path) for part in rows):
+        rows = pa.concat_tables([read_table(part) for part in rows])
     if isinstance(rows, pa.Table):
         return ArrowRows(rows, whole_rows=whole_rows)
     is_dataset = type(rows).__name__ == "Dataset" and type(rows).__module__.startswith("datasets.")

@@ -26,6 +26,7 @@ from packhouse.jobs import Job, plan_jobs
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.loaders.dataset import PackedDataset
 from packhouse.loaders.rows import ArrowRows
+from packhouse.output_jobs import gather_jobs
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
@@ -104,16 +105,19 @@ def make_supervised_dataset(
     steps: list[Sequence[Job]] = [plan.validate, plan.format, plan.tokenize]
     if pack_len is not None:
         steps.append([plan.pack])
-    receipts = _done(steps, recipe, Workspace(cache=folder))
+    workspace = Workspace(cache=folder)
+    receipts = _done(steps, recipe, workspace)
     ledger = ledger_of(receipts)
     if pack_len is not None:
-        packs = PackedDataset(receipts[-1].path("train.arrow"))
-        packs.seq_len, packs.ledger = pack_len, ledger
-        packs.num_dropped = sum(ledger[-1].dropped.values())
-        if not len(packs):
+        num_dropped = sum(ledger[-1].dropped.values())
+        planned = receipts[-1].facts["sides"]["train"]
+        if not planned["num_packs"]:
             raise EmptyDatasetError(
-                f"no record fits into pack_len {pack_len:,} ({packs.num_dropped:,} dropped)"
+                f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped)"
             )
+        gathered = _done([gather_jobs(plan, "train", planned)], recipe, workspace)
+        packs = PackedDataset(tuple(receipt.path("packs.arrow") for receipt in gathered))
+        packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
         return packs
     tokenized = [r.path("tokenized.arrow") for r in receipts if r.step == "tokenize"]
     dataset = TokenizedDataset(tokenized, ledger=ledger)
@@ -233,7 +237,8 @@ def _done(steps: list[Sequence[Job]], recipe: Recipe, workspace: Workspace) -> l
     with _one_at_a_time(workspace.cache / "locks" / digest([job.key for job in steps[-1]])):
         for jobs in steps:
             receipts += [execute(job, recipe, workspace) for job in jobs]
-            check_quarantine(ledger_of(receipts), recipe.validate_.max_quarantined)
+            if ledger := ledger_of(receipts):
+                check_quarantine(ledger, recipe.validate_.max_quarantined)
     return receipts
 
 

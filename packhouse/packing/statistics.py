@@ -1,5 +1,6 @@
 """What a plan and its gather come to, as plain numbers for the ledger, the report and plots."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,6 +61,12 @@ class PackStatistics:
             lower_bound=lower_bound(lengths, plan.seq_len),
             length_histogram=length_histogram(lengths),
         )
+
+    @classmethod
+    def of_parts(cls, planned: Mapping[str, Any], tallies: Mapping[str, int]) -> "PackStatistics":
+        """Put together what a plan knew (fields without `num_`) and what gathers saw (the rest)."""
+        counts = [name for name in cls.__dataclass_fields__ if name.startswith("num_")]
+        return cls(**{**planned, **{name: tallies.get(name, 0) for name in counts}})
 
     @property
     def num_padding(self) -> int:

@@ -1,4 +1,4 @@
-"""The six steps as functions of a job: find it done in the step store, or do it there.
+"""The steps as functions of a job: find it done in the step store, or do it there.
 
 Each step lives in the file of its name and has one entry, `compute`, that reads the files of the
 jobs before it, writes its own into a folder, and returns its counts. `execute` wraps it in the
@@ -8,7 +8,17 @@ cache and is what both the local runner and Prefect's tasks call.
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
-from packhouse.steps import format_step, pack, publish, split, tokenize_step, validate
+from packhouse.steps import (
+    audit,
+    files,
+    format_step,
+    gather,
+    pack,
+    publish,
+    split,
+    tokenize_step,
+    validate,
+)
 from packhouse.workspace import Workspace
 
 __all__ = ["execute"]
@@ -18,7 +28,10 @@ _COMPUTE = {
     "format": format_step.compute,
     "tokenize": tokenize_step.compute,
     "pack": pack.compute,
+    "gather": gather.compute,
     "split": split.compute,
+    "audit": audit.compute,
+    "files": files.compute,
     "publish": publish.compute,
 }
 
@@ -34,5 +47,5 @@ def execute(job: Job, recipe: Recipe, workspace: Workspace) -> Receipt:
         job.step, job.key, lambda folder: compute(job, recipe, workspace, folder)
     )
     if job.step == "publish":
-        return publish.commit(job, recipe, receipt)
+        return publish.commit(job, recipe, receipt, workspace)
     return receipt

@@ -1,10 +1,12 @@
-"""The audit of a run, made for publish: shard by shard, kept in the step store.
+"""audit: what the tokens of a shard, of gathered packs, of all records would teach.
 
-A shard's audit has a key of its own beside its tokenize step, so an appended file costs its own
-shard here, too, and a better audit does not tokenize anything again.
+One job looks at one thing: a shard from its row to its tokens, a shard beside the benchmarks, the
+packs of one output shard, or repetition among all records. An appended file costs its own shard
+here, too, and a better audit does not tokenize anything again. Publish adds them up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.audit import (
-    VERSION,
+    Benchmarks,
     audit_packs,
     audit_records,
     audit_shard,
@@ -21,98 +23,123 @@ from packhouse.audit import (
     find_contamination,
     read_benchmarks,
 )
-from packhouse.fingerprint import digest
+from packhouse.fingerprint import canonical_json
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
-from packhouse.sources.files import source_name
 from packhouse.step_store import Receipt
+from packhouse.steps.records import read_records
 from packhouse.steps.shard_io import inputs_of
-from packhouse.tokenization import TokenizerSnapshot, load_snapshot
+from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.workspace import Workspace, read_table
 
-__all__ = ["audit_run"]
+__all__ = ["combine_audits", "compute"]
 
 _BATCH_PACKS = 256
 
 
-def audit_run(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
-    """Audit all that the publish job reads; see `packhouse.audit`.
+def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
+    """Return what was `found`, and in what (`of`); no file is written."""
+    of = job.parts["of"]
+    return {"of": of, "found": _KINDS[of](job, recipe, workspace)}
+
+
+def _shard(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
+    assert job.source is not None
+    validated, formatted, tokenized = (
+        read_table(inputs_of(job, workspace, step)[0].path(f"{artefact}.arrow"))
+        for step, artefact in _ARTEFACTS.items()
+    )
+    snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
+    return audit_shard(
+        validated, formatted, tokenized, snapshot, recipe.format, job.source.label_names
+    )
+
+
+_ARTEFACTS = {"validate": "validated", "format": "formatted", "tokenize": "tokenized"}
+
+
+def _benchmarks(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
+    (validated,) = inputs_of(job, workspace, "validate")
+    found = _read_benchmarks(recipe)
+    return find_contamination(read_table(validated.path("validated.arrow")), found)
+
+
+_last_read: dict[bytes, Benchmarks] = {}
+
+
+def _read_benchmarks(recipe: Recipe) -> Benchmarks:
+    """Read the benchmarks once for all jobs that a process does, one after another."""
+    section = recipe.audit.model_dump(mode="json", include={"benchmarks", "benchmark_ngram"})
+    key = canonical_json(section)
+    found = _last_read.get(key)
+    if found is None:
+        found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
+        _last_read.clear()
+        _last_read[key] = found
+    return found
+
+
+def _packs(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, int]:
+    (gathered,) = inputs_of(job, workspace, "gather")
+    snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
+    is_control = read_pipeline(snapshot.backend).is_control
+    return audit_packs(_batches(gathered), np.asarray(is_control))
+
+
+def _batches(gathered: Receipt) -> Iterator[pa.RecordBatch]:
+    yield from read_table(gathered.path("packs.arrow")).to_batches(_BATCH_PACKS)
+
+
+def _records(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
+    (packed,) = inputs_of(job, workspace, "pack")
+    return audit_records(pa.Table.from_batches(read_records(packed, workspace)))
+
+
+_KINDS: dict[str, Callable[[Job, Recipe, Workspace], dict[str, Any]]] = {
+    "shard": _shard,
+    "benchmarks": _benchmarks,
+    "packs": _packs,
+    "records": _records,
+}
+
+
+def combine_audits(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
+    """Add up all audits that the publish job reads.
 
     Returns:
         Plain JSON: `dataset` and `sources` (counts), `packs`, `worst` (rows by finding).
     """
-    snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
-    steps = (inputs_of(job, workspace, step) for step in ("validate", "format", "tokenize"))
-    shards = list(zip(*steps, strict=True))
-    audited = [_audit_shard(shard, recipe, workspace, snapshot) for shard in shards]
-    named = [
-        (_source(validated), shard, tokenized.facts["notes"])
-        for (validated, _, tokenized), shard in zip(shards, audited, strict=True)
-    ]
-    (packed,) = inputs_of(job, workspace, "pack")
-    audit = combine(named)
-    audit["packs"] = _audit_packs(packed, recipe, snapshot)
-    _add_repetition(audit, audit_records(read_table(packed.path("records.arrow"))))
+    found: dict[str, list[dict[str, Any]]] = {of: [] for of in _KINDS}
+    for receipt in inputs_of(job, workspace, "audit"):
+        found[receipt.facts["of"]].append(receipt.facts["found"])
+    steps = [inputs_of(job, workspace, step) for step in ("validate", "tokenize")]
+    audit = combine(
+        [
+            (_source(validated), audited, tokenized.facts["notes"])
+            for validated, tokenized, audited in zip(*steps, found["shard"], strict=True)
+        ]
+    )
+    audit["packs"] = _add_packs(found["packs"], recipe)
+    _add_repetition(audit, found["records"][0])
     if recipe.audit.benchmarks:
-        audit["contamination"] = _contamination(job, recipe, workspace, [s[0] for s in shards])
+        benchmarks = _read_benchmarks(recipe)
+        audit["contamination"] = combine_contamination(found["benchmarks"], benchmarks)
     return audit
 
 
-def _audit_shard(
-    shard: tuple[Receipt, ...], recipe: Recipe, workspace: Workspace, snapshot: TokenizerSnapshot
-) -> dict[str, Any]:
-    validated, formatted, tokenized = shard
-    names = {source_name(source): source.label_names for source in recipe.sources}
-
-    def compute(folder: Path) -> dict[str, Any]:
-        return audit_shard(
-            read_table(validated.path("validated.arrow")),
-            read_table(formatted.path("formatted.arrow")),
-            read_table(tokenized.path("tokenized.arrow")),
-            snapshot,
-            recipe.format,
-            names[_source(validated)],
-        )
-
-    key = digest({"step": "audit", "engine": VERSION, "inputs": [tokenized.key]})
-    return dict(workspace.steps.run("audit", key, compute).facts)
-
-
-def _contamination(
-    job: Job, recipe: Recipe, workspace: Workspace, validated: Sequence[Receipt]
-) -> dict[str, Any]:
-    found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
-
-    def look_at(shard: Receipt) -> dict[str, Any]:
-        parts = {"engine": VERSION, "input": shard.key, "benchmarks": job.parts["benchmarks"]}
-        return dict(
-            workspace.steps.run(
-                "contamination",
-                digest(parts),
-                lambda _: find_contamination(read_table(shard.path("validated.arrow")), found),
-            ).facts
-        )
-
-    return combine_contamination([look_at(shard) for shard in validated], found)
+def _add_packs(shards: list[dict[str, int]], recipe: Recipe) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts.update(shard)
+    if recipe.pack.strategy == "concat" or recipe.format.train_on == "all":
+        counts["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
+    return dict(counts)
 
 
 def _source(validated: Receipt) -> str:
     file: str = validated.facts["origin"]["file"]
     return file.split("/")[0]
-
-
-def _audit_packs(packed: Receipt, recipe: Recipe, snapshot: TokenizerSnapshot) -> dict[str, int]:
-    is_control = read_pipeline(snapshot.backend).is_control
-    counts = audit_packs(_batches(packed), np.asarray(is_control))
-    if recipe.pack.strategy == "concat" or recipe.format.train_on == "all":
-        counts["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
-    return counts
-
-
-def _batches(packed: Receipt) -> Iterator[pa.RecordBatch]:
-    for side in ("train", "eval"):
-        yield from read_table(packed.path(f"{side}.arrow")).to_batches(_BATCH_PACKS)
 
 
 def _add_repetition(audit: dict[str, Any], repetition: dict[str, Any]) -> None:

@@ -1,70 +1,53 @@
-"""publish: packs -> data files -> an immutable version in the store.
+"""publish: written files -> an immutable version in the store.
 
-Files are written once, into the step store; committing them is a step of its own, repeated at every
-run, so that a version deleted from the store or published to another one is published again
-without work.
+The files are there already, one job each (`packhouse.steps.files`); this step adds up what they
+and the steps before say of the version. Committing is repeated at every run, so that a version
+deleted from the store or published to another one is published again without work.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from packhouse.audit import check_audit
-from packhouse.data_files import ContentHash, DataFile, write_data_files
-from packhouse.errors import EmptyDatasetError
-from packhouse.fingerprint import library_versions
+from packhouse.fingerprint import canonical_json, library_versions
 from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, FILE_SETTINGS, Job
 from packhouse.ledger import ledger_of
+from packhouse.output_jobs import SIDES
+from packhouse.packing import PackStatistics
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.step_store import Receipt
-from packhouse.steps.audit import audit_run
-from packhouse.steps.exporting import write_exports
+from packhouse.steps.audit import combine_audits
 from packhouse.steps.mirror import mirror
 from packhouse.steps.shard_io import inputs_of
 from packhouse.store import LocalFile, open_store, open_version, publish_version
 from packhouse.store.evolution import Gate
-from packhouse.workspace import Workspace, read_table
+from packhouse.workspace import Workspace
 
-__all__ = ["commit", "compute"]
+__all__ = ["commit", "compute", "configuration_of"]
 
 _SHARD_STEPS = ("validate", "format", "tokenize")
 
 
 def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Write the files of the version and say what they hold; nothing is visible yet.
+    """Say what the version holds; nothing is visible yet.
 
     Raises:
         ContractError: the ledger of the steps before does not add up.
-        EmptyDatasetError: no record was packed.
     """
     (packed,) = inputs_of(job, workspace, "pack")
     (split,) = inputs_of(job, workspace, "split")
     shards = {step: inputs_of(job, workspace, step) for step in _SHARD_STEPS}
     ledger = ledger_of([*(r for rs in shards.values() for r in rs), packed, split])
-    content = ContentHash()
-    files: list[DataFile] = []
-    for side in ("train", "eval"):
-        packs = read_table(packed.path(f"{side}.arrow"))
-        files += write_data_files(packs, side, folder, recipe.publish, content)
-    if not files:
-        raise EmptyDatasetError(
-            f"no record fits into seq_len {recipe.pack.seq_len:,}: nothing to publish. "
-            "Raise pack.seq_len, or set pack.over_length to truncate_turns"
-        )
-    entries = [_data_entry(file) for file in files]
-    entries += write_exports(files, recipe.publish.exports, folder)
-    entries.append(_write_records(packed, folder))
-    entries += _write_quarantine([r for rs in shards.values() for r in rs], folder)
+    files = inputs_of(job, workspace, "files")
     return {
-        "files": entries,
-        "content_id": content.hexdigest(),
+        "content_id": _content_id(files),
         "counts": {
             "ledger": [line.to_json() for line in ledger],
-            "statistics": packed.facts["statistics"],
+            "statistics": _statistics(packed, inputs_of(job, workspace, "gather")),
             "sides": split.facts["sides"],
         },
         "lineage": {
@@ -74,11 +57,31 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
             "tokenizer": shards["tokenize"][0].facts["tokenizer"],
         },
         "encoders": _encoders(shards["tokenize"]),
-        "audit": audit_run(job, recipe, workspace),
+        "audit": combine_audits(job, recipe, workspace),
     }
 
 
-def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
+def _content_id(files: Sequence[Receipt]) -> str:
+    """Hash of the logical rows: of the content of each data file, in order."""
+    data = [receipt for receipt in files if "content" in receipt.facts]
+    parts = [[r.facts["files"][0]["split"], r.facts["content"]] for r in data]
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def _statistics(packed: Receipt, gathered: Sequence[Receipt]) -> dict[str, Any]:
+    """What was planned and what was gathered, by side."""
+    tallies: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
+    for receipt in gathered:
+        tallies[receipt.facts["packs"]["side"]].update(receipt.facts["tally"])
+    return {
+        side: PackStatistics.of_parts(
+            packed.facts["sides"][side]["statistics"], tallies[side]
+        ).to_dict()
+        for side in SIDES
+    }
+
+
+def commit(job: Job, recipe: Recipe, receipt: Receipt, workspace: Workspace) -> Receipt:
     """Publish the written files, or find that they are; then move the ref.
 
     The audit is held against the recipe's limits here, so at every run, whatever is cached.
@@ -91,15 +94,16 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt) -> Receipt:
     check_audit(receipt.facts["audit"], recipe.audit)
     files = [
         LocalFile(
-            path=receipt.path(entry["name"]),
+            path=written.path(entry["name"]),
             split=entry["split"],
             rows=entry["rows"],
             tokens=entry["tokens"],
-            sha256=receipt.files[entry["name"]].sha256,
+            sha256=written.files[entry["name"]].sha256,
             kind=entry["kind"],
             name=entry.get("path"),
         )
-        for entry in receipt.facts["files"]
+        for written in inputs_of(job, workspace, "files")
+        for entry in written.facts["files"]
     ]
     facts = {
         "content_id": receipt.facts["content_id"],
@@ -168,39 +172,6 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
             "validate_": {"max_quarantined"},
         },
     )
-
-
-def _data_entry(file: DataFile) -> dict[str, Any]:
-    return {
-        "name": file.path.name,
-        "kind": "data",
-        "split": file.split,
-        "rows": file.rows,
-        "tokens": file.tokens,
-    }
-
-
-def _write_records(packed: Receipt, folder: Path) -> dict[str, Any]:
-    """Lineage: one row per record, with its raw row, its side and what became of it."""
-    records = read_table(packed.path("records.arrow"))
-    path = folder / "records.parquet"
-    pq.write_table(records, path, compression="zstd", compression_level=1, write_page_checksum=True)
-    return _side_entry(path, "records", records)
-
-
-def _write_quarantine(receipts: Sequence[Receipt], folder: Path) -> list[dict[str, Any]]:
-    """All bad rows of the run with their raw bytes, so that they can be mended."""
-    parts = [r.path("quarantined.arrow") for r in receipts if "quarantined.arrow" in r.files]
-    if not parts:
-        return []
-    table = pa.concat_tables([read_table(part) for part in parts])
-    path = folder / "quarantine.parquet"
-    pq.write_table(table, path, compression="zstd", compression_level=1, write_page_checksum=True)
-    return [_side_entry(path, "quarantine", table)]
-
-
-def _side_entry(path: Path, kind: str, table: pa.Table) -> dict[str, Any]:
-    return {"name": path.name, "kind": kind, "split": "all", "rows": table.num_rows, "tokens": 0}
 
 
 def _encoders(tokenized: Sequence[Receipt]) -> list[dict[str, Any]]:

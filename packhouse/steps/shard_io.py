@@ -1,9 +1,9 @@
 """What the three steps of a shard share: their input, their two output tables, their counts."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -11,7 +11,28 @@ from packhouse.jobs import Job
 from packhouse.step_store import Receipt
 from packhouse.workspace import Workspace, read_table, write_table
 
-__all__ = ["inputs_of", "read_input", "write_outputs"]
+__all__ = ["MappedTables", "inputs_of", "read_input", "write_outputs"]
+
+
+class MappedTables(Sequence[pa.Table]):
+    """Tables of files, mapped when they are looked at: no number of shards is too large."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, index: int) -> pa.Table: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[pa.Table]: ...
+
+    def __getitem__(self, index: int | slice) -> pa.Table | Sequence[pa.Table]:
+        if isinstance(index, slice):
+            return MappedTables(self._paths[index])
+        return read_table(self._paths[index])
 
 
 def inputs_of(job: Job, workspace: Workspace, step: str) -> list[Receipt]:

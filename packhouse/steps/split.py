@@ -14,8 +14,9 @@ from packhouse.fingerprint import canonical_json
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
 from packhouse.splitting import prove_disjoint
+from packhouse.steps.records import read_records
 from packhouse.steps.shard_io import inputs_of
-from packhouse.workspace import Workspace, read_table
+from packhouse.workspace import Workspace
 
 __all__ = ["compute"]
 
@@ -27,7 +28,9 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
         ContractError: a group or a record is on both sides.
     """
     (packed,) = inputs_of(job, workspace, "pack")
-    records = read_table(packed.path("records.arrow"))
+    columns = ["record_id", "group_key", "split", "num_tokens"]
+    batches = [batch.select(columns) for batch in read_records(packed, workspace)]
+    records = pa.Table.from_batches(batches)
     records = records.filter(pc.greater(records["num_tokens"], 0))
     train, evaluation = (_side(records, name) for name in ("train", "eval"))
     for column in ("record_id", "group_key"):

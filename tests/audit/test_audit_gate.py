@@ -15,7 +15,7 @@ from packhouse.chain import LocalRunner, prepare
 from packhouse.cli import cli
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, load_recipe
-from packhouse.steps.pack import RECORDS
+from packhouse.steps.records import RECORDS
 from packhouse.store import open_version
 from packhouse.tables import PACKED
 from packhouse.workspace import Workspace

@@ -18,7 +18,10 @@ from packhouse.store import open_version
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
-STEPS = ["validate", "format", "tokenize", "pack", "split", "publish"]
+STEPS = [
+    *("validate", "format", "tokenize", "pack", "gather", "split", "audit", "files", "publish")
+]
+WRITING_STEPS = [step for step in STEPS if step not in ("audit", "publish")]
 
 
 def test_rows_become_a_version_with_every_record_in_exactly_one_pack(house):
@@ -53,6 +56,8 @@ def test_another_seq_len_redoes_pack_and_what_follows(house):
 
     assert second.version != first.version
     assert house.cached_steps(second) == ["validate", "format", "tokenize"]
+    audits = [receipt for receipt in second.receipts if receipt.step == "audit"]
+    assert [receipt.facts["of"] for receipt in audits if receipt.cached] == ["shard"]
 
 
 def test_another_store_ref_encoder_or_limit_is_the_same_version(house, tmp_path):
@@ -111,7 +116,7 @@ def test_sides_do_not_change_when_rows_are_appended(house):
     assert {record: after[record] for record in before} == before
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", WRITING_STEPS)
 def test_a_missing_or_altered_cached_file_is_recomputed(house, step):
     first = house.prepare()
     (receipt,) = [r for r in first.receipts if r.step == step][:1]

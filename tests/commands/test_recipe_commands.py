@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from packhouse.chain import LocalRunner, prepare
 from packhouse.cli import cli
+from packhouse.jobs import STEPS
 from packhouse.recipe import load_recipe
 from packhouse.workspace import Workspace
 
@@ -38,8 +39,9 @@ def whys(output: str) -> dict[str, list[str]]:
 
 def test_explain_before_the_first_run(call):
     output = call("explain", str(DEMO), "--json")
-    assert set(whys(output)) == {"validate", "format", "tokenize", "pack", "split", "publish"}
+    assert list(whys(output)) == list(STEPS)
     assert whys(output)["pack"] == ["never done"]
+    assert whys(output)["gather"] == ["how many jobs there are is known when pack is done"]
 
 
 def test_explain_after_a_run_finds_everything_cached(call, prepared):
@@ -48,16 +50,26 @@ def test_explain_after_a_run_finds_everything_cached(call, prepared):
 
 def test_explain_names_the_component_that_changed(call, prepared):
     output = call("explain", str(DEMO), "--json", "--set", "pack.seq_len=128")
+    unplanned = ["how many jobs there are is known when pack is done"]
     assert whys(output) == {
         "pack": ["pack.seq_len: 512 -> 128"],
+        "gather": unplanned,
         "split": ["an earlier step changed"],
+        "audit": unplanned,
+        "files": unplanned,
         "publish": ["an earlier step changed"],
     }
 
 
+def test_explain_shows_every_job_of_a_run(call, prepared):
+    shown = {job["key"] for job in json.loads(call("explain", str(DEMO), "--json"))["jobs"]}
+    assert shown == {receipt.key for receipt in prepared.receipts}
+    assert len(shown) == 20
+
+
 def test_explain_notices_a_file_that_is_gone(call, prepared):
     (receipt,) = [receipt for receipt in prepared.receipts if receipt.step == "pack"]
-    receipt.path("train.arrow").unlink()
+    receipt.path("train-offsets.arrow").unlink()
     output = call("explain", str(DEMO), "--json")
     assert whys(output) == {"pack": ["its files are gone or were altered"]}
     assert "pack  runs" in call("explain", str(DEMO))

@@ -26,7 +26,7 @@ def recipe(tmp_path):
     return load_recipe(DEMO, (f"publish.store={tmp_path / 'store'}",))
 
 
-def task_states(flow_run_id, count=9):
+def task_states(flow_run_id, count=20):
     """States of the flow run's tasks; they reach the server as events, a little later."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

@@ -1,0 +1,120 @@
+"""Records as pack left them: which shard holds each, its side, and what became of it.
+
+The pack step writes 6 bytes a record; names and keys stay in the shards, and are read beside them
+a block of rows at a time. So lineage of any number of records costs the memory of one block.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.step_store import Receipt
+from packhouse.tables import TOKENIZED
+from packhouse.workspace import Workspace, read_table
+
+__all__ = ["OUTCOMES", "PLACES", "RECORDS", "Places", "read_records", "write_batches"]
+
+# Which shards there are, in order: key of the tokenize step, number of its first record, records.
+PLACES = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("first", pa.int64(), nullable=False),
+        pa.field("num_records", pa.int64(), nullable=False),
+    ]
+)
+
+OUTCOMES = pa.schema(
+    [
+        pa.field("split", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("outcome", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("num_tokens", pa.int32(), nullable=False),  # tokens of it in packs; 0: dropped
+    ]
+)
+
+# Lineage, a row per record: its raw row, its side, and what became of it.
+RECORDS = pa.schema(
+    [
+        *(TOKENIZED.field(name) for name in ("record_id", "source", "row", "group_key")),
+        *OUTCOMES,
+    ]
+)
+
+
+class Places:
+    """Where the records of a pack step lie."""
+
+    def __init__(self, packed: Receipt, workspace: Workspace) -> None:
+        table = read_table(packed.path("places.arrow"))
+        self.keys = table["key"]
+        self.bounds = np.append(table["first"].to_numpy(), packed.facts["rows_in"])
+        """Number of each shard's first record, and of all records."""
+        self._workspace = workspace
+
+    def shard(self, number: int) -> pa.Table:
+        """Map the tokenized records of a shard."""
+        receipt = self._workspace.steps.peek("tokenize", self.keys[number].as_py())
+        assert receipt is not None, f"pack was done before tokenize {self.keys[number]} was"
+        return read_table(receipt.path("tokenized.arrow"))
+
+    def between(self, first: int, last: int) -> Iterator[tuple[pa.Table, int, int]]:
+        """Yield each shard that holds some of the records [first, last), and which of its rows."""
+        low = int(np.searchsorted(self.bounds, first, side="right")) - 1
+        for number in range(max(low, 0), len(self.keys)):
+            start, end = self.bounds[number : number + 2].tolist()
+            if start >= last:
+                return
+            if end > start:
+                yield self.shard(number), max(first - start, 0), min(last, end) - start
+
+
+def read_records(
+    packed: Receipt,
+    workspace: Workspace,
+    rows: tuple[int, int] | None = None,
+    block: int = 2**20,
+) -> Iterator[pa.RecordBatch]:
+    """Yield lineage, schema `RECORDS`, in batches of `block` rows whatever the shards are.
+
+    Args:
+        packed: receipt of the pack step.
+        workspace: where its shards lie.
+        rows: records [first, last); all by default.
+        block: rows of a batch; the last one may be smaller.
+    """
+    places = Places(packed, workspace)
+    sources = pa.array(json.loads(packed.path("sources.json").read_bytes()), pa.string())
+    outcomes = read_table(packed.path("outcomes.arrow"))
+    first, last = rows or (0, packed.facts["rows_in"])
+    for start in range(first, last, block):
+        end = min(start + block, last)
+        parts = [
+            _named(shard.slice(low, high - low), sources)
+            for shard, low, high in places.between(start, end)
+        ]
+        named = pa.concat_tables(parts).combine_chunks()
+        outcome = outcomes.slice(start, end - start).combine_chunks()
+        columns = [_one(column) for column in (*named.columns, *outcome.columns)]
+        yield pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+
+
+def _named(shard: pa.Table, sources: pa.Array) -> pa.Table:
+    """The columns that shards have, with one dictionary of files for all of them."""
+    indices = pc.index_in(shard["source"].cast(pa.string()), sources).combine_chunks()
+    source = pa.DictionaryArray.from_arrays(indices, sources)
+    columns = [shard["record_id"], source, shard["row"], shard["group_key"]]
+    return pa.Table.from_arrays(columns, schema=pa.schema(list(RECORDS)[:4]))
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches as an uncompressed Arrow IPC file, which readers map."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)

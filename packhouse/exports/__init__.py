@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.store import FileEntry, OpenVersion
-from packhouse.workspace import default_cache
+from packhouse.workspace import check_cache, default_cache
 
 __all__ = ["FORMATS", "VERSION", "Export", "export_version", "write_export"]
 
@@ -99,6 +99,7 @@ def export_version(
     _check_place(opened, dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
+    folder = check_cache(Path(cache) if cache is not None else default_cache())
     wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
     staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
     try:
@@ -107,7 +108,7 @@ def export_version(
         raise ConfigError(f"cannot write in '{dest.parent}': {error.strerror}") from error
     try:
         for split in wanted:
-            _write_split(opened, export_format, split, staged, Path(cache or default_cache()))
+            _write_split(opened, export_format, split, staged, folder)
         export = _describe(opened, export_format, wanted, staged, dest)
         if dest.exists():
             dest.rmdir()

@@ -27,10 +27,9 @@ import torch
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.loaders.dataset import row_to_tensors
 from packhouse.loaders.rows import ArrowRows, Row
-from packhouse.loaders.versions import mapped_file, open_split, verified_file
+from packhouse.loaders.versions import cache_folder, mapped_file, open_split, verified_file
 from packhouse.packing.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion
-from packhouse.workspace import default_cache
 
 __all__ = ["StreamingPackedDataset"]
 
@@ -91,7 +90,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
                 f"batch_size {batch_size} and lanes {lanes} must be positive, and prefetch "
                 f"{prefetch} not negative"
             )
-        self._cache = Path(cache) if cache is not None else default_cache()
+        self._cache = cache_folder(cache)
         self._shuffle, self._seed, self._split = shuffle, seed, split
         self._lanes = lanes if shuffle else 1
         self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven

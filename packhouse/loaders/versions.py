@@ -33,16 +33,18 @@ from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.address import parse_address
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import Manifest, parse_slot
-from packhouse.workspace import default_cache
+from packhouse.workspace import check_cache, default_cache
 
 __all__ = [
     "Verify",
+    "cache_folder",
     "expand_rows",
     "load_packed",
     "mapped_file",
     "open_split",
     "read_rows",
     "verified_file",
+    "writing_to_cache",
 ]
 
 Verify = Literal["first", "always"]
@@ -75,17 +77,45 @@ def load_packed(
         A `datasets.Dataset`; its `info.version` is unset and `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`.
+        ConfigError: `uri` ends in another name than `version`, `verify` is not known, or the cache
+            cannot be written: a file in its place, no room, no right.
         VersionNotFoundError: no such dataset, version or split.
+        EmptyDatasetError: the split holds no row.
         IntegrityError: the store's bytes are not the published ones.
     """
     from datasets import Dataset, DatasetInfo, concatenate_datasets
 
+    if verify not in ("first", "always"):
+        raise ConfigError(f"verify is {verify!r}; use 'first' or 'always'")
+    folder = cache_folder(cache)
     opened, entries = open_split(uri, version, split)
-    folder = Path(cache) if cache is not None else default_cache()
     paths = [mapped_file(opened, entry, folder, verify) for entry in entries]
     info = DatasetInfo(description=f"packhouse {opened.dataset} {opened.version} {split}")
     return concatenate_datasets([Dataset.from_file(str(path)) for path in paths], info=info)
+
+
+def cache_folder(cache: str | Path | None) -> Path:
+    """The folder of local copies: the one given, else PACKHOUSE_CACHE, else `.packhouse`.
+
+    Raises:
+        ConfigError: a file stands there or above it.
+    """
+    return check_cache(Path(cache) if cache is not None else default_cache())
+
+
+@contextmanager
+def writing_to_cache(folder: Path) -> Iterator[None]:
+    """Say in a sentence that the cache cannot be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        # Arrow says `No space left` in its message, without a number of its own.
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot write to the cache '{folder}': {reason}; make room there, or choose another "
+            "folder with `cache` or PACKHOUSE_CACHE",
+            errno=error.errno,
+        ) from error
 
 
 def open_split(uri: str | Path, version: str, split: str) -> tuple[OpenVersion, list[FileEntry]]:
@@ -210,7 +240,7 @@ def _proven(
     """
     if verify == "first" and _is_receipted(path, receipt):
         return path
-    with _locked(receipt):
+    with writing_to_cache(receipt.parent), _locked(receipt):
         if verify == "first" and _is_receipted(path, receipt):
             return path
         known = sha256 or _receipt(receipt).get("sha256")

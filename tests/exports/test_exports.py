@@ -1,5 +1,6 @@
 """What a trainer learns from an export is what the version says, token by token."""
 
+import errno
 import importlib.util
 import json
 import subprocess
@@ -235,3 +236,21 @@ def test_classes_are_not_lost_in_formats_without_a_place_for_them():
     assert list(_unlabelled(iter(rows), "arrow")) == rows
     with pytest.raises(ConfigError, match="'trl' has no place for the class"):
         list(_unlabelled(iter(rows), "trl"))
+
+
+def test_a_cache_or_disk_that_cannot_be_written_is_refused_in_a_sentence(
+    opened, tmp_path, monkeypatch
+):
+    (tmp_path / "file").touch()
+    arguments = [f"{opened.store.uri}/made", str(tmp_path / "out"), "--to", "trl"]
+    done = CliRunner().invoke(export_command, [*arguments, "--cache", str(tmp_path / "file")])
+    assert isinstance(done.exception, ConfigError)
+    assert "is no folder; give a folder with --cache" in str(done.exception)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("packhouse.exports.tables.pq.ParquetWriter", full)
+    with pytest.raises(ConfigError, match="No space left on device; free or choose another place"):
+        export_version(opened, "trl", tmp_path / "out", cache=tmp_path / "cache")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "file"]

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,27 @@ def test_a_pulled_folder_loads_verified(make_version, tmp_path):
     file.write_bytes(data)
     with pytest.raises(IntegrityError, match="does not hold the published bytes"):
         load_packed(str(copy), cache=tmp_path / "three")
+
+
+def test_a_cache_that_cannot_be_written_is_said_in_a_sentence(make_version, tmp_path):
+    uri = make_version()
+    file = tmp_path / "file"
+    file.touch()
+    for cache in (file, file / "below"):
+        with pytest.raises(ConfigError, match=r"file' is no folder; give a folder with --cache"):
+            load_packed(uri, cache=cache)
+    with pytest.raises(ConfigError, match="verify is 'never'; use 'first' or 'always'"):
+        load_packed(uri, cache=tmp_path, verify="never")
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
+    uri = make_version()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot write to the cache '.*': .*; make room"):
+            load_packed(uri, cache=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.rglob("*.arrow"))
+    assert len(load_packed(uri, cache=tmp_path)) > 0

@@ -1,10 +1,20 @@
-"""The command line of the flow: `python -m flows.prepare RECIPE`, with or without a server."""
+"""The command lines of the flows: `python -m flows.prepare RECIPE`, `python -m flows.refresh ...`.
 
+Each runs its flow in this process: on the server at PREFECT_API_URL, else on Prefect's embedded
+one, which is gone when the run ends; `prepare` also without any. Flows are imported when they are
+called, after Prefect's settings are set. `flows.store_command` holds the commands that need no
+recipe.
+"""
+
+import importlib
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,10 +27,12 @@ from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
 from packhouse.workspace import Workspace, check_cache, default_cache
 
-__all__ = ["main"]
+__all__ = ["SETTINGS", "command", "main", "on_server", "reporting_errors"]
 
 HELD_BACK = 7
 """Exit code: the version is published, and its ref stays because it drifted too far."""
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 # The embedded server: started by Prefect when no PREFECT_API_URL is set, gone when the run ends.
 _PREFECT_DEFAULTS = {
@@ -31,24 +43,33 @@ _PREFECT_DEFAULTS = {
     "DO_NOT_TRACK": "1",
 }
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe_path", metavar="RECIPE", type=click.Path())
-@click.option(
+_set = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
     help="Put a value over the recipe's: --set pack.seq_len=4096. May be repeated.",
 )
+_cache = click.option("--cache", type=click.Path(path_type=Path), help="Folder of finished steps.")
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one line of JSON."
+)
+_approval = click.option(
+    "--approval", is_flag=True, help="Publish, and leave it to someone to move the ref."
+)
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("recipe_path", metavar="RECIPE", type=click.Path())
+@_set
 @click.option("--local", is_flag=True, help="Run in this process, without any Prefect server.")
 @click.option(
     "--encoder",
     type=click.Choice(["auto", "hf", "fast"]),
     help="Which encoder makes the ids; never changes them. [default: the recipe's]",
 )
-@click.option("--cache", type=click.Path(path_type=Path), help="Folder of finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
+@_cache
+@_json
 def command(
     recipe_path: str,
     overrides: tuple[str, ...],
@@ -74,25 +95,149 @@ def command(
     python -m flows.prepare deployments/demo/recipe.yaml --local
     python -m flows.prepare deployments/recipes/alpaca.yaml --set pack.seq_len=8192
     """
-    try:
+    with reporting_errors(as_json):
         if encoder:
             overrides = (*overrides, f"tokenize.encoder={encoder}")
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
-        recipe = load_recipe(recipe_path, overrides)
-        folder = _made(check_cache((cache or default_cache()).absolute()))
+        recipe, folder = _recipe(recipe_path, overrides), _cache_folder(cache)
         with show_progress():
-            prepared = _local(recipe, folder) if local else _with_server(recipe, folder)
-    except PackhouseError as error:
-        exit_with(error, as_json=as_json)
+            prepared = (
+                _local(recipe, folder)
+                if local
+                else on_server("prepare", folder, recipe, cache=str(folder))
+            )
+    _print(prepared, as_json)
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("recipe_path", metavar="RECIPE", type=click.Path())
+@_approval
+@_set
+@_cache
+@_json
+def refresh(
+    recipe_path: str,
+    approval: bool,
+    overrides: tuple[str, ...],
+    cache: Path | None,
+    as_json: bool,
+) -> None:
+    """Publish a new version of RECIPE if its sources, tokenizer or settings changed.
+
+    Nothing changed: does nothing, and says so. With --approval the version is published, and
+    REF.candidate points to it until someone moves the ref (`python -m flows.promote`).
+
+    \b
+    Exit codes: those of `python -m flows.prepare`.
+    """
+    with reporting_errors(as_json):
+        recipe, folder = _recipe(recipe_path, overrides), _cache_folder(cache)
+        with show_progress():
+            done = on_server("refresh", folder, recipe, approval=approval, cache=str(folder))
     if as_json:
-        click.echo(json.dumps(report_json(prepared), sort_keys=True))
+        facts = {"outcome": done.outcome, "version": done.version, "message": done.message}
+        prepared = report_json(done.prepared) if done.prepared else None
+        click.echo(json.dumps({**facts, "prepared": prepared}, sort_keys=True))
     else:
-        print_report(prepared)
-    if prepared.facts["held_back"]:
+        if done.prepared:
+            print_report(done.prepared)
+        click.echo(f"{done.dataset}: {done.message}")
+    if done.outcome == "held":
         sys.exit(HELD_BACK)
 
 
-def _made(folder: Path) -> Path:
+@click.command(context_settings=SETTINGS)
+@click.argument("recipe_paths", metavar="RECIPE...", type=click.Path(), nargs=-1, required=True)
+@_approval
+@_set
+@_cache
+@_json
+def backfill(
+    recipe_paths: tuple[str, ...],
+    approval: bool,
+    overrides: tuple[str, ...],
+    cache: Path | None,
+    as_json: bool,
+) -> None:
+    """Refresh many recipes, each as a run of its own; one that fails does not stop the others.
+
+    Exits with 4 if any failed.
+    """
+    with reporting_errors(as_json):
+        recipes = [_recipe(path, overrides) for path in recipe_paths]
+        folder = _cache_folder(cache)
+        state = on_server(
+            "backfill", folder, recipes, approval=approval, cache=str(folder), return_state=True
+        )
+        messages = state.result(raise_on_failure=False)
+    if not isinstance(messages, dict):
+        raise messages
+    if as_json:
+        click.echo(json.dumps({"completed": state.is_completed(), "recipes": messages}))
+    else:
+        for name, message in messages.items():
+            click.echo(f"{name}: {message}")
+        click.echo(state.message)
+    if not state.is_completed():
+        sys.exit(4)
+
+
+@contextmanager
+def reporting_errors(as_json: bool) -> Iterator[None]:
+    """End the program with one sentence and the exit code of its class, if packhouse raises."""
+    try:
+        yield
+    except PackhouseError as error:
+        exit_with(error, as_json=as_json)
+
+
+def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> Any:
+    """Run the flow of this name in this process, on the server at hand or an embedded one.
+
+    Raises:
+        TransientError: no server answers.
+    """
+    for variable, value in _PREFECT_DEFAULTS.items():
+        os.environ.setdefault(variable, value)
+    log_file = _log_to_file(folder / "logs" / "prefect.log")
+    if not os.environ.get("PREFECT_API_URL"):
+        click.echo(f"starting Prefect's embedded server (about 10 s; log: {log_file})", err=True)
+    module = "collect_garbage" if name == "gc" else name
+    flow: Callable[..., Any] = getattr(importlib.import_module(f"flows.{module}"), name)
+    _keep_prefect_off_the_terminal()
+    try:
+        return flow(*arguments, **options)
+    except RuntimeError as error:
+        if "Failed to reach API" not in str(error):
+            raise
+        raise TransientError(
+            f"no Prefect server answers ({str(error).rstrip('.')}); start it, unset "
+            f"PREFECT_API_URL, or run with --local (log: {log_file})"
+        ) from None
+
+
+def main(name: str = "prepare") -> int:
+    """Run the command of a flow; the exit code says how it went."""
+    commands: dict[str, click.Command] = {
+        "prepare": command,
+        "refresh": refresh,
+        "backfill": backfill,
+    }
+    if name not in commands:
+        from flows.store_command import COMMANDS
+
+        commands = COMMANDS
+    module = "collect_garbage" if name == "gc" else name
+    commands[name](prog_name=f"python -m flows.{module}", standalone_mode=True)
+    return 0
+
+
+def _recipe(path: str, overrides: tuple[str, ...]) -> Recipe:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
+    return load_recipe(path, overrides)
+
+
+def _cache_folder(cache: Path | None) -> Path:
+    folder = check_cache((cache or default_cache()).absolute())
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,24 +254,13 @@ def _local(recipe: Recipe, cache: Path) -> Prepared:
     return prepare_chain(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache)
 
 
-def _with_server(recipe: Recipe, cache: Path) -> Prepared:
-    for name, value in _PREFECT_DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    log_file = _log_to_file(cache / "logs" / "prefect.log")
-    if not os.environ.get("PREFECT_API_URL"):
-        click.echo(f"starting Prefect's embedded server (about 10 s; log: {log_file})", err=True)
-    from flows.prepare import prepare
-
-    _keep_prefect_off_the_terminal()
-    try:
-        return prepare(recipe, cache=str(cache))
-    except RuntimeError as error:
-        if "Failed to reach API" not in str(error):
-            raise
-        raise TransientError(
-            f"no Prefect server answers ({str(error).rstrip('.')}); start it, unset "
-            f"PREFECT_API_URL, or run with --local (log: {log_file})"
-        ) from None
+def _print(prepared: Prepared, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report_json(prepared), sort_keys=True))
+    else:
+        print_report(prepared)
+    if prepared.facts["held_back"]:
+        sys.exit(HELD_BACK)
 
 
 def _log_to_file(path: Path) -> Path:
@@ -147,9 +281,3 @@ def _keep_prefect_off_the_terminal() -> None:
             if type(handler).__name__ == "PrefectConsoleHandler":
                 logger.removeHandler(handler)
                 logger.propagate = True
-
-
-def main() -> int:
-    """Run the command; the exit code says how it went."""
-    command(prog_name="python -m flows.prepare", standalone_mode=True)
-    return 0

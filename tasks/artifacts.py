@@ -1,70 +1,401 @@
-"""What a run leaves in the Prefect UI: ledger and splits as markdown, bad rows as a table."""
+"""What a run leaves in the Prefect UI: what was published or why not, as markdown, tables, picture.
+
+Keys are made from the dataset's name, so that the UI shows a history of each: `demo-version`,
+`demo-refused`, `demo-refresh`, `demo-sources`, `demo-audit`, `demo-quarantine`. Texts from rows
+(file names, details of bad rows) are escaped; no row's content is shown.
+"""
 
 import re
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
+from packhouse.errors import AuditError, PackhouseError
+from packhouse.ledger import LedgerLine
+from packhouse.quarantine import count_reasons
+from packhouse.recipe import Recipe
+from packhouse.refresh import Refreshed
+from packhouse.step_store import Receipt
+from packhouse.store import Ref, VerifyReport
+from packhouse.store.gc import GcReport
+from packhouse.workspace import read_table
+from tasks.backfill import Runs
+from tasks.events import gate_of
+from tasks.pictures import lengths_picture
 
-__all__ = ["publish_artifacts"]
+__all__ = [
+    "artifact_key",
+    "backfill_artifacts",
+    "garbage_artifacts",
+    "markdown_table",
+    "move_artifacts",
+    "publish_artifacts",
+    "refresh_artifacts",
+    "refusal_artifacts",
+    "verify_artifacts",
+]
+
+_MOST_FILES = 200
+"""Files of bad rows that are opened for samples; counts are always of all rows."""
+_MOST_ROWS = 1000
+_MOST_DETAIL = 120
+
+
+def artifact_key(*parts: str) -> str:
+    """Return a key as Prefect takes it: lower case, digits and dashes.
+
+    Example:
+        >>> artifact_key("my_data.v2", "version")
+        'my-data-v2-version'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def publish_artifacts(prepared: Prepared) -> None:
-    """Create the artifacts of a finished run, under keys made from the dataset's name."""
-    key = re.sub(r"[^a-z0-9]+", "-", prepared.dataset)
+    """Create the artifacts of a finished run."""
+    name = prepared.dataset
     create_markdown_artifact(
-        key=f"{key}-version", markdown=_markdown(prepared), description="What was published"
+        key=artifact_key(name, "version"),
+        markdown=_version_page(prepared),
+        description="What was published",
     )
     create_table_artifact(
-        key=f"{key}-audit",
+        key=artifact_key(name, "sources"),
+        table=_sources(prepared),
+        description="Rows and tokens by source",
+    )
+    create_table_artifact(
+        key=artifact_key(name, "audit"),
         table=audit_rows(prepared.facts["audit"]),
         description="What the tokens teach, by source",
     )
-    bad = _quarantined(prepared)
+    bad = _quarantined(prepared.ledger, _bad_rows(prepared.receipts))
     if bad:
-        create_table_artifact(
-            key=f"{key}-quarantine", table=bad, description="Quarantined rows by step and reason"
-        )
+        _quarantine_table(name, bad)
 
 
-def _markdown(prepared: Prepared) -> str:
+def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
+    """Create the page that says why nothing was published, and a table of the bad rows."""
+    gate = gate_of(error)
+    what = f"refused by its {gate} gate" if gate else "failed"
+    lines = [f"# {recipe.dataset} {what}", _escaped(str(error)), "", "Nothing was published."]
+    if isinstance(error, AuditError) and error.facts.get("breaches"):
+        rows = [
+            (b["limit"], b["source"] or "all", f"{b['number']:,}", b["text"])
+            for b in error.facts["breaches"]
+        ]
+        lines += ["", *markdown_table(("limit", "source", "number", "finding"), rows)]
+    create_markdown_artifact(
+        key=artifact_key(recipe.dataset, "refused"),
+        markdown="\n".join(lines),
+        description=f"Why nothing was published: {type(error).__name__}",
+    )
+    bad = [
+        {"step": line["step"], "reason": line["reason"], "rows": line["rows"], **_samples(line)}
+        for line in _reasons(Path(place) for place in error.facts.get("places", ()))
+    ]
+    if bad:
+        _quarantine_table(recipe.dataset, bad)
+
+
+def refresh_artifacts(recipe: Recipe, refreshed: Refreshed) -> None:
+    """Create the page that says what a refresh did, and how to promote what waits."""
+    create_markdown_artifact(
+        key=artifact_key(recipe.dataset, "refresh"),
+        markdown="\n".join(_refresh_page(recipe, refreshed)),
+        description=f"Refresh: {refreshed.outcome}",
+    )
+
+
+def verify_artifacts(store: str, reports: Sequence[tuple[str, VerifyReport]]) -> None:
+    """Create the table of what was verified."""
+    rows = [
+        {
+            "dataset": name,
+            "version": report.version,
+            "intact": "yes" if report.is_intact else "NO",
+            "files": report.num_files,
+            "bytes": report.num_bytes,
+            "rows": report.num_rows,
+            "tokens": report.num_tokens,
+            "problems": "; ".join(report.problems),
+        }
+        for name, report in reports
+    ]
+    create_table_artifact(key="verify", table=rows, description=f"Versions in {store}")
+
+
+def move_artifacts(store: str, dataset: str, ref: Ref) -> None:
+    """Create the page of a ref that moved."""
+    past = [(move.seq, f"`{move.version}`") for move in ref.past[:10]]
+    lines = [
+        f"# {dataset}: `{ref.name}` -> `{ref.version}`",
+        f"in `{_escaped(store)}`; move {ref.seq}, before: `{ref.parent or 'nothing'}`.",
+        "",
+        *markdown_table(("move", "version"), [(ref.seq, f"`{ref.version}`"), *past]),
+    ]
+    create_markdown_artifact(
+        key=artifact_key(dataset, "ref", ref.name),
+        markdown="\n".join(lines),
+        description=f"Where '{ref.name}' points",
+    )
+
+
+def garbage_artifacts(store: str, reports: Sequence[tuple[str, GcReport]]) -> None:
+    """Create the table of garbage."""
+    rows = [
+        {
+            "dataset": name,
+            "version": garbage.version,
+            "why": garbage.reason,
+            "objects": len(garbage.objects),
+            "bytes": garbage.num_bytes,
+            "deleted": "no" if report.dry_run else "yes",
+        }
+        for name, report in reports
+        for garbage in report.garbage
+    ]
+    create_table_artifact(key="garbage", table=rows, description=f"Garbage in {store}")
+
+
+def backfill_artifacts(runs: Runs) -> None:
+    """Create the table of a backfill's recipes."""
+    rows = [
+        {"recipe": name, "state": state.name, "message": (state.message or "")[:1000]}
+        for name, state in runs
+    ]
+    create_table_artifact(key="backfill", table=rows, description="Recipes of the backfill")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table; cells are escaped, numbers have commas.
+
+    Example:
+        >>> markdown_table(("a", "b"), [(1234, "x|y")])
+        ['| a | b |', '|---|---|', '| 1,234 | x&#124;y |']
+    """
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return lines + [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return _escaped("-" if value is None else str(value))
+
+
+def _escaped(text: str) -> str:
+    """Neither HTML nor the end of a cell; what stays is markdown's own emphasis."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+    return " ".join(text.split())
+
+
+def _version_page(prepared: Prepared) -> str:
+    place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
+    verb = "Published" if prepared.created else "Unchanged, already published"
     lines = [
         f"# {prepared.dataset} {prepared.version}",
-        f"{'Published' if prepared.created else 'Unchanged, already published'} in "
-        f"`{prepared.store}`, ref `{prepared.facts['ref']}`.",
+        f"{verb} in `{prepared.store}`, ref `{prepared.facts['ref']}`.",
+        *_held(prepared),
         "",
-        "| step | rows in | rows out | quarantined | dropped | tokens out |",
-        "|---|---|---|---|---|---|",
+        "## Ledger",
+        *markdown_table(_LEDGER, map(_ledger_row, prepared.ledger)),
+        "",
+        "## Splits",
+        *_splits(prepared.facts["statistics"]),
+        "",
+        *lengths_picture(prepared.facts["statistics"]),
+        "",
+        "## Audit",
+        *_audit(prepared.facts["audit"]),
+        "",
+        "## Where",
+        *_links(prepared, place),
+        "",
+        "```python",
+        "from packhouse.loaders import load_packed",
+        f'train = load_packed("{place}@{prepared.version}", split="train")',
+        "```",
     ]
-    for line in prepared.ledger:
-        lines.append(
-            f"| {line.step} | {line.rows_in:,} | {line.rows_out:,} | {_counts(line.quarantined)} "
-            f"| {_counts(line.dropped)} "
-            f"| {'-' if line.tokens_out is None else format(line.tokens_out, ',')} |"
-        )
-    lines.append(
-        "\n| split | packs | records | tokens | trained | fill |\n|---|---|---|---|---|---|"
-    )
-    for split, facts in prepared.facts["statistics"].items():
-        if not facts["num_packs"]:
-            continue
-        lines.append(
-            f"| {split} | {facts['num_packs']:,} | {facts['num_sequences']:,} "
-            f"| {facts['num_tokens']:,} | {facts['num_trained']:,} | {facts['fill']:.2%} |"
-        )
     return "\n".join(lines)
+
+
+_LEDGER = ("step", "rows in", "rows out", "quarantined", "dropped", "tokens out")
+
+
+def _ledger_row(line: LedgerLine) -> tuple[object, ...]:
+    bad, dropped = _counts(line.quarantined), _counts(line.dropped)
+    return line.step, line.rows_in, line.rows_out, bad, dropped, line.tokens_out
+
+
+def _held(prepared: Prepared) -> list[str]:
+    at = prepared.facts["ref_version"]
+    if prepared.facts["held_back"]:
+        return [f"**The ref was held back**: {_escaped('; '.join(prepared.facts['held_back']))}."]
+    if at != prepared.version:
+        return [f"The ref stays at `{at}`, published after it."]
+    return []
+
+
+def _splits(statistics: Mapping[str, Any]) -> list[str]:
+    columns = ("split", "packs", "records", "tokens", "trained", "fill", "lower bound")
+    rows = [
+        (
+            split,
+            facts["num_packs"],
+            facts["num_sequences"],
+            facts["num_tokens"],
+            facts["num_trained"],
+            f"{facts['fill']:.2%}",
+            facts["lower_bound"],
+        )
+        for split, facts in sorted(statistics.items(), reverse=True)  # train before eval
+        if facts["num_packs"]
+    ]
+    return markdown_table(columns, rows)
+
+
+def _audit(audit: Mapping[str, Any]) -> list[str]:
+    rows = audit_rows(audit)
+    return markdown_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+
+
+def _links(prepared: Prepared, place: str) -> list[str]:
+    lines = [f"- version: `{place}/v/{prepared.version}/manifest.json`"]
+    if prepared.facts.get("quarantine"):
+        lines.append(f"- quarantine: `{prepared.facts['quarantine']}`")
+    for uri, name in prepared.facts.get("mirrors", {}).items():
+        lines.append(f"- also in {_mirror(uri, str(name))}")
+    lines.append(f"- look at it: `packhouse inspect {place}@{prepared.version}`")
+    return lines
+
+
+def _mirror(uri: str, name: str) -> str:
+    if uri.startswith("hf://"):
+        page = f"https://huggingface.co/{uri.removeprefix('hf://')}"
+        return f"[{uri}]({page}) ({_escaped(name)})"
+    return f"`{uri}` ({_escaped(name)})"
 
 
 def _counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items())) or "-"
 
 
-def _quarantined(prepared: Prepared) -> list[dict[str, Any]]:
+def _sources(prepared: Prepared) -> list[dict[str, Any]]:
+    """Rows read, quarantined and kept, and tokens, by source."""
+    read: Counter[str] = Counter()
+    bad: Counter[str] = Counter()
+    source_of: dict[str, str] = {}
+    for receipt in prepared.receipts:
+        if "origin" in receipt.facts:
+            source = receipt.facts["origin"]["file"].split("/")[0]
+            source_of[receipt.key] = source
+            read[source] += receipt.facts["rows_in"]
+            bad[source] += sum(receipt.facts["quarantined"].values())
+    audited: Mapping[str, Any] = prepared.facts["audit"]["sources"]
     return [
-        {"step": line.step, "reason": reason, "rows": rows}
-        for line in prepared.ledger
+        {
+            "source": source,
+            "rows read": read[source],
+            "rows bad at once": bad[source],
+            "rows tokenized": audited.get(source, {}).get("rows", 0),
+            "trained turns": audited.get(source, {}).get("turns", 0),
+            "tokens": audited.get(source, {}).get("tokens", 0),
+            "trained tokens": audited.get(source, {}).get("trained_tokens", 0),
+        }
+        for source in sorted(read)
+    ]
+
+
+def _quarantine_table(dataset: str, rows: list[dict[str, Any]]) -> None:
+    create_table_artifact(
+        key=artifact_key(dataset, "quarantine"),
+        table=rows,
+        description="Quarantined rows by step and reason, with the first of each",
+    )
+
+
+def _quarantined(ledger: Sequence[LedgerLine], places: Iterable[Path]) -> list[dict[str, Any]]:
+    found = {(line["step"], line["reason"]): line for line in _reasons(places)}
+    return [
+        {
+            "step": line.step,
+            "reason": reason,
+            "rows": rows,
+            **_samples(found.get((line.step, reason))),
+        }
+        for line in ledger
         for reason, rows in sorted(line.quarantined.items())
     ]
+
+
+def _bad_rows(receipts: Iterable[Receipt]) -> list[Path]:
+    return [r.path("quarantined.arrow") for r in receipts if r.facts.get("quarantined")]
+
+
+def _reasons(places: Iterable[Path]) -> list[dict[str, Any]]:
+    """Reasons with samples, from the first files and rows; a worker may lack another's files."""
+    tables = []
+    for place in list(places)[:_MOST_FILES]:
+        with suppress(OSError, pa.ArrowException):
+            tables.append(read_table(place).slice(0, _MOST_ROWS))
+    return count_reasons(pa.concat_tables(tables)) if tables else []
+
+
+def _samples(line: Mapping[str, Any] | None) -> dict[str, str]:
+    if line is None:
+        return {"samples": ""}
+    shown = [
+        f"{s['source']} row {s['row']:,}: {str(s['detail'])[:_MOST_DETAIL]}"
+        for s in line["samples"]
+    ]
+    return {"samples": _escaped("; ".join(shown))}
+
+
+def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
+    place = f"{recipe.publish.store.rstrip('/')}/{refreshed.dataset}"
+    lines = [f"# {refreshed.dataset}: {refreshed.outcome}", _escaped(refreshed.message)]
+    if refreshed.outcome in ("waiting", "held"):
+        lines += ["", "## To promote it", *_how_to_promote(recipe, refreshed, place)]
+    if refreshed.breaking:
+        lines += ["", "**Readers would break**:", *(f"- {_escaped(b)}" for b in refreshed.breaking)]
+    if refreshed.drift:
+        drift = refreshed.drift
+        measures = ("lengths", "sources", "quarantined", "trained")
+        values = [(name, _share(getattr(drift, name))) for name in measures]
+        lines += ["", "## Drift", *markdown_table(("measure", "distance (0 to 1)"), values)]
+    if refreshed.diff:
+        changes: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+        for name in ("totals", "configuration", "lineage", "engines", "libraries"):
+            for key, (old, new) in getattr(refreshed.diff, name).items():
+                changes[name].append((key, _short(old), _short(new)))
+        for name, rows in changes.items():
+            lines += ["", f"## Changed: {name}"]
+            lines += markdown_table(("", "before", "now"), rows[:30])
+    return lines
+
+
+def _how_to_promote(recipe: Recipe, refreshed: Refreshed, place: str) -> list[str]:
+    ref, version = refreshed.ref, refreshed.version
+    return [
+        f"- look first: `packhouse diff {place}@{ref} {version}`",
+        f"- here: run the deployment `promote/manual` with dataset `{refreshed.dataset}`, version "
+        f"`{version}`, ref `{ref}`, and the store of this run",
+        f"- in a shell: `packhouse ref set {place} {ref} {version}`",
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _short(value: object) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,7 +12,7 @@ from packhouse.errors import ConfigError
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.source import SourceConfig
 
-__all__ = ["load_recipe", "parse_recipe"]
+__all__ = ["expand_variables", "load_recipe", "parse_recipe"]
 
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -32,7 +32,7 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
     for override in overrides:
         _override(raw, override)
     try:
-        expanded = _expand(raw)
+        expanded = expand_variables(raw)
     except RecursionError:
         raise ConfigError(
             f"recipe '{path}': an alias (`*name`) stands inside what it names; write the value out"
@@ -130,11 +130,16 @@ def _item(place: list[Any], index: str, override: str) -> Any:
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
-def _expand(value: Any) -> Any:
+def expand_variables(value: Any) -> Any:
+    """Put `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` of the environment into every text.
+
+    Raises:
+        ConfigError: another variable is named, or one that is not set.
+    """
     if isinstance(value, dict):
-        return {key: _expand(item) for key, item in value.items()}
+        return {key: expand_variables(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_expand(item) for item in value]
+        return [expand_variables(item) for item in value]
     return _VARIABLE.sub(_variable, value) if isinstance(value, str) else value
 
 
@@ -182,7 +187,8 @@ def _explain(error: ValidationError) -> str:
             lines.append(f"'{key}' is missing")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            lines.append(f"'{key}': {message}, got {item['input']!r}")
+            # A rule over sections stands at no key, and its input is the whole recipe.
+            lines.append(f"'{key}': {message}, got {item['input']!r}" if item["loc"] else message)
     return "; ".join(lines)
 
 

@@ -1,0 +1,47 @@
+"""backfill: refresh many recipes; one that fails does not stop the others.
+
+python -m flows.backfill RECIPE.yaml RECIPE.yaml ... [--approval]
+"""
+
+import sys
+
+from flows.command import main
+
+if __name__ == "__main__":  # before Prefect is imported: its settings are read then
+    sys.exit(main("backfill"))
+
+from typing import Annotated, Any
+
+from prefect import flow
+from pydantic import Field
+
+from flows.refresh import refresh
+from packhouse.recipe import Recipe
+from tasks.artifacts import backfill_artifacts
+from tasks.backfill import filled, name_of
+from tasks.hooks import FLOW
+
+__all__ = ["backfill"]
+
+
+@flow(name="backfill", flow_run_name="backfill", **FLOW)
+def backfill(
+    recipes: Annotated[list[str | Recipe], Field(min_length=1)],
+    approval: bool = False,
+    store: str | None = None,
+    cache: str | None = None,
+) -> Any:
+    """Refresh many recipes, each as a run of its own; one that fails does not stop the others.
+
+    Args:
+        recipes: names of recipes of this deployment (deployments/sources.yaml).
+        approval: publish the versions, and leave it to someone to move the refs.
+        store: where to publish, a name or a URI; by default each recipe's.
+        cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
+    """
+    states: Any = [
+        (name_of(recipe), refresh(recipe, approval, store, cache, return_state=True))
+        for recipe in recipes
+    ]
+    backfill_artifacts(states)
+    return filled(states)

@@ -1,0 +1,47 @@
+"""promote: point a ref to a version, such as one that waited for approval.
+
+python -m flows.promote STORE/DATASET[@VERSION] [--ref latest]
+"""
+
+import sys
+
+from flows.command import main
+
+if __name__ == "__main__":  # before Prefect is imported: its settings are read then
+    sys.exit(main("promote"))
+
+from typing import Any
+
+from prefect import flow
+
+from packhouse.recipe.section import Name
+from schemas.places import StorePlace
+from tasks.artifacts import move_artifacts
+from tasks.guard import allowed_store
+from tasks.hooks import FLOW, store_run_name
+from tasks.versions import move_ref, moved
+
+__all__ = ["promote"]
+
+
+@flow(name="promote", flow_run_name=store_run_name, **FLOW)
+def promote(
+    store: StorePlace,
+    dataset: Name,
+    version: str = "latest.candidate",
+    ref: str = "latest",
+    expected: str | None = None,
+) -> Any:
+    """Point a ref to a published version, by compare-and-swap.
+
+    Args:
+        store: root of the store: a name of this deployment, a folder or s3://bucket/prefix.
+        dataset: which dataset.
+        version: a version, or a ref; by default what a refresh left for approval.
+        ref: the ref to move.
+        expected: move only if the ref points to this version now.
+    """
+    root = allowed_store(store)
+    done = move_ref(root, dataset, version, ref, expected)
+    move_artifacts(root, dataset, done)
+    return moved(dataset, done)

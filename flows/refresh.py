@@ -1,0 +1,43 @@
+"""refresh: nothing if the sources did not change; else prepare, compare, and move the ref or ask.
+
+python -m flows.refresh RECIPE.yaml [--approval]
+"""
+
+import sys
+
+from flows.command import main
+
+if __name__ == "__main__":  # before Prefect is imported: its settings are read then
+    sys.exit(main("refresh"))
+
+from typing import Any
+
+from prefect import flow
+
+from packhouse.recipe import Recipe
+from tasks.chain import refresh_chain
+from tasks.guard import allowed_recipe, dataset_slot, worker_cache
+from tasks.hooks import FLOW, recipe_run_name
+
+__all__ = ["refresh"]
+
+
+@flow(name="refresh", flow_run_name=recipe_run_name, **FLOW)
+def refresh(
+    recipe: str | Recipe,
+    approval: bool = False,
+    store: str | None = None,
+    cache: str | None = None,
+) -> Any:
+    """Publish a new version if the sources, the recipe or the tokenizer changed.
+
+    Args:
+        recipe: name of a recipe of this deployment (deployments/sources.yaml), or a whole one.
+        approval: publish the version, and leave it to someone to move the ref.
+        store: where to publish, a name or a URI; by default the recipe's.
+        cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
+    """
+    folder = worker_cache(cache)
+    allowed = allowed_recipe(recipe, store)
+    with dataset_slot(allowed):
+        return refresh_chain(allowed, folder, approval=approval)

@@ -1,0 +1,47 @@
+"""rollback: point a ref to where it pointed before.
+
+python -m flows.rollback STORE/DATASET [--ref latest] [--steps 1]
+"""
+
+import sys
+
+from flows.command import main
+
+if __name__ == "__main__":  # before Prefect is imported: its settings are read then
+    sys.exit(main("rollback"))
+
+from typing import Annotated, Any
+
+from prefect import flow
+from pydantic import Field
+
+from packhouse.recipe.section import Name
+from schemas.places import StorePlace
+from tasks.artifacts import move_artifacts
+from tasks.guard import allowed_store
+from tasks.hooks import FLOW, store_run_name
+from tasks.versions import move_ref, moved, past_of_ref
+
+__all__ = ["rollback"]
+
+
+@flow(name="rollback", flow_run_name=store_run_name, **FLOW)
+def rollback(
+    store: StorePlace,
+    dataset: Name,
+    ref: str = "latest",
+    steps: Annotated[int, Field(ge=1, le=500)] = 1,
+) -> Any:
+    """Point a ref to where it pointed before, by compare-and-swap.
+
+    Args:
+        store: root of the store: a name of this deployment, a folder or s3://bucket/prefix.
+        dataset: which dataset.
+        ref: the ref to move.
+        steps: how many moves back.
+    """
+    root = allowed_store(store)
+    current, before = past_of_ref(root, dataset, ref, steps)
+    done = move_ref(root, dataset, before, ref, current)
+    move_artifacts(root, dataset, done)
+    return moved(dataset, done)

@@ -1,0 +1,41 @@
+"""verify: every byte and value of published versions, from their store alone.
+
+python -m flows.verify STORE[/DATASET[@VERSION]]
+"""
+
+import sys
+
+from flows.command import main
+
+if __name__ == "__main__":  # before Prefect is imported: its settings are read then
+    sys.exit(main("verify"))
+
+from typing import Any
+
+from prefect import flow
+
+from packhouse.recipe.section import Name
+from schemas.places import StorePlace
+from tasks.artifacts import verify_artifacts
+from tasks.guard import allowed_store
+from tasks.hooks import FLOW, store_run_name
+from tasks.versions import checked, datasets_of, verify_one
+
+__all__ = ["verify"]
+
+
+@flow(name="verify", flow_run_name=store_run_name, **FLOW)
+def verify(store: StorePlace, dataset: Name | None = None, version: str = "latest") -> Any:
+    """Check every byte, schema, count and value of published versions, from their store alone.
+
+    Args:
+        store: root of the store: a name of this deployment, a folder or s3://bucket/prefix.
+        dataset: which dataset; all of the store if left out.
+        version: a ref or a version.
+    """
+    root = allowed_store(store)
+    reports = [
+        (name, verify_one(root, name, version)) for name in datasets_of(root, dataset, version)
+    ]
+    verify_artifacts(root, reports)
+    return checked(reports)

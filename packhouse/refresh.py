@@ -1,0 +1,168 @@
+"""Decide what a refresh has to do, and what became of it: nothing, a new version, or a question.
+
+A recipe is refreshed against the version that its ref points to. The plan of a run is made first:
+the id of a version is an address of its inputs, so equal ids mean that neither a source nor the
+tokenizer, the recipe, the engines or the libraries changed, and nothing is done. Otherwise the
+chain runs, and the ref moves; or, if someone is to approve it, a second ref `<ref>.candidate` does,
+and what would change for readers is said.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from packhouse.chain import Prepared
+from packhouse.errors import VersionNotFoundError
+from packhouse.recipe import Recipe
+from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version
+from packhouse.store.diff import Diff, diff_versions
+from packhouse.store.evolution import breaking_changes, measure_drift
+from packhouse.store.layout import split_version
+
+__all__ = ["Look", "Refreshed", "candidate_of", "compare", "look", "outcome_of", "unchanged"]
+
+Outcome = Literal["unchanged", "published", "waiting", "held"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What a refresh finds before it does anything."""
+
+    dataset: str
+    ref: str
+    version_id: str
+    """Of the version that the sources would give now."""
+    current: str | None
+    """Version that the ref points to."""
+    candidate: str | None = None
+    """Version that waits for approval."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the ref's version is what the sources would give."""
+        return _is_of(self.current, self.version_id)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether that version is published already and waits for approval."""
+        return _is_of(self.candidate, self.version_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refreshed:
+    """What a refresh did."""
+
+    dataset: str
+    ref: str
+    outcome: Outcome
+    """`unchanged`: nothing to do; `published`: the ref moved; `waiting`: published, and someone is
+    to move the ref; `held`: published, and the ref stays for the reasons in `message`."""
+    version: str
+    message: str
+    """One sentence for people."""
+    prepared: Prepared | None = None
+    diff: Diff | None = None
+    drift: Drift | None = None
+    breaking: tuple[str, ...] = ()
+
+
+def candidate_of(ref: str) -> str:
+    """Name of the ref that points to the version waiting for approval.
+
+    Example:
+        >>> candidate_of("latest")
+        'latest.candidate'
+    """
+    return f"{ref}.candidate"
+
+
+def look(recipe: Recipe, version_id: str) -> Look:
+    """Compare the plan of a run with the recipe's ref; two small reads of the store."""
+    store, ref = open_store(recipe.publish.store), recipe.publish.ref
+    found = load_ref(store, recipe.dataset, ref)
+    waiting = load_ref(store, recipe.dataset, candidate_of(ref))
+    return Look(
+        dataset=recipe.dataset,
+        ref=ref,
+        version_id=version_id,
+        current=found.version if found else None,
+        candidate=waiting.version if waiting else None,
+    )
+
+
+def compare(recipe: Recipe, before: str | None, version: str) -> dict[str, Any]:
+    """Say how a version differs from the one that readers have: settings, counts, drift, schema.
+
+    Reads the two manifests, no data. Empty where there was none before.
+    """
+    if before is None or before == version:
+        return {}
+    try:
+        old = _open(recipe, before)
+    except VersionNotFoundError:
+        return {}
+    new = _open(recipe, version)
+    return {
+        "diff": diff_versions(old, new, records=False),
+        "drift": measure_drift(old.manifest, new.manifest),
+        "breaking": tuple(breaking_changes(old.manifest, new.manifest)),
+    }
+
+
+def unchanged(found: Look) -> Refreshed:
+    """Say that there was nothing to do."""
+    if found.is_unchanged:
+        version = found.current
+        message = f"nothing changed: '{found.ref}' is at {version} already"
+    else:
+        version = found.candidate
+        message = f"nothing changed: {version} still waits for approval"
+    assert version is not None
+    return Refreshed(
+        dataset=found.dataset,
+        ref=found.ref,
+        outcome="unchanged",
+        version=version,
+        message=message,
+    )
+
+
+def outcome_of(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
+    """Say what came of a refresh that ran the chain."""
+    facts = compare(recipe, found.current, prepared.version)
+    at = prepared.facts["ref_version"]
+    place = f"{recipe.publish.store.rstrip('/')}/{recipe.dataset}"
+    command = f"packhouse ref set {place} {found.ref} {prepared.version}"
+    outcome: Outcome
+    if prepared.facts["ref"] == candidate_of(found.ref):
+        outcome = "waiting"
+        message = f"{prepared.version} waits for approval; to promote it: {command}"
+    elif prepared.facts["held_back"]:
+        outcome = "held"
+        reasons = "; ".join(prepared.facts["held_back"])
+        message = f"{prepared.version} is published, '{found.ref}' stays: {reasons}; {command}"
+    elif at != prepared.version:
+        outcome = "held"
+        message = (
+            f"the sources are back at {prepared.version}; '{found.ref}' stays at {at}, published "
+            f"after it; to go back: {command}"
+        )
+    else:
+        outcome = "published"
+        message = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
+    return Refreshed(
+        dataset=recipe.dataset,
+        ref=found.ref,
+        outcome=outcome,
+        version=prepared.version,
+        message=message,
+        prepared=prepared,
+        **facts,
+    )
+
+
+def _open(recipe: Recipe, version: str) -> OpenVersion:
+    return open_version(recipe.publish.store, recipe.dataset, version)
+
+
+def _is_of(version: str | None, version_id: str) -> bool:
+    return version is not None and split_version(version)[0] == version_id

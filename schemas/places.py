@@ -1,0 +1,226 @@
+"""Which places a worker may touch: what a run form may name, and what it may not.
+
+Whoever may start a run fills a form, and a worker reads and writes with the rights of its service.
+So a worker resolves every place in a recipe by a file of its operator, `deployments/sources.yaml`:
+
+    sources:            # names for the form: `path: demo-chats`
+      demo-chats: demo/chats.jsonl
+    tokenizers: {demo: demo/tokenizer}
+    stores: {main: s3://bucket/versions}
+    files: {}           # golden conversations, Jinja templates
+    recipes: {demo: demo/recipe.yaml}   # what `refresh` and `backfill` run by name
+    secrets: {AWS_SECRET_ACCESS_KEY: store-key}   # environment variable -> Secret block
+    allow:
+      read: [s3://raw/instructions/]    # and everything below these may be read
+      write: []                         # and versions may be published below these
+
+A name is replaced by its place. Anything else must lie below a prefix, after `..` and links are
+resolved. Credentials are refused wherever they stand. `${PACKHOUSE_X:-default}` is taken from the
+environment. Recipes in files of the deployment are the operator's own words and are not held
+against the list.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from packhouse.errors import ConfigError
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.recipe.reading import expand_variables
+from packhouse.recipe.section import Uri
+
+__all__ = ["Places", "StorePlace", "load_places", "refuse_credentials"]
+
+Place = Annotated[str, StringConstraints(min_length=1)]
+
+StorePlace = Annotated[Uri, Field(min_length=1)]
+"""Root of a store of versions: a name of the worker, a folder or `s3://bucket/prefix`."""
+
+_TEMPLATES = (".jinja", ".j2")
+
+
+class _Allowed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    read: list[Place] = []
+    write: list[Place] = []
+
+
+class Places(BaseModel):
+    """Names of places, and prefixes below which unnamed places are allowed.
+
+    Example:
+        >>> places = Places(sources={"chats": "/data/chats.jsonl"}, allow={"read": ["s3://raw/"]})
+        >>> places.source("chats"), places.source("s3://raw/a.jsonl")
+        ('/data/chats.jsonl', 's3://raw/a.jsonl')
+        >>> places.source("/etc/passwd")
+        Traceback (most recent call last):
+        ...
+        packhouse.errors.ConfigError: source '/etc/passwd' is no name of this worker (chats) and ...
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sources: dict[str, Place] = {}
+    tokenizers: dict[str, Place] = {}
+    stores: dict[str, Place] = {}
+    files: dict[str, Place] = {}
+    recipes: dict[str, Place] = {}
+    """Recipes of this deployment: names for `refresh` and `backfill`."""
+    secrets: dict[str, str] = {}
+    """Environment variable -> name of the Secret block that holds it."""
+    allow: _Allowed = _Allowed()
+
+    def source(self, place: str) -> str:
+        """Return where a source's rows lie."""
+        return self._resolve("source", place, self.sources, self.allow.read)
+
+    def tokenizer(self, place: str) -> str:
+        """Return the folder of a tokenizer."""
+        return self._resolve("tokenizer", place, self.tokenizers, self.allow.read)
+
+    def file(self, place: str) -> str:
+        """Return where a file of golden conversations or a template lies."""
+        return self._resolve("file", place, self.files, self.allow.read)
+
+    def store(self, place: str) -> str:
+        """Return the root of a store of versions."""
+        return self._resolve("store", place, self.stores, self.allow.write)
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with every place resolved.
+
+        Raises:
+            ConfigError: a place that is neither named nor allowed, or a credential.
+        """
+        benchmarks = [self._source(source) for source in recipe.audit.benchmarks]
+        template = recipe.format.template
+        if template.endswith(_TEMPLATES) or template in self.files:
+            template = self.file(template)
+        update: dict[str, Any] = {
+            "sources": [self._source(source) for source in recipe.sources],
+            "tokenizer": self.tokenizer(recipe.tokenizer),
+            "audit": recipe.audit.model_copy(update={"benchmarks": benchmarks}),
+            "format": recipe.format.model_copy(update={"template": template}),
+            "golden": None if recipe.golden is None else self.file(recipe.golden),
+            "publish": recipe.publish.model_copy(update=self._publish(recipe)),
+        }
+        return recipe.model_copy(update=update)
+
+    def _source(self, source: SourceConfig) -> SourceConfig:
+        name = source.name
+        if name is None and source.path in self.sources:
+            name = source.path  # what people chose in the form is what they read in the lineage
+        return source.model_copy(update={"path": self.source(source.path), "name": name})
+
+    def _publish(self, recipe: Recipe) -> dict[str, Any]:
+        also = [self._resolve("mirror", uri, {}, self.allow.write) for uri in recipe.publish.also]
+        return {"store": self.store(recipe.publish.store), "also": also}
+
+    def _resolve(self, what: str, place: str, names: Mapping[str, str], allowed: list[str]) -> str:
+        refuse_credentials(place, what)
+        if place in names:
+            return names[place]
+        if any(_lies_below(place, prefix) for prefix in allowed):
+            return place
+        known = ", ".join(sorted(names)) or "it has none"
+        below = ", ".join(allowed) or "no prefix is allowed"
+        raise ConfigError(
+            f"{what} '{place}' is no name of this worker ({known}) and does not lie below what it "
+            f"allows ({below}); its operator adds places to deployments/sources.yaml",
+            place=place,
+        )
+
+
+def load_places(path: Path) -> Places:
+    """Read a file of places; relative ones start at the file's folder.
+
+    Raises:
+        ConfigError: no such file, or not of this form.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        places = Places.model_validate(expand_variables(raw))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"places '{path}' cannot be read: {error}; a worker needs the file that names its "
+            "sources (PACKHOUSE_SOURCES, else deployments/sources.yaml)"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"places '{path}': '{key}': {first['msg']}") from None
+    return _anchored(places, path.parent.absolute())
+
+
+def _anchored(places: Places, folder: Path) -> Places:
+    def at(place: str) -> str:
+        return place if "://" in place else os.path.normpath(folder / Path(place).expanduser())
+
+    kinds = ("sources", "tokenizers", "stores", "files", "recipes")
+    named = {kind: {n: at(p) for n, p in getattr(places, kind).items()} for kind in kinds}
+    allow = _Allowed(
+        read=[at(p) for p in places.allow.read], write=[at(p) for p in places.allow.write]
+    )
+    return places.model_copy(update={**named, "allow": allow})
+
+
+def _lies_below(place: str, prefix: str) -> bool:
+    """Whether a place is a prefix or lies below it, with links and `..` resolved.
+
+    Example:
+        >>> _lies_below("s3://raw/a/b", "s3://raw/a"), _lies_below("s3://raw/ab", "s3://raw/a")
+        (True, False)
+        >>> _lies_below("s3://raw/a/../b", "s3://raw/a"), _lies_below("/data/../etc", "/data")
+        (False, False)
+    """
+    if "://" in place and not place.startswith("file://"):
+        parts = [unquote(part) for part in place.split("/")[2:]]
+        if "\\" in place or "\0" in place or any(part in (".", "..") for part in parts):
+            return False
+        return f"{place.rstrip('/')}/".startswith(f"{prefix.rstrip('/')}/")
+    if "://" in prefix:
+        return False
+    path = place.removeprefix("file://")
+    if "\0" in path or path.startswith("~"):
+        return False
+    fixed, magic, _ = re.split(r"([*?\[]|$)", path, maxsplit=1)
+    if magic:  # what a glob finds lies below its last folder without magic: /a/b*/c -> /a
+        fixed = fixed.rpartition("/")[0] or "."
+    root, found = os.path.realpath(prefix), os.path.realpath(fixed)
+    inside = found == root or found.startswith(root.rstrip("/") + "/")
+    return inside and ".." not in Path(path[len(fixed) :]).parts
+
+
+_CREDENTIALS = re.compile(
+    r"://[^/?#]*@"
+    r"|[?&;#](x-amz-(signature|credential|security-token)|awsaccesskeyid|signature|sig|token"
+    r"|access_?key(_?id)?|secret(_?access)?(_?key)?|password|key|secret)="
+    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30,}",
+    re.IGNORECASE,
+)
+
+
+def refuse_credentials(place: str, what: str = "place") -> None:
+    """Fail if a place carries a password, a key or a signature; what it is stays unsaid.
+
+    Raises:
+        ConfigError: it does.
+
+    Example:
+        >>> refuse_credentials("s3://key:secret@bucket/rows.jsonl", "source")
+        Traceback (most recent call last):
+        ...
+        packhouse.errors.ConfigError: a source carries a credential; take it out, and give it to ...
+    """
+    if _CREDENTIALS.search(place):
+        raise ConfigError(
+            f"a {what} carries a credential; take it out, and give it to the worker as an "
+            "environment variable or a Secret block"
+        )

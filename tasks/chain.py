@@ -1,0 +1,55 @@
+"""The chain inside a flow run: its jobs as tasks, its progress and its outcome as artifacts."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect.states import Completed
+
+from packhouse.chain import Prepared
+from packhouse.chain import prepare as prepare_chain
+from packhouse.errors import PackhouseError
+from packhouse.recipe import Recipe
+from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
+from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
+from tasks.runner import PrefectRunner
+from tasks.versions import look_at_sources
+
+__all__ = ["refresh_chain", "run_chain"]
+
+
+def run_chain(recipe: Recipe, cache: Path) -> Prepared:
+    """Prepare and publish, and leave in the UI what came of it.
+
+    Raises:
+        PackhouseError: nothing was published; the UI says why.
+    """
+    try:
+        prepared = prepare_chain(recipe, PrefectRunner(recipe=recipe, cache=str(cache)), cache)
+    except PackhouseError as error:
+        refusal_artifacts(recipe, error)
+        raise
+    publish_artifacts(prepared)
+    return prepared
+
+
+def refresh_chain(recipe: Recipe, cache: Path, *, approval: bool) -> Any:
+    """Do nothing if nothing changed; else run the chain, and move the ref or leave it.
+
+    Returns:
+        The state of the run, with a `Refreshed`.
+
+    Raises:
+        PackhouseError: nothing was published; the UI says why.
+    """
+    found = look_at_sources(recipe, str(cache))
+    if found.is_unchanged or (approval and found.is_waiting):
+        return _completed(recipe, unchanged(found))
+    update = {"ref": candidate_of(found.ref)} if approval else {}
+    publish = recipe.publish.model_copy(update=update)
+    prepared = run_chain(recipe.model_copy(update={"publish": publish}), cache)
+    return _completed(recipe, outcome_of(recipe, found, prepared))
+
+
+def _completed(recipe: Recipe, refreshed: Refreshed) -> Any:
+    refresh_artifacts(recipe, refreshed)
+    return Completed(data=refreshed, message=refreshed.message)

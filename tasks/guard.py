@@ -1,0 +1,175 @@
+"""What a flow run may touch, and that no two work on one dataset at the same time.
+
+A run of a deployment is started by whoever may fill its form, so every place in its parameters is
+resolved by the worker's file of places (`schemas.places`); a run from a shell is its user's own and
+only looks there for names. Secret blocks that the file names become environment variables of the
+run's process, never parameters.
+
+Runs of one dataset queue: each holds the only slot of a global concurrency limit, under a lease
+that it renews. A killed run's lease ends after a minute and the next run goes on; the store would
+refuse to mix two publishers anyway, so the slot saves work and gives refs an order. Prefect's
+embedded server knows of no other run, so nothing is held there.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from prefect.blocks.system import Secret
+from prefect.client.base import ServerType
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.runtime import deployment
+
+from packhouse.errors import ConfigError
+from packhouse.recipe import Recipe, load_recipe
+from packhouse.workspace import default_cache
+from schemas.places import Places, load_places
+
+__all__ = [
+    "allowed_recipe",
+    "allowed_store",
+    "dataset_slot",
+    "named_recipe",
+    "slot_name",
+    "worker_cache",
+]
+
+log = logging.getLogger("packhouse.flows")
+
+LEASE_S = 60.0
+"""Seconds until the slot of a killed run is free; the shortest lease that Prefect grants."""
+
+
+def allowed_recipe(recipe: Recipe | str, store: str | None = None) -> Recipe:
+    """Return the recipe of a run: a name's file, or a form's recipe with its places resolved.
+
+    Args:
+        recipe: a name that the worker's file of places knows, or the recipe itself.
+        store: where to publish instead of where the recipe says.
+
+    Raises:
+        ConfigError: no such name, a place that this worker does not allow, or a credential.
+    """
+    found = named_recipe(recipe) if isinstance(recipe, str) else _allowed(recipe)
+    if store is None:
+        return found
+    publish = found.publish.model_copy(update={"store": allowed_store(store)})
+    return found.model_copy(update={"publish": publish})
+
+
+def _allowed(recipe: Recipe) -> Recipe:
+    places = _places()
+    if places is None:
+        return recipe
+    _take_secrets(places)
+    return places.recipe(recipe)
+
+
+def named_recipe(name: str) -> Recipe:
+    """Return the recipe that the worker's file of places knows by this name.
+
+    Raises:
+        ConfigError: it knows none, or the recipe is wrong.
+    """
+    places = load_places(_places_file())
+    if name not in places.recipes:
+        known = ", ".join(sorted(places.recipes)) or "none"
+        raise ConfigError(f"this worker has no recipe '{name}' ({known}); see {_places_file()}")
+    _take_secrets(places)
+    return load_recipe(places.recipes[name])
+
+
+def allowed_store(store: str) -> str:
+    """Return the root of a store that a run's parameter names.
+
+    Raises:
+        ConfigError: neither a name nor below an allowed prefix, or a credential.
+    """
+    places = _places()
+    if places is None:
+        return store
+    _take_secrets(places)
+    return places.store(store)
+
+
+def worker_cache(cache: str | None) -> Path:
+    """Return the folder of finished steps; a run of a deployment takes the worker's own.
+
+    Raises:
+        ConfigError: a form names another.
+    """
+    if cache is not None and _is_deployed():
+        raise ConfigError("the cache is the worker's own (PACKHOUSE_CACHE); leave `cache` empty")
+    return Path(cache) if cache else default_cache()
+
+
+@contextmanager
+def dataset_slot(recipe: Recipe) -> Iterator[None]:
+    """Hold the only slot of a dataset while the block runs; wait for it if another run has it."""
+    name = slot_name(recipe)
+    with get_client(sync_client=True) as client:
+        if client.server_type == ServerType.EPHEMERAL:
+            yield
+            return
+        with suppress(ObjectAlreadyExists):
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+    log.info("waiting for the slot of '%s' (%s)", recipe.dataset, name)
+    with concurrency(
+        name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False
+    ):
+        log.info("holding the slot of '%s'", recipe.dataset)
+        yield
+
+
+def slot_name(recipe: Recipe) -> str:
+    """Return the name of a dataset's limit: the same for all recipes that publish to one place.
+
+    Example:
+        >>> from packhouse.recipe import Recipe
+        >>> raw = {"dataset": "demo", "sources": [{"path": "a.jsonl"}], "tokenizer": "t"}
+        >>> slot_name(Recipe.model_validate({**raw, "publish": {"store": "s3://bucket/store/"}}))
+        'packhouse.demo.48ff1a3a'
+    """
+    store = recipe.publish.store.rstrip("/")
+    place = store if "://" in store else str(Path(store).expanduser().resolve())
+    return f"packhouse.{recipe.dataset}.{sha256(place.encode()).hexdigest()[:8]}"
+
+
+def _is_deployed() -> bool:
+    return bool(deployment.id)
+
+
+def _places_file() -> Path:
+    return Path(os.environ.get("PACKHOUSE_SOURCES", "deployments/sources.yaml"))
+
+
+def _places() -> Places | None:
+    """What holds for this run; None in a shell without PACKHOUSE_SOURCES: all is its user's own."""
+    if _is_deployed() or "PACKHOUSE_SOURCES" in os.environ:
+        return load_places(_places_file())
+    return None
+
+
+def _take_secrets(places: Places) -> None:
+    for variable, block in places.secrets.items():
+        if variable not in os.environ:
+            os.environ[variable] = _secret(block)
+
+
+@cache
+def _secret(block: str) -> str:
+    try:
+        value: Any = Secret.load(block).get()  # type: ignore[union-attr]
+    except ValueError:
+        raise ConfigError(
+            f"the server has no Secret block '{block}', which sources.yaml names"
+        ) from None
+    return str(value)

@@ -1,0 +1,66 @@
+"""What every flow has in common: what Prefect keeps of it, its name, and what happens at its end.
+
+At the end of a run, hooks say to whoever listens what became of a dataset, as events that
+automations can act on (`docs/operator.md` lists them): a version was published, or refused.
+Hooks run in the process of the run, after its final state was reported.
+"""
+
+import os
+from typing import Any
+
+from prefect import runtime
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from packhouse.chain import Prepared
+from packhouse.errors import PackhouseError
+from packhouse.refresh import Refreshed
+from tasks.events import announce_held, announce_published, announce_refused
+
+__all__ = ["FLOW", "recipe_run_name", "store_run_name"]
+
+
+def recipe_run_name() -> str:
+    """Name a run by its flow and its dataset: `refresh demo`."""
+    recipe = runtime.flow_run.parameters.get("recipe")
+    return f"{runtime.flow_run.flow_name} {_name_of(recipe)}"
+
+
+def store_run_name() -> str:
+    """Name a run by its flow and its dataset: `verify demo`."""
+    parameters = runtime.flow_run.parameters
+    return f"{runtime.flow_run.flow_name} {parameters.get('dataset') or 'all'}"
+
+
+def _name_of(recipe: Any) -> str:
+    name = recipe.get("dataset") if isinstance(recipe, dict) else getattr(recipe, "dataset", recipe)
+    return str(name)
+
+
+def _on_completion(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    result = state.result(raise_on_failure=False)
+    prepared = result.prepared if isinstance(result, Refreshed) else result
+    if not isinstance(prepared, Prepared):
+        return
+    if prepared.created or flow_run.run_count > 1:  # a run that was killed may not have said it
+        announce_published(prepared)
+    if prepared.facts["held_back"]:
+        announce_held(prepared)
+
+
+def _on_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    error = state.result(raise_on_failure=False)
+    recipe = flow_run.parameters.get("recipe")
+    if isinstance(error, PackhouseError) and recipe is not None:
+        announce_refused(_name_of(recipe), error)
+
+
+FLOW: dict[str, Any] = {
+    # A thread per core: each holds a shard in memory, and Prefect's default knows no limit.
+    "task_runner": ThreadPoolTaskRunner(max_workers=os.cpu_count() or 1),
+    "persist_result": False,
+    "result_serializer": "json",  # what Prefect keeps of an exception; its default is a pickle
+    "on_completion": [_on_completion],
+    "on_failure": [_on_failure],
+}
+"""Arguments of every `@flow`."""

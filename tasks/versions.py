@@ -1,0 +1,136 @@
+"""Tasks on published versions and refs: look, verify, move, collect; each retried after hiccups."""
+
+from typing import TypeVar
+
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.jobs import plan_jobs
+from packhouse.recipe import Recipe
+from packhouse.refresh import Look, look
+from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
+from packhouse.store.gc import GcReport, collect_garbage
+from packhouse.store.read import VerifyReport, verify_version
+from packhouse.store.refs import scan_refs
+from tasks.policies import retried_task
+
+__all__ = [
+    "Reports",
+    "checked",
+    "collect",
+    "collected",
+    "datasets_of",
+    "look_at_sources",
+    "move_ref",
+    "moved",
+    "past_of_ref",
+    "verify_one",
+]
+
+T = TypeVar("T")
+Reports = list[tuple[str, T]]
+"""What was found of each dataset."""
+
+
+@retried_task(name="look", task_run_name="look: {recipe.dataset}")
+def look_at_sources(recipe: Recipe, cache: str) -> Look:
+    """Plan the run and compare it with what is published; nothing is computed."""
+    return look(recipe, plan_jobs(recipe).version_id)
+
+
+@retried_task(name="datasets")
+def datasets_of(store: str, dataset: str | None, ref: str | None = None) -> list[str]:
+    """Return the one dataset, or all of a store that have the ref (or any, or a damaged one)."""
+    if dataset is not None:
+        return [dataset]
+    opened = open_store(store)
+    scans = {name: scan_refs(opened, name) for name in sorted(opened.list_folders(""))}
+    found = [
+        name
+        for name, (refs, damaged) in scans.items()
+        if damaged or any(ref in (None, each.name) for each in refs)
+    ]
+    if not found:
+        raise VersionNotFoundError(f"no dataset with ref '{ref or '*'}' lies in store '{store}'")
+    return found
+
+
+@retried_task(name="verify", task_run_name="verify: {dataset}@{version}")
+def verify_one(store: str, dataset: str, version: str) -> VerifyReport:
+    """Check every byte, schema, count and value of a version; what is not there is a problem."""
+    try:
+        return verify_version(open_version(store, dataset, version))
+    except (IntegrityError, VersionNotFoundError) as error:
+        return VerifyReport(
+            version=version,
+            num_files=0,
+            num_bytes=0,
+            num_rows=0,
+            num_tokens=0,
+            problems=(str(error),),
+        )
+
+
+def checked(reports: Reports[VerifyReport]) -> State[Reports[VerifyReport]]:
+    """Return the state of a run that verified versions.
+
+    Raises:
+        IntegrityError: a version is damaged.
+    """
+    problems = [f"{name}: {text}" for name, report in reports for text in report.problems]
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise IntegrityError(f"{'; '.join(problems[:3])}{more}", problems=problems)
+    files = sum(report.num_files for _, report in reports)
+    size = sum(report.num_bytes for _, report in reports)
+    message = f"{len(reports):,} versions intact: {files:,} files, {size:,} bytes"
+    return Completed(data=reports, message=message)
+
+
+@retried_task(name="move-ref", task_run_name="move {ref}: {dataset}@{version}")
+def move_ref(store: str, dataset: str, version: str, ref: str, expected: str | None) -> Ref:
+    """Point a ref to a version, itself named by a ref or in full, by compare-and-swap."""
+    opened = open_store(store)
+    target = open_version(opened, dataset, version).version
+    return set_ref(opened, dataset, ref, target, expected=expected)
+
+
+@retried_task(name="past-of-ref", task_run_name="past of {ref}: {dataset}")
+def past_of_ref(store: str, dataset: str, ref: str, steps: int) -> tuple[str, str]:
+    """Return where a ref points, and where it pointed some moves ago.
+
+    A task of its own: were the move retried with it, a lost answer would go back twice.
+    """
+    found = load_ref(open_store(store), dataset, ref)
+    if found is None:
+        raise VersionNotFoundError(f"'{dataset}' in '{store}' has no ref '{ref}'")
+    if steps > len(found.past):
+        raise VersionNotFoundError(
+            f"ref '{ref}' of '{dataset}' has {len(found.past)} moves behind it, cannot go back "
+            f"{steps}"
+        )
+    return found.version, found.past[steps - 1].version
+
+
+@retried_task(name="collect", task_run_name="collect: {dataset}")
+def collect(store: str, dataset: str, grace_hours: float, delete: bool) -> GcReport:
+    """Find what no reader can reach, and delete it if asked to."""
+    opened = open_store(store)
+    return collect_garbage(opened, dataset, grace_s=grace_hours * 3600, dry_run=not delete)
+
+
+def moved(dataset: str, ref: Ref) -> State[Ref]:
+    """Return the state of a run that moved a ref."""
+    before = ref.parent or "nothing"
+    return Completed(data=ref, message=f"'{ref.name}' of {dataset}: {before} -> {ref.version}")
+
+
+def collected(reports: Reports[GcReport]) -> State[Reports[GcReport]]:
+    """Return the state of a run that looked for garbage."""
+    size = sum(report.num_bytes for _, report in reports)
+    deleted = sum(report.num_deleted for _, report in reports)
+    done = f"{deleted:,} objects deleted"
+    if all(report.dry_run for _, report in reports):
+        done = "nothing deleted; run with delete"
+    return Completed(data=reports, message=f"{size:,} bytes of garbage: {done}")

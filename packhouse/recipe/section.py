@@ -21,10 +21,23 @@ Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]
 """A place, without credentials; what reads it refuses them, too, without repeating them."""
 
 
+def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Say in the schema how a run form shows the section: its name, its fields in their order.
+
+    A server on PostgreSQL keeps schemas as JSONB, which sorts keys by length; `position` is what
+    Prefect's form sorts by.
+    """
+    schema["title"] = model.__name__.removesuffix("Config")
+    for position, field in enumerate(schema.get("properties", {}).values()):
+        field["position"] = position
+
+
 class Section(BaseModel):
     """A frozen section that knows all its keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_as_form
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -138,6 +138,9 @@ class _translated:
         import httpx
         from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
+        # Uploads of large files fail in threads, with what happened as the cause.
+        if type(error) is RuntimeError and error.__cause__ is not None:
+            error = error.__cause__
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code if error.response is not None else 0
             if status == 429 or status >= 500:
@@ -149,3 +152,8 @@ class _translated:
             raise ConfigError(f"{self.uri}: no token; set HF_TOKEN or log in") from error
         if isinstance(error, httpx.TransportError):
             raise TransientError(f"{self.uri}: {error}") from error
+        if isinstance(error, ConnectionError):  # what hf_xet says of anything
+            raise TransientError(
+                f"{self.uri}: {error}. Where a Hub or a proxy before it has no Xet storage, set "
+                "HF_HUB_DISABLE_XET=1"
+            ) from error

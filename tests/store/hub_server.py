@@ -1,6 +1,11 @@
-"""A small part of the Hub's API, enough for huggingface_hub to create, look at and commit."""
+"""A small part of the Hub's API, enough for huggingface_hub to create, look at and commit.
+
+Like the Hub, it takes Parquet files by the LFS protocol: bytes first, to a place of their own,
+whole or in parts, then a commit that names them by sha256.
+"""
 
 import base64
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +23,11 @@ class HubServer(ThreadingHTTPServer):
         self.repos: dict[str, list[dict[str, bytes]]] = {}
         self.race: Any = None
         self.refuse_with = 0
+        self.refuse_lfs_with = 0
+        self.part_bytes = 0  # 0: files are sent whole
+        self.lfs: dict[str, bytes] = {}
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.num_lfs_puts = 0
 
     def __enter__(self) -> "HubServer":
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -40,20 +50,57 @@ class HubServer(ThreadingHTTPServer):
         for line in change:
             if line["key"] == "file":
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            elif line["key"] == "lfsFile":
+                files[line["value"]["path"]] = self.lfs[line["value"]["oid"]]
             elif line["key"] == "deletedFile":
                 del files[line["value"]["path"]]
         self.repos[repo].append(files)
         return True
+
+    def receive(self, oid: str, part: int, data: bytes) -> None:
+        self.num_lfs_puts += 1
+        self.parts.setdefault(oid, {})[part] = data
+        if not self.part_bytes:
+            self.assemble(oid)
+
+    def assemble(self, oid: str) -> None:
+        data = b"".join(part for _, part in sorted(self.parts.pop(oid).items()))
+        assert hashlib.sha256(data).hexdigest() == oid
+        self.lfs[oid] = data
+
+    def upload_action(self, oid: str, size: int) -> dict[str, Any]:
+        """Where to send a file; nothing if it is there."""
+        if oid in self.lfs:
+            return {"oid": oid, "size": size}
+        place = f"{self.endpoint}/lfs/{oid}"
+        upload: dict[str, Any] = {"href": f"{place}/0"}
+        if self.part_bytes:
+            numbers = range(1, -(-size // self.part_bytes) + 1)
+            header = {str(number): f"{place}/{number}" for number in numbers}
+            upload = {"href": place, "header": header | {"chunk_size": str(self.part_bytes)}}
+        return {"oid": oid, "size": size, "actions": {"upload": upload}}
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: HubServer
 
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.server.refuse_lfs_with:
+            self._say(self.server.refuse_lfs_with, {"error": "no"})
+            return
+        _, _, oid, part = self.path.split("/")
+        self.server.receive(oid, int(part), body)
+        self._say(200, {}, etag=f'"{part}"')
+
     def do_GET(self) -> None:
         if self._refused():
             return
         repo = "/".join(self.path.split("?")[0].split("/")[3:5])
+        if repo not in self.server.repos or "/xet-" in self.path:
+            self._say(404, {"error": self.path})
+            return
         files = self.server.repos[repo][-1]
         siblings = [{"rfilename": name} for name in sorted(files)]
         self._say(200, {"id": repo, "sha": self.server.sha(repo), "siblings": siblings, "tags": []})
@@ -71,8 +118,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(200, {"warnings": [], "errors": []})
         elif "/preupload/" in self.path:
             names = [file["path"] for file in json.loads(body)["files"]]
-            modes = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
-            self._say(200, {"files": modes})
+            modes = {n: "lfs" if n.endswith(".parquet") else "regular" for n in names}
+            files = [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in modes.items()]
+            self._say(200, {"files": files})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            wanted = json.loads(body)["objects"]
+            objects = [self.server.upload_action(o["oid"], o["size"]) for o in wanted]
+            self._say(200, {"transfer": "basic", "objects": objects})
+        elif self.path.startswith("/lfs/"):
+            self.server.assemble(json.loads(body)["oid"])
+            self._say(200, {})
         elif "/commit/" in self.path:
             self._commit([json.loads(line) for line in body.splitlines()])
         else:
@@ -93,9 +148,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(self.server.refuse_with, {"error": "no"})
         return bool(self.server.refuse_with)
 
-    def _say(self, status: int, answer: dict[str, Any]) -> None:
+    def _say(self, status: int, answer: dict[str, Any], etag: str = "") -> None:
         text = json.dumps(answer).encode()
         self.send_response_only(status)
+        if etag:
+            self.send_header("ETag", etag)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

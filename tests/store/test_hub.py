@@ -32,15 +32,17 @@ def store(tmp_path):
     return store
 
 
-def mirror(hub, store, name, code=0):
+def mirror(hub, store, names, code=0, **settings):
     """In a process of its own: huggingface_hub reads its endpoint at import."""
     script = (
         "from packhouse.store import open_version\n"
         "from packhouse.store.hub import mirror_to_hub\n"
-        f"print(mirror_to_hub(open_version({store.uri!r}, 'tiny', {name!r}), {URI!r}))\n"
+        f"for name in {names.split()!r}:\n"
+        f"    print(mirror_to_hub(open_version({store.uri!r}, 'tiny', name), {URI!r}))\n"
     )
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_test", "PATH": "/usr/bin:/bin"}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HOME": "/nonexistent", "HF_HOME": "/nonexistent"}
+    environment |= settings
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60
     )
@@ -49,9 +51,9 @@ def mirror(hub, store, name, code=0):
 
 
 def test_a_mirror_is_one_commit_that_replaces_the_data_of_the_version_before(hub, store):
-    first = mirror(hub, store, "aaaa")
-    assert mirror(hub, store, "aaaa") == first  # nothing to do
-    mirror(hub, store, "bbbb")
+    first, second, third = mirror(hub, store, "aaaa aaaa bbbb").split()
+    assert first == second  # nothing to do
+    assert third != first
 
     commits = hub.repos["acme/tiny"]
     assert len(commits) == 3  # the empty one, aaaa, bbbb
@@ -61,6 +63,37 @@ def test_a_mirror_is_one_commit_that_replaces_the_data_of_the_version_before(hub
     assert commits[-1][entry.path] == store.get(opened.key(entry)).data
     assert json.loads(commits[-1]["manifest.json"])["vid"] == "bbbb"
     assert b"raw row" not in b"".join(commits[-1].values())
+
+
+@pytest.mark.parametrize("part_bytes", [0, 1000])
+def test_data_files_go_the_lfs_route_whole_or_in_parts(hub, store, part_bytes):
+    hub.part_bytes = part_bytes
+    mirror(hub, store, "aaaa")
+
+    opened = open_version(store, "tiny", "aaaa")
+    (entry,) = opened.files()
+    assert list(hub.lfs) == [entry.sha256]
+    assert hub.num_lfs_puts == (-(-entry.size // part_bytes) if part_bytes else 1)
+    assert hub.repos["acme/tiny"][-1][entry.path] == store.get(opened.key(entry)).data
+
+
+def test_bytes_that_the_hub_has_are_not_sent_again(hub, store):
+    mirror(hub, store, "aaaa bbbb aaaa")
+    assert hub.num_lfs_puts == 2
+    assert json.loads(hub.repos["acme/tiny"][-1]["manifest.json"])["vid"] == "aaaa"
+
+
+def test_a_refused_large_file_names_the_token_and_commits_nothing(hub, store):
+    hub.refuse_lfs_with = 403
+    message = mirror(hub, store, "aaaa", code=1)
+    assert "StoreError: hf://datasets/acme/tiny: the Hub refuses (403)" in message
+    assert len(hub.repos["acme/tiny"]) == 1
+
+
+def test_a_hub_without_xet_is_said_to_be_one(hub, store):
+    message = mirror(hub, store, "aaaa", code=1, HF_HUB_DISABLE_XET="0")
+    assert "HF_HUB_DISABLE_XET=1" in message
+    assert len(hub.repos["acme/tiny"]) == 1
 
 
 def test_another_commit_in_between_is_seen_and_kept(hub, store):

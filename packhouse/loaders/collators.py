@@ -26,7 +26,7 @@ from packhouse.packing.layout import IGNORE_INDEX, position_ids
 __all__ = ["ClassificationCollator", "PackedCollator", "PaddedCollator", "shift_left"]
 
 Batch = dict[str, Any]
-Weights = Literal["column", "record"]
+Weights = Literal["column", "record", "ignore"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,11 @@ class PackedCollator:
     """Add `shift_labels`."""
 
     loss_weights: Weights | None = None
-    """`record`: the trained tokens of a record weigh 1 together; `column`: as the rows say."""
+    """`record`: the trained tokens of a record weigh 1 together; `column`: as the rows say;
+    `ignore`: each weighs 1, whatever the rows say. None refuses rows that bring weights."""
 
     def __post_init__(self) -> None:
-        _check_choice("loss_weights", self.loss_weights, (None, "column", "record"))
+        _check_choice("loss_weights", self.loss_weights, (None, "column", "record", "ignore"))
         _check_multiple(self.pad_to_multiple_of)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
@@ -92,8 +93,8 @@ class PackedCollator:
             batch["seq_idx"] = torch.from_numpy(numbers)[None]
         if self.shift_labels:
             batch["shift_labels"] = shift_left(batch["labels"])
-        if self.loss_weights:
-            weights = [_row_weights(row, self.loss_weights) for row in read]
+        weights = _weights(read, self.loss_weights)
+        if weights is not None:
             flat = np.pad(np.concatenate(weights), (0, pad))
             batch["loss_weights"] = torch.from_numpy(flat)[None]
         return batch
@@ -144,7 +145,7 @@ class PaddedCollator:
         _check_choice("padding", self.padding, ("longest", "max_length"))
         _check_choice("side", self.side, ("left", "right"))
         _check_choice("too_long", self.too_long, ("error", "truncate"))
-        _check_choice("loss_weights", self.loss_weights, (None, "column", "record"))
+        _check_choice("loss_weights", self.loss_weights, (None, "column", "record", "ignore"))
         _check_multiple(self.pad_to_multiple_of)
         _check_padding(self.padding, self.max_length, self.prefix_tokens)
 
@@ -169,8 +170,8 @@ class PaddedCollator:
         }
         if self.shift_labels:
             batch["shift_labels"] = shift_left(batch["labels"])
-        if self.loss_weights:
-            weights = [_row_weights(row, self.loss_weights) for row in read]
+        weights = _weights(read, self.loss_weights)
+        if weights is not None:
             batch["loss_weights"] = rectangle(weights, 0.0)
         return batch
 
@@ -284,7 +285,22 @@ def _read(rows: Sequence[Mapping[str, Any]], whole_rows: bool) -> list[Row]:
     return [read_row(row, whole_rows=whole_rows, where=f"row {n}") for n, row in enumerate(rows)]
 
 
-def _row_weights(row: Row, kind: Weights) -> npt.NDArray[np.float32]:
+def _weights(rows: Sequence[Row], kind: Weights | None) -> list[npt.NDArray[np.float32]] | None:
+    if kind is None:
+        brings = [number for number, row in enumerate(rows) if row.loss_weights is not None]
+        if brings:
+            raise ContractError(
+                f"row {brings[0]} brings loss_weights, which nobody would apply. Set "
+                "loss_weights='column' and use token_loss, or loss_weights='ignore' to train each "
+                "token alike",
+                row=brings[0],
+            )
+    if kind in (None, "ignore"):
+        return None
+    return [_row_weights(row, kind) for row in rows]
+
+
+def _row_weights(row: Row, kind: Weights | None) -> npt.NDArray[np.float32]:
     trained = row.labels != IGNORE_INDEX
     if kind == "column":
         if row.loss_weights is None:

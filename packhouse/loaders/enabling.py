@@ -264,7 +264,7 @@ def _guard(
         _refuse_holes(mask)
     if positions is None and has_numbers:
         positions = _numbers_to_positions(mask)
-    _refuse_other_bounds(given, positions)
+    _refuse_other_bounds(given, positions, config._attn_implementation in _FLASH)
     if positions is None or not (has_numbers or _is_packed(positions, mask)):
         return args, dict(kwargs)
     _refuse(config, positions, mask)
@@ -302,8 +302,13 @@ def _refuse_holes(mask: Any) -> None:
         )
 
 
-def _refuse_other_bounds(given: Mapping[str, Any], positions: Any) -> None:
-    """Boundaries that some kernels read and others do not must be those of `position_ids`."""
+def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: bool) -> None:
+    """Boundaries that some kernels read and others do not must be those of `position_ids`.
+
+    Flash kernels read `cu_seq_lens` and not the positions: a bound that is missing there merges two
+    records. Others read the positions alone, and a dispatcher that takes the bounds for rows of the
+    batch may have cut them short.
+    """
     told = [n for n in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx") if given.get(n) is not None]
     if not told:
         return
@@ -320,8 +325,12 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any) -> None:
                 torch.diff(value, dim=-1) != 0, cuts
             )
         else:
-            # All there, or cut short by a dispatcher that takes it for rows: then nothing new.
-            agrees = bool(torch.isin(value.long(), cu_seqlens(positions).long()).all())
+            bounds = cu_seqlens(positions).long()
+            agrees = bool(torch.isin(value.long(), bounds).all())
+            if is_flash:
+                agrees = torch.equal(value.long().flatten(), bounds)
+                longest = given.get(f"max_length_{name[-1]}")
+                agrees = agrees and (longest is None or int(longest) >= int(bounds.diff().max()))
         if not agrees:
             raise ContractError(f"{name} and position_ids disagree where records end")
 

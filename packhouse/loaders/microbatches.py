@@ -85,6 +85,10 @@ def prepare_finetuning_batch(
     Returns:
         An iterator over the microbatches (None if `data_iterator` is) and the length in tokens.
 
+    Raises:
+        StopIteration: `data_iterator` has no further batch, as `next` says it.
+        MicrobatchError: the batch cannot be cut.
+
     Example:
         >>> loader = iter([{"tokens": torch.zeros(4, 240)}])
         >>> microbatches, seq_length = prepare_finetuning_batch(loader, 2, 2048)
@@ -129,18 +133,40 @@ def balance_rows(num_tokens: Sequence[int], num_microbatches: int) -> list[list[
     return [sorted(rows) for rows in dealt]
 
 
-def count_targets(batches: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> int:
-    """Trained tokens of a batch or of all microbatches of a global batch.
+def count_targets(batches: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> float:
+    """Trained tokens of a batch or of all microbatches of a global batch, each by its weight.
 
-    Counted after the shift: a label at the first position is nobody's target. Sum it over ranks
-    before use.
+    Counted after the shift: a label at the first position is nobody's target, and `shift_labels`
+    are counted as they are. Where a batch has `loss_weights` it is the sum of its targets' weights.
+    Sum it over ranks before use.
+
+    Raises:
+        MicrobatchError: a batch has neither `labels` nor `shift_labels`.
 
     Example:
-        >>> count_targets({"labels": torch.tensor([[5, 6, -100, 8]])})
+        >>> batch = {"labels": torch.tensor([[5, 6, -100, 8]])}
+        >>> count_targets(batch)
         2
+        >>> count_targets(batch | {"loss_weights": torch.tensor([[1.0, 0.5, 0.0, 2.0]])})
+        2.5
     """
     each = [batches] if isinstance(batches, Mapping) else batches
-    return sum(int((batch["labels"][..., 1:] != IGNORE_INDEX).sum()) for batch in each)
+    return sum(_count(batch) for batch in each)
+
+
+def _count(batch: Mapping[str, Any]) -> float:
+    if batch.get("shift_labels") is not None:
+        is_target = batch["shift_labels"][..., :-1] != IGNORE_INDEX
+    elif batch.get("labels") is not None:
+        is_target = batch["labels"][..., 1:] != IGNORE_INDEX
+    else:
+        raise MicrobatchError(
+            "a batch has neither labels nor shift_labels to count; count before you pop them"
+        )
+    weights = batch.get("loss_weights")
+    if weights is None:
+        return int(is_target.sum())
+    return float(weights[..., 1:][is_target].double().sum())
 
 
 def token_loss(
@@ -148,15 +174,18 @@ def token_loss(
     labels: torch.Tensor,
     num_targets: float,
     loss_weights: torch.Tensor | None = None,
+    *,
+    is_shifted: bool = False,
 ) -> torch.Tensor:
     """Cross-entropy of one microbatch, as its share of the global batch's mean per token.
 
     Args:
         logits: [batch, T, vocabulary].
         labels: [batch, T], unshifted, -100 where not trained.
-        num_targets: trained tokens of the **global** batch (`count_targets`), or the sum of its
-            weights where `loss_weights` are given.
+        num_targets: `count_targets` of the **global** batch, all its `loss_weights` in it if any
+            are used here.
         loss_weights: [batch, T], unshifted.
+        is_shifted: `labels` are targets already (`shift_labels` of a batch).
 
     Returns:
         A scalar; those of all microbatches add up to the loss of the global batch. Where nothing
@@ -167,7 +196,8 @@ def token_loss(
         >>> round(token_loss(logits, labels, num_targets=2).item(), 4)  # ln 4
         1.3863
     """
-    targets = labels[..., 1:].reshape(-1).to(logits.device)
+    labels = labels[..., :-1] if is_shifted else labels[..., 1:]
+    targets = labels.reshape(-1).to(logits.device)
     scores = logits[..., :-1, :].reshape(-1, logits.shape[-1]).float()
     losses = torch.nn.functional.cross_entropy(
         scores, targets, ignore_index=IGNORE_INDEX, reduction="none"

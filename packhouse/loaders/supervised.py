@@ -8,7 +8,7 @@ kernel frees if its holder is killed; where the cache is not shared, each host d
 
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -47,6 +47,8 @@ def make_supervised_dataset(
     query_field: Fields = None,
     resp_field: Fields = None,
     input_field: str | None = None,
+    system_field: str | None = None,
+    history_field: str | None = None,
     prompt_template: str | Path | FormatConfig = "alpaca",
     pack_len: int | None = None,
     shuffle_seed: int | None = 42,
@@ -66,6 +68,9 @@ def make_supervised_dataset(
         input_field: the column of the text that a question is about (Alpaca's `input`), for all
             sources; by default `input` where `query_field` is `instruction` or not given, and none
             where another column is the question.
+        system_field: the column of a system prompt, for all sources. Where `query_field` is given,
+            a column `system` of the file enters no prompt unless it is named here.
+        history_field: the column of earlier turns, `[[question, answer], ...]`, likewise.
         prompt_template: `alpaca`, `chat`, `completion`, ...; a Jinja file; the text of a Jinja chat
             template; or a whole `FormatConfig`.
         pack_len: pack size in tokens; None gives one record a row.
@@ -90,7 +95,13 @@ def make_supervised_dataset(
     recipe = Recipe.model_validate(
         {
             "dataset": "supervised",
-            "sources": _sources(data_path, query_field, resp_field, input_field, folder),
+            "sources": _sources(
+                data_path,
+                query_field,
+                resp_field,
+                {"input": input_field, "system": system_field, "history": history_field},
+                folder,
+            ),
             "tokenizer": _tokenizer_folder(tokenizer, folder),
             "validate": {"max_quarantined": max_quarantined},
             "format": _format(prompt_template, folder),
@@ -147,8 +158,9 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def _map(self) -> None:
         tables = [read_table(path) for path in self._paths]
-        columns = ["input_ids", "trained_ranges", "label"]
-        table = pa.concat_tables([table.select(columns) for table in tables])
+        columns = ("input_ids", "trained_ranges", "range_weights", "label")
+        there = [name for name in columns if name in tables[0].column_names]
+        table = pa.concat_tables([table.select(there) for table in tables])
         self._rows = ArrowRows(table, whole_rows=True)
 
     def __len__(self) -> int:
@@ -156,11 +168,13 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = self._rows[int(self._order[index])]
-        item = {
+        item: dict[str, npt.NDArray[Any]] = {
             "input_ids": row.input_ids,
             "labels": row.labels,
             "attention_mask": np.ones_like(row.input_ids),
         }
+        if row.loss_weights is not None:
+            item["loss_weights"] = row.loss_weights
         if self._padding is not None:
             item = {name: self._padded(name, values) for name, values in item.items()}
         tensors = {name: torch.from_numpy(values) for name, values in item.items()}
@@ -172,8 +186,14 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         return self._rows.num_tokens()[self._order]
 
     def concat(self, *others: "TokenizedDataset") -> "TokenizedDataset":
-        """These records and then those of the others, each in its own order."""
+        """These records and then those of the others, each in its own order.
+
+        Raises:
+            ConfigError: they are padded, and not alike.
+        """
         parts = [self, *others]
+        if len({part._padding for part in parts}) > 1:
+            raise ConfigError("these records are padded differently; concat first, then pad")
         made = TokenizedDataset(
             [path for part in parts for path in part._paths],
             ledger=list(chain.from_iterable(part.ledger for part in parts)),
@@ -181,6 +201,7 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         starts = np.cumsum([0, *(len(part._rows) for part in parts)])
         orders = [part._order + start for part, start in zip(parts, starts, strict=False)]
         made._order = np.concatenate(orders)
+        made._padding = self._padding
         return made
 
     def shuffle(self, seed: int = 42) -> "TokenizedDataset":
@@ -215,13 +236,13 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         made._order, made._padding = self._order, self._padding
         return made
 
-    def _padded(self, name: str, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _padded(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         padding = self._padding
         assert padding is not None
-        fill = {"input_ids": padding.pad_token_id, "labels": IGNORE_INDEX, "attention_mask": 0}
+        fill = {"input_ids": padding.pad_token_id, "labels": IGNORE_INDEX}
         room = padding.length - len(values)
         width = (0, room) if padding.side == "right" else (room, 0)
-        return np.pad(values, width, constant_values=fill[name])
+        return np.pad(values, width, constant_values=fill.get(name, 0))
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_rows"}
@@ -253,7 +274,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _sources(
-    data: Any, query: Fields, resp: Fields, context: str | None, cache: Path
+    data: Any, query: Fields, resp: Fields, others: Mapping[str, str | None], cache: Path
 ) -> list[SourceConfig]:
     paths = list(data) if isinstance(data, list | tuple) else [data]
     if not paths:
@@ -261,7 +282,7 @@ def _sources(
     queries = _for_each("query_field", query, len(paths))
     answers = _for_each("resp_field", resp, len(paths))
     return [
-        _source(path, query_field, resp_field, context, cache)
+        _source(path, query_field, resp_field, others, cache)
         for path, query_field, resp_field in zip(paths, queries, answers, strict=True)
     ]
 
@@ -275,19 +296,20 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
 
 
 def _source(
-    path: Any, query: str | None, resp: str | None, context: str | None, cache: Path
+    path: Any, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
 ) -> SourceConfig:
     if (query is None) != (resp is None):
         raise ConfigError("give query_field and resp_field both, or neither")
     uri = _uri(path, cache)
     if query is None or resp is None:
-        if context is not None:
-            raise ConfigError("input_field needs query_field and resp_field")
+        if given := [name for name, column in others.items() if column is not None]:
+            raise ConfigError(f"{given[0]}_field needs query_field and resp_field")
         return SourceConfig(path=uri)
-    if context is None:
-        # A column that happens to be called `input` is none of a question of another name.
-        context = "input" if query == "instruction" else _NO_COLUMN
-    fields = {"instruction": query, "input": context, "output": resp}
+    # Columns that happen to be called `input`, `system` or `history` are none of a question's.
+    fields = {name: column or _NO_COLUMN for name, column in others.items()}
+    if query == "instruction" and others["input"] is None:
+        fields["input"] = "input"
+    fields |= {"instruction": query, "output": resp}
     return SourceConfig(
         path=uri,
         format="alpaca",
@@ -295,7 +317,8 @@ def _source(
     )
 
 
-_NO_COLUMN = ""
+_NO_COLUMN = "\0"
+"""A name that no column has; the empty one is that of the index in many a CSV file."""
 
 
 def _uri(data: Any, cache: Path) -> str:
@@ -324,7 +347,9 @@ def _format(template: str | Path | FormatConfig, cache: Path) -> FormatConfig:
         return template
     text = str(template)
     if "{{" in text or "{%" in text:
-        text = _write_content(cache, "template.jinja", lambda path: Path(path).write_text(text))
+        text = _write_content(
+            cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
+        )
     return FormatConfig(template=text)
 
 

@@ -61,7 +61,8 @@ def load_packed(
     """Load a split of a published version as a memory-mapped `datasets.Dataset`.
 
     Rows have `input_ids`, `labels` (made from the ranges where the layout is `compact`),
-    `seq_lengths`, `record_ids`, `position_ids` and, for classification, `label`. They carry
+    `seq_lengths`, `record_ids`, `position_ids`, for classification `label`, and `loss_weights`
+    where some tokens weigh other than 1. They carry
     `position_ids` even if the files do not: the one mark of record boundaries that
     `transformers.Trainer` does not drop.
 
@@ -331,6 +332,8 @@ def expand_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         [[0, 1, 0]]
     """
     schema = published_schema("labels", True, "label" in batch.schema.names)
+    if "loss_weights" in batch.schema.names:
+        schema = schema.append(_LOSS_WEIGHTS)
     columns = {name: batch[name] for name in ("record_ids", "label") if name in schema.names}
     _, offsets = flat_list(batch["input_ids"])
     flat: dict[str, tuple[Any, Any]] = {}
@@ -343,8 +346,16 @@ def expand_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         flat["position_ids"] = position_ids(flat["seq_lengths"][0]), offsets - offsets[0]
     for name, (values, starts) in flat.items():
         columns[name] = list_array(pa.array(values, pa.int32()), starts, pa.int32())
+    if "loss_weights" in batch.schema.names:
+        weights, starts = zero_based(*flat_list(batch["loss_weights"]))
+        columns["loss_weights"] = list_array(pa.array(weights), starts, pa.float32())
     arrays = [columns[name].cast(schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+_LOSS_WEIGHTS = pa.field(
+    "loss_weights", pa.list_(pa.field("item", pa.float32(), nullable=False)), nullable=False
+)
 
 
 def _jsonl_batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -354,5 +365,7 @@ def _jsonl_batches(path: Path) -> Iterator[pa.RecordBatch]:
         present = json.loads(file.readline())
     layout: Layout = "labels" if "labels" in present else "compact"
     schema = published_schema(layout, "position_ids" in present, "label" in present)
+    if "loss_weights" in present:
+        schema = schema.append(_LOSS_WEIGHTS)
     parse = pa_json.ParseOptions(explicit_schema=schema)
     yield from pa_json.open_json(path, parse_options=parse)

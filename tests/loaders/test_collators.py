@@ -214,3 +214,10 @@ def test_negative_prefixes_and_unknown_weights_are_refused():
         PaddedCollator(pad_token_id=0, prefix_tokens=-1)
     with pytest.raises(ConfigError, match="loss_weights 'rows' is not known"):
         PackedCollator(loss_weights="rows")
+
+
+def test_weights_that_nobody_would_apply_are_refused_unless_that_is_meant():
+    row = PACK | {"loss_weights": [0.0, 0.25, 1.0, 0.0, 2.0]}
+    with pytest.raises(ContractError, match="row 1 brings loss_weights, which nobody would apply"):
+        PackedCollator()([PACK, row])
+    assert "loss_weights" not in PackedCollator(loss_weights="ignore")([PACK, row])

@@ -142,3 +142,27 @@ def test_attention_that_cannot_be_switched_is_refused(model, monkeypatch):
     with pytest.raises(ConfigError, match="needs a GPU and its kernel package"):
         enable_packing(model, attn_implementation="flash_attention_2")
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model):
+    packed = {"input_ids": IDS, "position_ids": RESTARTS, "use_cache": False}
+    whole = {
+        "cu_seq_lens_q": torch.tensor([0, 3, 5]),
+        "cu_seq_lens_k": torch.tensor([0, 3, 5]),
+        "max_length_q": 3,
+        "max_length_k": 3,
+    }
+    merged = whole | {"cu_seq_lens_q": torch.tensor([0, 5]), "max_length_q": 5}
+    with enable_packing(model):
+        plain = model(**packed, **whole).logits
+        # sdpa cuts by positions alone, and dispatchers cut the bounds short
+        assert torch.equal(model(**packed, **merged).logits, plain)
+        model.config._attn_implementation = "flash_attention_2"
+        for wrong in (
+            merged,
+            whole | {"cu_seq_lens_k": torch.tensor([0, 5])},
+            whole | {"cu_seq_lens_q": torch.tensor([0, 3])},
+            whole | {"max_length_q": 2},
+        ):
+            with pytest.raises(ContractError, match="and position_ids disagree where records end"):
+                model(**packed, **wrong)

@@ -1,8 +1,9 @@
+import pyarrow as pa
 import pytest
 
 from packhouse.errors import ContractError
-from packhouse.loaders import PackedCollator
-from packhouse.loaders.rows import read_row
+from packhouse.loaders import PackedCollator, PackedDataset, PaddedCollator
+from packhouse.loaders.rows import ArrowRows, read_row
 
 IDS = [1, 2, 3, 4, 0, 0]
 
@@ -54,3 +55,85 @@ def test_padding_alone_says_nothing_of_boundaries():
         read_row({"input_ids": IDS, "attention_mask": [1, 1, 0, 1, 1, 0]}, whole_rows=True)
     with pytest.raises(ContractError, match="6 input_ids and 2 position_ids"):
         read_row({"input_ids": IDS, "position_ids": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input_ids": [1.5, 2.0]}, r"input_ids that are no whole numbers \(float64, the first"),
+        ({"input_ids": [1, None]}, "input_ids that are no whole numbers"),
+        ({"input_ids": [1, 2], "labels": [1.0, 2.0]}, "labels that are no whole numbers"),
+        ({"input_ids": [1, 2], "seq_lengths": [2.0]}, "seq_lengths that are no whole numbers"),
+        ({"input_ids": [[1, 2]]}, r"input_ids of shape \(1, 2\); it must be one flat list"),
+        ({"input_ids": ["a", "b"]}, "input_ids that are no whole numbers"),
+        ({"input_ids": [1, 2], "loss_weights": [1.0]}, "2 input_ids and 1 loss_weights"),
+        ({"input_ids": [1, 2], "loss_weights": [1.0, -1.0]}, "negative or no numbers"),
+        ({"input_ids": [1, 2], "loss_weights": [1.0, float("nan")]}, "negative or no numbers"),
+    ],
+)
+def test_what_is_no_list_of_numbers_is_refused_and_not_rounded(row, message):
+    with pytest.raises(ContractError, match=message):
+        read_row(row, whole_rows=True)
+
+
+def test_empty_rows_are_refused_in_batches():
+    for collate in (PackedCollator(whole_rows=True), PaddedCollator(pad_token_id=0)):
+        with pytest.raises(ContractError, match="row 1 has no token"):
+            collate([{"input_ids": [1, 2]}, {"input_ids": []}])
+        with pytest.raises(ContractError, match="row 0 has no token"):
+            collate([{"input_ids": [5, 5], "attention_mask": [0, 0]}])
+
+
+def test_weights_of_trained_ranges_become_weights_of_tokens():
+    row = {
+        "input_ids": [7, 8, 9, 5, 6],
+        "trained_ranges": [{"start": 1, "end": 3}, {"start": 4, "end": 5}],
+        "seq_lengths": [3, 2],
+    }
+    assert read_row(row).loss_weights is None
+    weighted = read_row(row | {"range_weights": [0.5, 2.0]})
+    assert weighted.loss_weights.tolist() == [0, 0.5, 0.5, 0, 2.0]
+    assert read_row(row | {"range_weights": None}).loss_weights.tolist() == [0, 1, 1, 0, 1]
+
+
+def packs(**columns):
+    plain = {
+        "input_ids": [[7, 8, 9, 5, 6], [4, 3]],
+        "labels": [[-100, 8, 9, -100, 6], [-100, 3]],
+        "seq_lengths": [[3, 2], [2]],
+        "position_ids": [[0, 1, 2, 0, 1], [0, 1]],
+    }
+    return pa.table({name: v for name, v in (plain | columns).items() if v is not None})
+
+
+def test_sound_packs_are_checked_once_and_others_row_by_row():
+    for table in (packs(), packs(position_ids=None)):
+        rows = ArrowRows(table)
+        assert rows[1].labels.tolist() == [-100, 3]
+        assert rows._flat[0][1]  # sound
+    sliced = ArrowRows(pa.concat_tables([packs(), packs()]).slice(1, 2))
+    assert [row.seq_lengths.tolist() for row in sliced] == [[2], [3, 2]]
+
+    first_trained = ArrowRows(packs(labels=[[7, 8, 9, 5, 6], [4, 3]]))
+    assert first_trained[0].labels.tolist() == [-100, 8, 9, -100, 6]
+    for wrong, message in (
+        ({"seq_lengths": [[3, 3], [2]]}, "disagree|add up"),
+        ({"position_ids": [[0, 1, 2, 3, 4], [0, 1]]}, "disagree where records end"),
+        ({"labels": [[-100, 8], [-100, 3]]}, "5 input_ids and 2 labels"),
+        ({"labels": [[-100.0, 8.0, 9.0, -100.0, 6.0], [-100.0, 3.0]]}, "no whole numbers"),
+        ({"labels": [None, [-100, 3]]}, "column 'labels' has nulls"),
+        ({"labels": [[-100, None, 9, -100, 6], [-100, 3]]}, "column 'labels' has nulls"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            ArrowRows(packs(**wrong))[0]
+
+
+def test_labels_that_are_shifted_already_are_refused():
+    shifted = [{"input_ids": [5, 6, 7, 2], "labels": [6, 7, 2, -100], "seq_lengths": [4]}]
+    with pytest.raises(ContractError, match="labels are shifted already"):
+        PackedDataset(shifted)
+    with pytest.raises(ContractError, match="labels are shifted already"):
+        PackedDataset([{k: v for k, v in shifted[0].items() if k != "seq_lengths"}], seq_len=8)
+    same = [{"input_ids": [5, 5, 5, 5], "labels": [-100, 5, 5, 5], "seq_lengths": [4]}]
+    assert len(PackedDataset(same)) == 1
+    assert len(PackedDataset([{"input_ids": [5], "seq_lengths": [1]}])) == 1

@@ -283,3 +283,37 @@ def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path
 def test_pack_lengths_below_one_are_refused(files, cache, pack_len):
     with pytest.raises(ConfigError, match="pack_len is"):
         make_supervised_dataset(TOKENIZER, files[0], **fields(pack_len=pack_len), cache=cache)
+
+
+def test_columns_called_system_or_history_enter_prompts_only_where_they_are_named(tmp_path, cache):
+    plain = [{"query": f"Say {n}", "response": f"{n}"} for n in range(9)]
+    more = [
+        row | {"system": "linux", "history": [["before", "answer"]], "input": "x"} for row in plain
+    ]
+
+    def made(rows, **settings):
+        file = tmp_path / f"{len(rows[0])}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = fields(prompt_template="chat", shuffle_seed=None) | settings
+        data = make_supervised_dataset(TOKENIZER, file, cache=cache, **settings)
+        return [_tokenizer().decode(ids) for ids in rows_of(data)]
+
+    without = made(plain)
+    assert made(more) == without
+    named = made(more, system_field="system", history_field="history")
+    assert all("linux" in text and "before" in text for text in named)
+    assert [text for text in made(more, system_field="system") if "before" in text] == []
+    with pytest.raises(ConfigError, match="system_field needs query_field and resp_field"):
+        made(more, query_field=None, resp_field=None, system_field="system")
+
+
+def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
+    sums = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)
+    with pytest.raises(ConfigError, match="concat first, then pad"):
+        sums.pad(0, length=300).concat(sums)
+    with pytest.raises(ConfigError, match="concat first, then pad"):
+        sums.concat(sums.pad(0, length=300))
+    both = sums.pad(0, length=300).concat(sums.pad(0, length=300))
+    assert {len(row) for row in rows_of(both)} == {300}
+    assert rows_of(both) == rows_of(sums.concat(sums).pad(0, length=300))
+    assert {len(row) for row in rows_of(both.shuffle(1))} == {300}

@@ -1,8 +1,8 @@
 """Which bytes of the text each token covers, without asking the encoder.
 
-Each id stands for known bytes. They are gathered for all rows at once and compared with the text:
-where they are equal, the round trip is *proven* and widths add up to exact offsets
-(5.4 M tokens in 0.15 s, against 15 s for the offsets of HF encodings). Where they differ (text
+Each id stands for known bytes. They are compared with the text, all rows at once, eight bytes a
+step: where they are equal, the round trip is *proven* and widths add up to exact offsets
+(5.4 M tokens in 0.1 s, against 15 s for the offsets of HF encodings). Where they differ (text
 that a normaliser changes, WordPiece, lossy Unigram) only HF can tell; see
 `packhouse.tokenization.encoding`.
 """
@@ -110,54 +110,38 @@ def locate_by_widths(
 def _by_widths(
     texts: pa.StringArray, ids: Int32s, offsets: Int64s, bases: Int64s, pipeline: Pipeline
 ) -> tuple[Int64s, Int64s, Bools]:
-    assert pipeline.token_bytes is not None
-    joined = pipeline.token_bytes.take(pa.array(ids))
-    data = text_bytes(joined)
-    widths = pipeline.widths[ids]
+    tokens = pipeline.token_texts
+    assert tokens is not None
+    text = text_bytes(texts)
+    widths = tokens.widths[ids]
+    begins = tokens.begins[ids]
     edges = _edges(widths)
     row_lengths = np.diff(bases)
     is_exact = np.diff(edges[offsets]) == row_lengths
     if not is_exact.all() and pipeline.has_word_marks:
+        is_spaced = tokens.is_spaced[ids]
         is_added = pipeline.is_added[ids]
-        prefixes = dummy_prefixes(data, edges, offsets, text_bytes(texts), bases, is_added)
-        data = np.delete(data, edges[prefixes])
+        prefixes = dummy_prefixes(is_spaced, edges, offsets, text, bases, is_added)
         widths[prefixes] -= 1
+        begins[prefixes] += 1
         edges = _edges(widths)
         is_exact = np.diff(edges[offsets]) == row_lengths
-    is_exact &= _equal_rows(text_bytes(texts), data, bases, edges[offsets], is_exact)
     if is_exact.all():
-        return edges[:-1], edges[1:], is_exact
-    shift = np.repeat(bases[:-1] - edges[offsets[:-1]], np.diff(offsets))
-    return edges[:-1] + shift, edges[1:] + shift, is_exact
+        starts, ends = edges[:-1], edges[1:]
+        differing = tokens.differing(begins, widths, text, starts)
+    else:
+        shift = np.repeat(bases[:-1] - edges[offsets[:-1]], np.diff(offsets))
+        starts, ends = edges[:-1] + shift, edges[1:] + shift
+        known = np.flatnonzero(np.repeat(is_exact, np.diff(offsets)))
+        differing = known[tokens.differing(begins[known], widths[known], text, starts[known])]
+    is_exact[np.searchsorted(offsets, differing, "right") - 1] = False
+    return starts, ends, is_exact
 
 
 def _edges(widths: Int32s) -> Int64s:
     edges = np.zeros(len(widths) + 1, np.int64)
     np.cumsum(widths, out=edges[1:])
     return edges
-
-
-def _equal_rows(
-    text: npt.NDArray[np.uint8],
-    joined: npt.NDArray[np.uint8],
-    text_edges: Int64s,
-    joined_edges: Int64s,
-    same_length: Bools,
-) -> Bools:
-    """Rows whose bytes are equal; only those of the same length are looked at."""
-    if same_length.all():
-        differing = np.flatnonzero(text != joined)
-        edges = text_edges
-        rows = np.arange(len(same_length))
-    else:
-        text = text[np.repeat(same_length, np.diff(text_edges))]
-        joined = joined[np.repeat(same_length, np.diff(joined_edges))]
-        differing = np.flatnonzero(text != joined)
-        rows = np.flatnonzero(same_length)
-        edges = np.concatenate([[0], np.cumsum(np.diff(text_edges)[same_length])])
-    equal = same_length.copy()
-    equal[rows[np.searchsorted(edges, differing, "right") - 1]] = False
-    return equal
 
 
 def byte_ranges(text: str, character_ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:

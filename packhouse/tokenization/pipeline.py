@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.tokenization.once import once
+from packhouse.tokenization.token_texts import TokenTexts
 
 __all__ = ["AddedToken", "Pipeline", "read_pipeline"]
 
@@ -65,8 +66,8 @@ class Pipeline:
     token_bytes: pa.BinaryArray | None
     """Bytes that each id stands for, if token texts can be turned back to bytes at all."""
 
-    widths: npt.NDArray[np.int32]
-    """Length of each of `token_bytes`; empty if there are none."""
+    token_texts: TokenTexts | None
+    """The same, ready to be compared with texts."""
 
     is_added: npt.NDArray[np.bool_]
     """Whether an id is of an added token, shape [vocab_size]."""
@@ -91,7 +92,6 @@ def read_pipeline(backend: str) -> Pipeline:
         token_bytes = _word_marked(tokens)
     if token_bytes is not None:
         token_bytes = _with_added(token_bytes, added)
-    widths = np.zeros(0, np.int32) if token_bytes is None else _widths(token_bytes)
     return Pipeline(
         added=added,
         model_type=model["type"],
@@ -100,7 +100,7 @@ def read_pipeline(backend: str) -> Pipeline:
         unk_id=_unk_id(model, tokens),
         has_word_marks=has_word_marks,
         token_bytes=token_bytes,
-        widths=widths,
+        token_texts=None if token_bytes is None else TokenTexts.of(token_bytes),
         is_added=_mask([token.id for token in added], len(tokens)),
         is_control=_mask([token.id for token in added if token.is_control], len(tokens)),
     )
@@ -213,8 +213,3 @@ def _mask(ids: list[int], size: int) -> npt.NDArray[np.bool_]:
     mask = np.zeros(size, np.bool_)
     mask[ids] = True
     return mask
-
-
-def _widths(array: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    widths: npt.NDArray[np.int32] = pc.binary_length(array).to_numpy()
-    return widths

@@ -67,6 +67,9 @@ class TrainedRanges:
     num_trained: Int64s
     """Trained tokens per row."""
 
+    is_kept: npt.NDArray[np.bool_]
+    """Which spans have a range: those in which a token begins."""
+
     straddles_start: int
     """Spans whose first bytes lie in a token that begins before: that token is not trained."""
 
@@ -105,6 +108,7 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
         ends=(last - lower)[is_filled],
         offsets=np.concatenate([[0], np.cumsum(counts)]),
         num_trained=trained.astype(np.int64),
+        is_kept=np.asarray(is_filled),
         straddles_start=straddles_start,
         straddles_end=straddles_end,
     )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.recipe import TokenizeConfig
+from packhouse.span_weights import flat_weights, weights_column
 from packhouse.tables import QUARANTINED, TOKENIZED
 from packhouse.tokenization.control_text import find_forged, with_plain_contents
 from packhouse.tokenization.encoders import Encoder, EncoderError, chunks_of
@@ -29,7 +30,7 @@ from packhouse.tokenization.spans import Spans, TrainedRanges, train_ranges
 
 __all__ = ["VERSION", "Tokenized", "tokenize_table"]
 
-VERSION = 1
+VERSION = 2
 """Rises whenever the same text would give other ids or ranges."""
 
 _SLICE_BYTES = 8 * 2**20
@@ -182,11 +183,20 @@ def _tokenized_table(
     columns = {
         "input_ids": _lists(encoded.offsets, pa.array(encoded.ids), "input_ids"),
         "trained_ranges": _lists(ranges.offsets, spans, "trained_ranges"),
+        "range_weights": _range_weights(batch, ranges),
         "num_tokens": pa.array(np.diff(encoded.offsets).astype(np.int32)),
         "num_trained": pa.array(ranges.num_trained.astype(np.int32)),
     }
     arrays = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
     return pa.Table.from_arrays(arrays, schema=TOKENIZED)
+
+
+def _range_weights(batch: pa.RecordBatch, ranges: TrainedRanges) -> pa.Array:
+    """Weights of the spans that have a range."""
+    counts = batch.column("trained_spans").value_lengths().to_numpy()
+    weights = flat_weights(batch.column("span_weights"), counts)
+    kept = None if weights is None else weights[ranges.is_kept]
+    return weights_column(kept, np.diff(ranges.offsets))
 
 
 def _lists(offsets: npt.NDArray[np.int64], values: pa.Array, column: str) -> pa.ListArray:

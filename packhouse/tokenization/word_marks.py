@@ -18,7 +18,7 @@ _MAX_RANK = 1000  # segments of one row that are looked at one by one
 
 
 def dummy_prefixes(
-    joined: npt.NDArray[np.uint8],
+    is_spaced: Bools,
     edges: Int64s,
     offsets: Int64s,
     text: npt.NDArray[np.uint8],
@@ -27,11 +27,11 @@ def dummy_prefixes(
 ) -> Int64s:
     """Find tokens whose first byte is a space that is not in the text.
 
-    A proposal: whether joined bytes without these spaces are the text is for the caller to see.
+    A proposal: whether the bytes without these spaces are the text is for the caller to see.
 
     Args:
-        joined: bytes of all tokens.
-        edges: where each token begins in `joined`, shape [num_tokens + 1].
+        is_spaced: which tokens begin with a space, shape [num_tokens].
+        edges: where each token begins in the bytes of all, shape [num_tokens + 1].
         offsets: where each row's tokens begin, shape [num_rows + 1].
         text: bytes of all rows' texts.
         bases: where each row's text begins, shape [num_rows + 1].
@@ -41,17 +41,16 @@ def dummy_prefixes(
         Numbers of these tokens, rising.
 
     Example:
-        >>> text, joined = b"a<s>b", b" a<s> b"  # one row of three tokens
-        >>> dummy_prefixes(np.frombuffer(joined, np.uint8), np.array([0, 2, 5, 7]),
-        ...                np.array([0, 3]), np.frombuffer(text, np.uint8), np.array([0, 5]),
-        ...                np.array([False, True, False])).tolist()
+        >>> text = b"a<s>b"  # one row of three tokens: " a", "<s>", " b"
+        >>> is_added = np.array([False, True, False])
+        >>> dummy_prefixes(~is_added, np.array([0, 2, 5, 7]), np.array([0, 3]),
+        ...                np.frombuffer(text, np.uint8), np.array([0, 5]), is_added).tolist()
         [0, 2]
     """
     begins_segment = np.zeros(len(is_added), np.bool_)
     begins_segment[offsets[:-1][np.diff(offsets) > 0]] = True
     begins_segment[1:] |= is_added[:-1]
-    spaced = np.flatnonzero(begins_segment & ~is_added & (np.diff(edges) > 0))
-    spaced = spaced[joined[edges[spaced]] == _SPACE]
+    spaced = np.flatnonzero(begins_segment & ~is_added & is_spaced)
     rows = np.searchsorted(offsets, spaced, "right") - 1
     excess = np.diff(edges[offsets]) - np.diff(bases)
     num_spaced = np.bincount(rows, minlength=len(excess))

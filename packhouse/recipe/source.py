@@ -42,6 +42,10 @@ class SourceConfig(Section):
     fields: dict[str, str] = {}
     """Our field -> the file's field, where they differ: `{instruction: question_text}`."""
 
+    allowed_fields: list[str] | None = None
+    """Fields that rows may have beyond their format's; a row with another one is bad. By default
+    any, and their names are reported."""
+
     label_names: list[str] | None = None
     """Classification: text of label 0, 1, ...; it is what a generative template trains."""
 

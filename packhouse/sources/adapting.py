@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from packhouse.messages import MessageColumns, assemble
 from packhouse.recipe import SourceConfig
 from packhouse.sources.conversations import BadRowError, talk_adapter
+from packhouse.sources.records import parse_text
 from packhouse.sources.shapes import SHAPES
 from packhouse.sources.structure import Ints
 from packhouse.sources.trees import add_tree
@@ -137,8 +138,10 @@ def _adapt_long_pairs(texts: "_Texts", question: str, context: str | None, answe
 
 
 def _history(value: Any) -> list[Sequence[str]]:
-    if value is None:
+    if value is None or value == "":
         return []
+    if isinstance(value, str):  # a column of text that holds JSON
+        value, _ = parse_text(value)
     if not isinstance(value, list):
         raise BadRowError("type", f"history is {_kind(value)}, not a list of pairs")
     for pair in value:

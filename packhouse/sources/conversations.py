@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from packhouse.messages import MessageColumns
+from packhouse.sources.records import parse_text
 from packhouse.sources.shapes import SHAPES
 
 __all__ = ["BadRowError", "talk_adapter"]
@@ -63,7 +64,7 @@ def talk_adapter(row_format: str, renamed: dict[str, str]) -> Callable[[Any, _Ou
         else:
             messages, tools, system = _read_talk(row, row_format, renamed)
         turns = _read_messages(messages)
-        if system:
+        if system and not (turns and turns[0][:2] == ("system", system)):
             turns.insert(0, ("system", system, None, None, None, None, None))
         tools = _read_tools(tools)
         _append(turns, out.columns)
@@ -107,7 +108,8 @@ def _read_preference(row: Any, renamed: dict[str, str]) -> tuple[Any, Any, str |
     names = SHAPES["preference"].names(row, renamed)
     if "chosen" not in names:
         raise BadRowError("fields", "no field 'chosen'")
-    chosen, prompt = row[names["chosen"]], row.get(names.get("prompt", ""))
+    chosen = _as_messages(row[names["chosen"]])
+    prompt = _as_messages(row.get(names.get("prompt", "")))
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list | None):
@@ -126,9 +128,10 @@ def _read_preference(row: Any, renamed: dict[str, str]) -> tuple[Any, Any, str |
 
 def _read_messages(messages: Any) -> list[tuple[Any, ...]]:
     """(role, content, reasoning, tool_calls, tool_call_id, name, weight) of each message."""
+    if isinstance(messages, str):
+        messages = _list_of_text(messages, "the messages")
     if not isinstance(messages, list):
-        hint = "; it looks like JSON text, parse it first" if _looks_like_json(messages) else ""
-        raise BadRowError("type", f"the messages are {_kind(messages)}, not a list{hint}")
+        raise BadRowError("type", f"the messages are {_kind(messages)}, not a list")
     return [_read_message(message, at) for at, message in enumerate(messages)]
 
 
@@ -302,8 +305,27 @@ def _text(message: dict[str, Any], key: str, at: int) -> str | None:
     return value or None
 
 
-def _looks_like_json(value: Any) -> bool:
-    return isinstance(value, str) and value.lstrip()[:1] in ("[", "{")
+def _list_of_text(text: str, what: str) -> Any:
+    """The list that a column of text holds as JSON: CSV knows no other way."""
+    if text.lstrip()[:1] != "[":
+        raise BadRowError("type", f"{what} are text, and no JSON list")
+    value, bad = parse_text(text)
+    if bad is not None:
+        raise BadRowError(bad[0], f"{what}, given as JSON text: {bad[1]}")
+    return value
+
+
+def _as_messages(value: Any) -> Any:
+    """The messages that JSON text holds; other text, and anything else, as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        parsed, bad = parse_text(value)
+        if bad is None and parsed and all(_is_message(item) for item in parsed):
+            return parsed
+    return value
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or "from" in value)
 
 
 def _kind(value: Any) -> str:

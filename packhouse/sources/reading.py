@@ -17,6 +17,7 @@ from packhouse.messages import conversation_ids, group_keys, role_violations
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources.adapting import Adapted, adapt
 from packhouse.sources.delimited import parse_delimited
+from packhouse.sources.extra_fields import count_extra_fields, find_disallowed
 from packhouse.sources.files import pin_of
 from packhouse.sources.records import Failure, Records, gc_paused, parse_array, parse_lines
 from packhouse.sources.shapes import check_shapes, find_row_format_of_rows
@@ -43,6 +44,8 @@ class ShardRows:
     """Records that the shard holds, counted where they were parsed."""
     extra_paths: int
     """Conversations beyond the first of a message tree, counted where they were made."""
+    extra_fields: dict[str, int]
+    """Rows by name of a field that they have beyond their format."""
     notes: dict[str, int]
     """Counts of what is no error: `blank_lines`, `bom`, `truncated_files`, `empty_files`,
     `misnamed_compression`, `bidi_controls` (rows)."""
@@ -72,6 +75,8 @@ def read_shard(
     with gc_paused():
         data, records = _parse(shard, rules)
         row_format = _settle_format(shard, config, records)
+        extra_fields = count_extra_fields(records.rows, row_format, config)
+        _take_out(records, find_disallowed(records.rows, row_format, config))
         if row_format == "auto":
             adapted = _nothing(records)
         else:
@@ -87,6 +92,7 @@ def read_shard(
         quarantined=quarantined,
         num_records=records.num_records,
         extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
+        extra_fields=extra_fields,
         notes=_notes(shard, records, validated),
     )
 
@@ -97,7 +103,7 @@ def _parse(shard: SourceShard, rules: ValidateConfig) -> tuple[bytes | None, Rec
         assert shard.num_rows is not None
         records = parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows)
         return None, records
-    data = read_range(shard.uri, shard.compression, shard.byte_start, shard.byte_end)
+    data = read_range(shard.uri, shard.compression, shard.byte_start, shard.byte_end, shard.pin)
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise _changed(shard)
     if shard.file_format == "jsonl":
@@ -132,6 +138,17 @@ def _settle_format(shard: SourceShard, config: SourceConfig, records: Records) -
     numbers = (records.numbers + shard.row_start).tolist()
     check_shapes(records.rows, numbers, row_format, config.fields, shard.uri)
     return row_format
+
+
+def _take_out(records: Records, bad: dict[int, tuple[str, str]]) -> None:
+    """Move rows from the good to the failed ones."""
+    if bad:
+        numbers = records.numbers.tolist()
+        records.failures += [Failure(numbers[place], *why) for place, why in bad.items()]
+        records.failed |= {numbers[place]: records.rows[place] for place in bad}
+        good = [place for place in range(len(records.rows)) if place not in bad]
+        records.rows = [records.rows[place] for place in good]
+        records.numbers = records.numbers[good]
 
 
 def _nothing(records: Records) -> Adapted:
@@ -198,7 +215,10 @@ def _quarantined_table(
             raw = piece.strip()
             offset = shard.byte_start + start + len(piece) - len(piece.lstrip())
         else:
-            raw, offset = _raw_of(records.rows[places[failure.number]]), None
+            row_value = records.failed.get(failure.number)
+            if failure.number in places:
+                row_value = records.rows[places[failure.number]]
+            raw, offset = _raw_of(row_value), None
         row = shard.row_start + failure.number
         values = (shard.file, row, offset, "validate", failure.reason, failure.detail)
         raw_values = (raw[:RAW_BYTES], len(raw), hashlib.sha256(raw).hexdigest())

@@ -21,7 +21,7 @@ import orjson
 from packhouse.errors import SourceError
 from packhouse.sources.structure import Ints, line_spans, spans_by_layout, split_elements
 
-__all__ = ["Failure", "Records", "parse_array", "parse_lines"]
+__all__ = ["Failure", "Records", "parse_array", "parse_lines", "parse_text"]
 
 MAX_DEPTH = 32
 """Containers within one another, the row itself included."""
@@ -52,6 +52,8 @@ class Records:
     spans: Callable[[], Ints] | None = None
     """Start and end in the shard's bytes of every record, [num_records, 2]; None: no bytes.
     White space around a record may belong to its span."""
+    failed: dict[int, Any] = field(default_factory=dict)
+    """Values of bad ones by their number, where there are no bytes to show them by."""
     notes: dict[str, int] = field(default_factory=dict)
 
 
@@ -112,6 +114,20 @@ def _parse_elements(data: bytes, max_row_bytes: int, where: str, num_rows: int |
             records = min(records, by_layout, key=_lost_bytes)
     _flag_truncation(records, data)
     return records
+
+
+def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
+    """Parse JSON that is the text of a field: its value, or why it is bad, as strictly as a row.
+
+    Example:
+        >>> parse_text('[1]'), parse_text('{"a": 1, "a": 2}')[1][0]
+        (([1], None), 'duplicate_key')
+    """
+    data = text.encode("utf-8", "surrogatepass").replace(b"\n", b" ").replace(b"\r", b" ")
+    records = parse_lines(data, len(data) + 1)
+    if records.failures:
+        return None, records.failures[0][1:]
+    return (records.rows[0], None) if records.rows else (None, ("json", "not JSON: no text"))
 
 
 def _lost_bytes(records: Records) -> int:

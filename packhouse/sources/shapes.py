@@ -14,6 +14,7 @@ import orjson
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
+from packhouse.sources.records import parse_text
 from packhouse.sources.sniffing import BOM
 from packhouse.sources.structure import line_spans, split_elements
 
@@ -57,14 +58,14 @@ def _shape(required: str, optional: str = "") -> Shape:
 
 # In the order of trial: a shape that asks for more comes before one that asks for less.
 SHAPES: dict[str, Shape] = {
-    "chat": _shape("messages|conversations|conversation", "tools|functions"),
+    "chat": _shape("messages|conversations|conversation", "tools|functions system"),
     "sharegpt": _shape("conversations|messages|conversation", "tools|functions system"),
     "preference": _shape("chosen", "prompt rejected system tools"),
     "oasst": _shape("text role replies"),
     "alpaca": _shape("instruction output", "input system history"),
-    "dolly": _shape("instruction response", "context category"),
-    "prompt_completion": _shape("prompt completion|response", "system"),
-    "question_answer": _shape("question answer", "context system"),
+    "dolly": _shape("instruction response", "context category system history"),
+    "prompt_completion": _shape("prompt completion|response", "system history"),
+    "question_answer": _shape("question answer", "context system history"),
     "classification": _shape("text|sentence|content label"),
     "text": _shape("text"),
 }
@@ -95,6 +96,8 @@ def row_format_of(row: Any, renamed: dict[str, str]) -> str | None:
 def _talk_format(row: dict[str, Any], shape: Shape, renamed: dict[str, str]) -> str | None:
     field = next(iter(shape.required))
     value = row[shape.names(row, renamed)[field]]
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        value, _ = parse_text(value)
     key = _speaker_key(value) if isinstance(value, list) else None
     return {"role": "chat", "from": "sharegpt", None: None}[key]
 
@@ -216,7 +219,7 @@ def _shape_key(row: Any) -> Any:
     if type(row) is dict:
         talk = row.get("messages") or row.get("conversations") or row.get("conversation")
         if talk:
-            return (*row, _speaker_key(talk) if type(talk) is list else None)
+            return (*row, _speaker_key(talk) if type(talk) is list else type(talk))
         return tuple(row)
     return (type(row), _speaker_key(row)) if type(row) is list else type(row)
 

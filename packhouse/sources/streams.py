@@ -6,6 +6,8 @@ reader that stops quietly there (many do) publishes half a dataset.
 """
 
 import hashlib
+import os
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any, Literal
@@ -62,24 +64,90 @@ class FileStream:
             )
 
 
-def read_range(uri: str, compression: Compression, start: int, end: int) -> bytes:
+def read_range(uri: str, compression: Compression, start: int, end: int, pin: str = "") -> bytes:
     """Uncompressed bytes [start, end) of a file; fewer where it ends before.
 
-    Compressed files are decompressed from their beginning and the bytes before `start` thrown
-    away, so reading every shard of one costs time quadratic in their number; memory stays bounded.
+    A compressed file can only be read from its beginning, so the stream of the last read is kept
+    open where it stopped: reading shards in order decompresses the file once for each process that
+    does, and holds two chunks of it. A read of bytes before that begins anew.
+
+    Args:
+        uri: the file.
+        compression: of the file.
+        start: first byte, uncompressed.
+        end: one past the last byte.
+        pin: what changes when the file does; a stream is gone on with only under the same pin.
     """
     if compression == "none":
         with file_errors(uri), open_file(uri) as file:
             file.seek(start)
             return _read_fully(file, end - start)
-    parts = []
-    position = 0
-    for chunk in FileStream(uri, compression):
-        parts.append(chunk[max(0, start - position) : max(0, end - position)])
-        position += len(chunk)
-        if position >= end:
-            break
-    return b"".join(parts)
+    key = (uri, compression, pin)
+    cursor = _CURSORS.take(key, start) or _Cursor(FileStream(uri, compression))
+    data = cursor.read(start, end)
+    if len(data) == end - start:
+        _CURSORS.keep(key, cursor)
+    return data
+
+
+class _Cursor:
+    """A place in an uncompressed stream, from which it can be read on."""
+
+    def __init__(self, stream: FileStream) -> None:
+        self.chunks = iter(stream)
+        self.chunk = b""
+        self.position = 0  # of the chunk's first byte
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end); `start` is not before the position."""
+        parts = []
+        while True:
+            parts.append(self.chunk[max(0, start - self.position) : max(0, end - self.position)])
+            if self.position + len(self.chunk) >= end:
+                self.chunk = self.chunk[max(0, end - self.position) :]
+                self.position = max(self.position, end)
+                return b"".join(parts)
+            self.position += len(self.chunk)
+            self.chunk = next(self.chunks, b"")
+            if not self.chunk:
+                return b"".join(parts)
+
+
+_Key = tuple[str, str, str]
+_MAX_CURSORS = 8
+
+
+class _Cursors:
+    """Streams that lie idle in this process; the ones used longest ago are closed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.idle: list[tuple[_Key, _Cursor]] = []
+
+    def take(self, key: _Key, start: int) -> _Cursor | None:
+        """The stream of this file that stopped nearest before `start`."""
+        with self.lock:
+            known = [item for item in self.idle if item[0] == key and item[1].position <= start]
+            if not known:
+                return None
+            nearest = max(known, key=lambda item: item[1].position)
+            self.idle.remove(nearest)
+            return nearest[1]
+
+    def keep(self, key: _Key, cursor: _Cursor) -> None:
+        """Keep a stream to go on with."""
+        with self.lock:
+            self.idle.append((key, cursor))
+            del self.idle[:-_MAX_CURSORS]
+
+    def forget(self) -> None:
+        """In a forked child: its parent reads on with the same open files."""
+        self.lock = threading.Lock()
+        self.idle = []
+
+
+_CURSORS = _Cursors()
+os.register_at_fork(after_in_child=_CURSORS.forget)
 
 
 def _read_fully(file: IO[bytes], size: int) -> bytes:
@@ -146,6 +214,9 @@ class _Stored:
     def read(self, size: int) -> bytes:
         """At most `size` next bytes; Arrow asks for 64 KiB at a time."""
         return self.stream.read_stored(self.file, size)
+
+    def close(self) -> None:
+        """The stream closes its file."""
 
 
 def _damaged(stream: FileStream, what: str) -> SourceError:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from packhouse.messages import MessageColumns
 from packhouse.sources.conversations import BadRowError
+from packhouse.sources.records import parse_text
 
 __all__ = ["add_tree"]
 
@@ -76,6 +77,8 @@ def _message(node: dict[str, Any]) -> tuple[str, str]:
 def _ordered(replies: Any) -> list[dict[str, Any]]:
     if replies is None:
         return []
+    if isinstance(replies, str):  # a column of text that holds JSON
+        replies, _ = parse_text(replies)
     if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
         raise BadRowError("type", "replies is not a list of objects")
     return sorted(replies, key=_rank)

@@ -22,6 +22,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     )
     facts["rows_in"] = rows.num_records  # what was read, not what came out: the ledger compares
     facts["added"] = {"extra_paths": rows.extra_paths} if rows.extra_paths else {}
+    facts["extra_fields"] = rows.extra_fields
     origin = {"file": job.shard.file, "row_start": job.shard.row_start, "sha256": job.shard.sha256}
     origin["settings"] = job.source.model_dump(mode="json", exclude={"path", "name", *MIXING})
     return {**facts, "origin": origin}

@@ -22,6 +22,7 @@ class Source:
     quarantined: pa.Table
     notes: dict[str, int]
     extra_paths: int
+    extra_fields: dict[str, int]
 
     @property
     def reasons(self) -> list[str]:
@@ -49,12 +50,15 @@ def read_source(
     shards = scan_source(source, max_shard_bytes)
     parts = [read_shard(s, source, ValidateConfig(**(rules or {})), group_by) for s in shards]
     notes: dict[str, int] = {}
+    extra_fields: dict[str, int] = {}
     for shard, part in zip(shards, parts, strict=True):
         seen = part.validated.num_rows + part.quarantined.num_rows
         assert seen == part.num_records + part.extra_paths
         assert shard.num_rows in (None, part.num_records)
         for name, count in part.notes.items():
             notes[name] = notes.get(name, 0) + count
+        for name, count in part.extra_fields.items():
+            extra_fields[name] = extra_fields.get(name, 0) + count
     validated = pa.concat_tables([part.validated for part in parts])
     quarantined = pa.concat_tables([part.quarantined for part in parts])
     assert validated.schema.equals(VALIDATED)
@@ -62,7 +66,7 @@ def read_source(
     validated.validate(full=True)
     extra_paths = sum(part.extra_paths for part in parts)
     tables = validated.combine_chunks(), quarantined.combine_chunks()
-    return Source(shards, *tables, notes, extra_paths)
+    return Source(shards, *tables, notes, extra_paths, extra_fields)
 
 
 @pytest.fixture

@@ -276,14 +276,16 @@ def test_26_with_a_stated_format_other_shapes_are_quarantined(read_bytes):
     assert read_bytes(b"\n".join(rows), format="alpaca").reasons == ["fields"]
 
 
-def test_27_messages_as_json_text_are_quarantined_with_a_hint(read_bytes):
+def test_27_messages_as_json_text_are_read_and_bad_ones_are_quarantined(read_bytes):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    rows = [{"messages": messages}, {"messages": orjson.dumps(messages).decode()}]
+    text = orjson.dumps(messages, option=orjson.OPT_INDENT_2).decode()
+    twice = text.replace('"content": "b"', '"content": "b", "content": "c"')
+    rows = [messages, text, text[:-9], twice, "no list", "[1, 2]"]
 
-    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+    source = read_bytes(b"\n".join(orjson.dumps({"messages": row}) for row in rows))
 
-    assert source.reasons == ["type"]
-    assert "JSON text" in source.quarantined["detail"][0].as_py()
+    assert source.texts == [[("user", "a"), ("assistant", "b")]] * 2
+    assert source.reasons == ["json", "duplicate_key", "type", "type"]
 
 
 @pytest.mark.parametrize("between", [b", ", b",\n"])
@@ -407,10 +409,35 @@ def test_44_decompression_bombs_are_refused_before_they_fill_memory(compress, re
     assert peak < 30_000_000
 
 
-def test_45_new_fields_in_later_rows_are_ignored(read_bytes):
-    extra = b'{"instruction": "x", "output": "y", "source_url": "z", "score": 1.5}'
+NEW_FIELDS = b'{"instruction": "x", "output": "y", "source_url": "z", "score": 1.5, "tags": []}'
 
-    assert read_bytes(GOOD + b"\n" + extra).validated.num_rows == 2
+
+def test_45_new_fields_in_later_rows_are_reported(read_bytes):
+    source = read_bytes(b"\n".join([GOOD, NEW_FIELDS, NEW_FIELDS]))
+
+    assert source.validated.num_rows == 3
+    assert source.extra_fields == {"source_url": 2, "score": 2}
+
+
+def test_45_fields_beyond_an_allow_list_are_quarantined(read_bytes):
+    rows = b"\n".join([GOOD, NEW_FIELDS, ALSO_GOOD])
+    allowed = ["source_url", "score", "tags"]
+
+    assert read_bytes(rows, allowed_fields=allowed).validated.num_rows == 3
+    source = read_bytes(rows, allowed_fields=allowed[1:])
+    assert source.reasons == ["unknown_field"]
+    assert "'source_url'" in source.quarantined["detail"][0].as_py()
+    assert source.quarantined["raw"].to_pylist() == [NEW_FIELDS]
+
+
+def test_45_an_allow_list_holds_for_files_without_bytes_too(tmp_path, read):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"instruction": ["x"], "output": ["y"], "score": [1]}), path)
+
+    source = read(path, allowed_fields=[])
+
+    assert orjson.loads(source.quarantined["raw"][0].as_py())["score"] == 1
+    assert source.reasons == ["unknown_field"]
 
 
 def test_46_fake_parquet_is_refused(read_bytes):

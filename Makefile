@@ -35,6 +35,9 @@ imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhou
 test: $(TEST_STAMP) ## run the tests (PYTEST_ARGS adds to the command)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
+	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
+
 soak: $(TEST_STAMP) ## try to lose a version for MINUTES (default 10): faults, kills, races
 	$(BIN)/python -m tests.store.soak all --minutes $(or $(MINUTES),10)
 
@@ -97,4 +100,4 @@ $(BENCH_PEERS)/.done: bench/requirements.txt requirements/trainers.txt
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: bench help setup demo check lint types imports test soak fuzz fix lock build clean
+.PHONY: bench help setup demo check lint types imports test gpu soak fuzz fix lock build clean

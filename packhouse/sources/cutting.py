@@ -6,6 +6,7 @@ Each holds the bytes of the shard under way and gives it up at the last record b
 
 import csv
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +14,7 @@ from typing import ClassVar
 import orjson
 
 from packhouse.errors import SourceError
+from packhouse.sources.records import gc_paused
 from packhouse.sources.sniffing import BOM
 from packhouse.sources.structure import line_spans, record_ends, split_elements
 
@@ -24,6 +26,9 @@ MAX_RECORD_BYTES = 2**29
 
 MAX_LINE_END_BYTES = 2**16
 """Bytes looked at for the first line end."""
+
+_WINDOW_BYTES = 2**16
+_BETWEEN_OBJECTS = re.compile(rb"\}\s*(,)\s*\{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,14 @@ class LineCutter(Cutter):
 
 
 class ArrayCutter(Cutter):
-    """A JSON array: records end at the commas of its first level."""
+    """A JSON array: records end at the commas of its first level.
+
+    Where elements are sound objects, a likely comma is proven by parsing all before it, which takes
+    a fifth of the time of looking for structure, and counts them, too.
+    """
+
+    counted: tuple[int, int] | None = None
+    """Size of the shard that was parsed to find its end, and its elements."""
 
     def begin(self, *, at_end: bool) -> bool:
         """Skip the opening bracket."""
@@ -184,6 +196,9 @@ class ArrayCutter(Cutter):
 
     def boundary(self, data: bytes) -> int | None:
         """Last comma within a shard's size, or the first behind it."""
+        self.counted = _by_parsing(data, self.max_shard_bytes)
+        if self.counted is not None:
+            return self.counted[0]
         commas = split_elements(data).commas
         if not len(commas):
             return None
@@ -192,6 +207,8 @@ class ArrayCutter(Cutter):
 
     def count(self, data: bytes, *, is_last: bool) -> int | None:
         """Elements: one more than commas. Nothing needs the last shard's count, so it is saved."""
+        if self.counted is not None and self.counted[0] == len(data):
+            return self.counted[1]
         if not data.strip():
             return 0
         return None if is_last else len(split_elements(data).commas) + 1
@@ -224,6 +241,28 @@ class ArrayCutter(Cutter):
             uri=self.uri,
             byte_offset=place,
         )
+
+
+def _by_parsing(data: bytes, limit: int) -> tuple[int, int] | None:
+    """Last comma up to `limit` between elements, and how many are before it; None if not found.
+
+    Equal to what `split_elements` says: what is before the comma parses as whole elements, and what
+    is behind it is looked at for structure.
+    """
+    first = max(0, limit - _WINDOW_BYTES)
+    likely = [m.start(1) for m in _BETWEEN_OBJECTS.finditer(data, first, limit + _WINDOW_BYTES)]
+    comma = max((place for place in likely if place <= limit), default=None)
+    if comma is None:
+        return None
+    try:
+        with gc_paused():
+            num_elements = len(orjson.loads(b"[" + data[:comma] + b"]"))
+    except orjson.JSONDecodeError:
+        return None
+    behind = split_elements(data[comma + 1 : limit + 1]).commas
+    if len(behind):
+        comma += 1 + int(behind[-1])
+    return comma, num_elements + len(behind)
 
 
 class DelimitedCutter(Cutter):

@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": ("packhouse.commands.doctor", "Prove that a store can guard a publication."),
     "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, tokens, packs, bytes, hits."),
+    "ci": ("packhouse.commands.ci", "Refresh a dataset as a job of a pipeline; gates, summaries."),
     "quarantine": ("packhouse.commands.quarantine", "List, show and mend the rows that are bad."),
     "golden": ("packhouse.commands.golden", "Pin and check what becomes of conversations."),
     "export": ("packhouse.commands.export", "Write a version in the format of a trainer."),

@@ -1,0 +1,202 @@
+"""`packhouse ci RECIPE`: a data refresh as a job of a pipeline, with exit codes it understands."""
+
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packhouse.chain import LocalRunner, Run
+from packhouse.chain import prepare as prepare_chain
+from packhouse.ci import (
+    HELD_BACK,
+    PlanFacts,
+    gates_of,
+    outcome_markdown,
+    plan_facts,
+    plan_markdown,
+    summary_json,
+    to_junit,
+)
+from packhouse.errors import ConfigError, PackhouseError, VersionNotFoundError
+from packhouse.estimate import estimate
+from packhouse.jobs import Plan, plan_jobs
+from packhouse.recipe import Recipe, load_recipe
+from packhouse.refresh import Look, Refreshed, candidate_of, look, outcome_of, unchanged
+from packhouse.step_mirror import Mirrored, StepMirror
+from packhouse.store import OpenVersion, open_store, open_version
+from packhouse.workspace import Workspace, check_cache, default_cache
+
+__all__ = ["ci"]
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """What became of a job so far."""
+
+    recipe: Recipe | None = None
+    facts: PlanFacts | None = None
+    refreshed: Refreshed | None = None
+    error: PackhouseError | None = None
+    notes: list[str] = field(default_factory=list)
+    only_plan: bool = False
+
+    @property
+    def outcome(self) -> str:
+        if self.error is not None:
+            return "refused" if self.error.exit_code == 4 else "failed"
+        return self.refreshed.outcome if self.refreshed else "planned"
+
+    @property
+    def exit_code(self) -> int:
+        if self.error is not None:
+            return self.error.exit_code
+        return HELD_BACK if self.outcome == "held" else 0
+
+
+@click.command()
+@click.argument("recipe_path", metavar="RECIPE", type=click.Path())
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Put a value over the recipe's."
+)
+@click.option(
+    "--cache",
+    default=None,
+    metavar="PLACE",
+    help="Folder of finished steps, or s3://bucket/prefix to share them between jobs.",
+)
+@click.option("--plan-only", is_flag=True, help="Say what would come; run and publish nothing.")
+@click.option("--approval", is_flag=True, help="Publish, and leave it to someone to move the ref.")
+@click.option("--summary", type=click.Path(path_type=Path), help="Write markdown for a comment.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write the gates as JUnit XML.")
+@click.option("--json-file", type=click.Path(path_type=Path), help="Write the summary as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def ci(
+    recipe_path: str,
+    overrides: tuple[str, ...],
+    cache: str | None,
+    plan_only: bool,
+    approval: bool,
+    summary: Path | None,
+    junit: Path | None,
+    json_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Refresh the dataset of RECIPE as a job of a pipeline: plan, run, gates, summaries.
+
+    Does nothing if nothing changed. Needs no server. Summaries are written however the job ends.
+
+    \b
+    Exit codes: 0 published or unchanged (or planned),
+    2, 3  bad input: the recipe; a source or the tokenizer,
+    4, 7  refused by a gate: nothing published; published, and the ref held back by drift,
+    5, 6  infrastructure: the store; network or storage hiccups,
+    1     a bug.
+
+    \b
+    packhouse ci recipe.yaml --plan-only --summary plan.md
+    packhouse ci recipe.yaml --cache s3://ci/cache --summary done.md --junit gates.xml
+    """
+    start, job = time.monotonic(), _Job(only_plan=plan_only)
+    try:
+        for path in (summary, junit, json_file):
+            _check_folder(path)
+        _do(job, recipe_path, overrides, cache, approval)
+    except PackhouseError as error:
+        job.error = error
+    gates = gates_of(job.recipe, job.refreshed, job.error)
+    code = job.exit_code
+    facts = summary_json(job.outcome, code, job.facts, gates, job.refreshed, job.error)
+    facts["notes"] = job.notes
+    _write(summary, _markdown(job, gates))
+    _write(junit, to_junit(_name(job, recipe_path), gates, time.monotonic() - start))
+    _write(json_file, json.dumps(facts, sort_keys=True, indent=2))
+    _say(job, facts, as_json)
+    sys.exit(code)
+
+
+def _do(
+    job: _Job, recipe_path: str, overrides: tuple[str, ...], cache: str | None, approval: bool
+) -> None:
+    recipe = job.recipe = load_recipe(recipe_path, overrides)
+    remote = cache if cache is not None and "://" in cache else None
+    folder = check_cache(Path(cache) if cache and not remote else default_cache())
+    workspace = Workspace(cache=folder)
+    plan = plan_jobs(recipe)
+    found = look(recipe, plan.version_id)
+    mirror = StepMirror(store=open_store(remote), steps=workspace.steps) if remote else None
+    job.facts = _planned(recipe, plan, found, workspace)
+    if job.only_plan:
+        return
+    if found.is_unchanged or (approval and found.is_waiting):
+        job.refreshed = unchanged(found)
+        return
+    update = {"ref": candidate_of(found.ref)} if approval else {}
+    publish = recipe.publish.model_copy(update=update)
+    published = recipe.model_copy(update={"publish": publish})
+    run: Run = LocalRunner(recipe=published, workspace=workspace)
+    if mirror is not None:
+        run = Mirrored(run=run, mirror=mirror)
+        job.notes = mirror.notes
+    job.refreshed = outcome_of(recipe, found, prepare_chain(published, run, folder))
+
+
+def _planned(recipe: Recipe, plan: Plan, found: Look, workspace: Workspace) -> PlanFacts:
+    done: Counter[str] = Counter()
+    jobs: Counter[str] = Counter()
+    for each in plan:
+        jobs[each.step] += 1
+        done[each.step] += workspace.steps.peek(each.step, each.key) is not None
+    cached = {step: (done[step], jobs[step]) for step in jobs}
+    estimated = estimate(recipe, plan, workspace)
+    return plan_facts(recipe, plan, found, _current(recipe, found), estimated, cached)
+
+
+def _current(recipe: Recipe, found: Look) -> OpenVersion | None:
+    if found.current is None:
+        return None
+    try:
+        return open_version(recipe.publish.store, recipe.dataset, found.current)
+    except VersionNotFoundError:
+        return None
+
+
+def _markdown(job: _Job, gates: Any) -> str:
+    parts = [plan_markdown(job.facts)] if job.facts else []
+    if not job.only_plan or job.error is not None:
+        parts.append(outcome_markdown(gates, job.refreshed))
+    return "\n".join(parts)
+
+
+def _name(job: _Job, recipe_path: str) -> str:
+    return job.recipe.dataset if job.recipe else Path(recipe_path).stem
+
+
+def _check_folder(path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(
+            f"'{path}' cannot be written: '{path.parent}' is no folder; make it first"
+        )
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is not None and path.absolute().parent.is_dir():
+        path.write_text(text, encoding="utf-8")
+
+
+def _say(job: _Job, facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(facts, sort_keys=True))
+        return
+    for note in job.notes:
+        click.echo(f"note: {note}", err=True)
+    if job.error is not None:
+        click.echo(f"{type(job.error).__name__}: {job.error}", err=True)
+    elif job.refreshed is not None:
+        click.echo(f"{job.refreshed.dataset}: {job.refreshed.outcome}: {job.refreshed.message}")
+    elif job.facts is not None:
+        click.echo(plan_markdown(job.facts))

@@ -1,0 +1,176 @@
+"""Share finished steps between machines that have no disk in common, such as runs of a CI.
+
+A mirror lies beside the local cache, in any object store:
+
+```
+<mirror>/<step>/<key>/tokenized.arrow ...   what the step wrote, create-only
+<mirror>/<step>/<key>/receipt.json          written last: without it the folder is not there
+```
+
+`Mirrored` wraps whatever runs jobs: what is missing here is fetched before a step, and what was
+computed is written after it. A fetched step is believed as little as a local one: the receipt's
+own digest and every file's size and sha256 are compared, and files of other kinds than Arrow,
+Parquet and JSON are not fetched at all; nothing is ever unpickled. Whoever may write to the mirror
+can still put a consistent lie there, so only trusted runs may: give others a key that reads.
+
+A mirror that hiccups costs time, never a run: it counts as a miss, and is said in `notes`. Costs
+one request for each step that is not here, and the transfer of every step's files once.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from packhouse.chain import Run
+from packhouse.errors import ConflictError, IntegrityError, TransientError
+from packhouse.jobs import Job
+from packhouse.step_store import Receipt, StepStore
+from packhouse.store.objects import (
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    file_body,
+)
+
+__all__ = ["Mirrored", "StepMirror"]
+
+_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md")
+_RECEIPT = "receipt.json"
+_TRIES = 3
+_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMirror:
+    """Finished steps in an object store, for a local step store."""
+
+    store: ObjectStore
+    steps: StepStore
+    notes: list[str] = field(default_factory=list)
+    """What went wrong and cost time only."""
+    fetched: list[str] = field(default_factory=list)
+    """Steps that were taken from the mirror, as `step/key`."""
+    written: list[str] = field(default_factory=list)
+
+    def fetch(self, step: str, key: str) -> bool:
+        """Bring a step here if the mirror has it whole; returns whether it is here now."""
+        if self.steps.peek(step, key) is not None:
+            return True
+        work = self.steps.root / "tmp" / f"mirror-{uuid.uuid4().hex[:12]}"
+        try:
+            return self._fetch(step, key, work)
+        except (TransientError, IntegrityError) as error:
+            self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
+            return False
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def write(self, receipt: Receipt) -> None:
+        """Put a step there, its receipt last; one that is there already is left alone."""
+        folder = f"{receipt.step}/{receipt.key}"
+        try:
+            if self._has(f"{folder}/{_RECEIPT}"):
+                return
+            for name in sorted(receipt.files):
+                body = file_body(receipt.path(name))
+                _retried(partial(_create, self.store, f"{folder}/{name}", body))
+            body = file_body(receipt.path(_RECEIPT))
+            _retried(partial(_create, self.store, f"{folder}/{_RECEIPT}", body))
+            self.written.append(folder)
+        except TransientError as error:
+            self.notes.append(f"{folder[:20]} was not written to the mirror: {error}")
+
+    def _has(self, key: str) -> bool:
+        try:
+            _retried(lambda: self.store.head(key))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _fetch(self, step: str, key: str, work: Path) -> bool:
+        folder = f"{step}/{key}"
+        try:
+            raw = _retried(lambda: self.store.get(f"{folder}/{_RECEIPT}").data)
+        except ObjectNotFoundError:
+            return False
+        names = _names_of(raw, folder)
+        work.mkdir(parents=True)
+        for name in names:
+            _retried(partial(_download, self.store, f"{folder}/{name}", work / name))
+        (work / _RECEIPT).write_bytes(raw)
+        place = self.steps.root / step / key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(work, place)  # noqa: PTH104 - Path.rename replaces an empty folder alike
+        except OSError:  # another process brought or computed it meanwhile
+            return self.steps.find(step, key) is not None
+        if self.steps.find(step, key) is None:
+            shutil.rmtree(place, ignore_errors=True)
+            raise IntegrityError("its files are not those of its receipt")
+        self.fetched.append(folder)
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirrored:
+    """Runs jobs as `run` does, with a mirror beside the local cache."""
+
+    run: Run
+    mirror: StepMirror
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
+        """Fetch what is missing, do the jobs, and write what was computed."""
+        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
+            list(pool.map(lambda job: self.mirror.fetch(job.step, job.key), jobs))
+            receipts = self.run(jobs)
+            taken = set(self.mirror.fetched)
+            new = [r for r in receipts if f"{r.step}/{r.key}" not in taken]
+            list(pool.map(self._write_if_new, new))
+        return receipts
+
+    def _write_if_new(self, receipt: Receipt) -> None:
+        stored = self.mirror.steps.peek(receipt.step, receipt.key)
+        if stored is not None:
+            self.mirror.write(stored)
+
+
+def _names_of(raw: bytes, folder: str) -> list[str]:
+    """Files that a receipt lists, if they are plain names of kinds that steps write."""
+    try:
+        names = sorted(json.loads(raw)["files"])
+    except (ValueError, KeyError, TypeError):
+        raise IntegrityError(f"'{folder}/{_RECEIPT}' is no receipt") from None
+    for name in names:
+        if name != PurePosixPath(name).name or not name.endswith(_SUFFIXES) or name == _RECEIPT:
+            raise IntegrityError(f"'{folder}' lists '{name}', which no step writes")
+    return names
+
+
+def _create(store: ObjectStore, key: str, body: Any) -> None:
+    try:
+        store.put_create(key, body)
+    except PreconditionFailedError:
+        return  # there already, or our own lost success: a key has one content
+
+
+def _download(store: ObjectStore, key: str, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    store.download(key, path)
+
+
+def _retried(call: Callable[[], Any]) -> Any:
+    for _ in range(_TRIES - 1):
+        try:
+            return call()
+        except TransientError:
+            continue
+        except ConflictError as error:
+            raise TransientError(str(error)) from None
+    return call()

@@ -1,0 +1,216 @@
+"""`packhouse ci` as a pipeline runs it: exit codes, gates, summaries, a cache shared by jobs."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.cli import cli
+from packhouse.errors import TransientError
+from packhouse.step_mirror import StepMirror
+from packhouse.step_store import StepStore
+from packhouse.store import load_ref, open_store
+
+DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A cache in which the demo's first run is done, copied by the tests that want one."""
+    place = tmp_path_factory.mktemp("finished")
+    run(place, place / "cache")
+    return place / "cache"
+
+
+@pytest.fixture
+def place(tmp_path, finished):
+    for name in ("chats.jsonl", "instructions.jsonl", "recipe.yaml"):
+        shutil.copy(DEMO / name, tmp_path / name)
+    shutil.copytree(DEMO / "tokenizer", tmp_path / "tokenizer")
+    shutil.copytree(finished, tmp_path / "cache")
+    return tmp_path
+
+
+def run(place, cache, *options):
+    recipe = place / "recipe.yaml" if (place / "recipe.yaml").exists() else DEMO / "recipe.yaml"
+    store = f"publish.store={place / 'store'}"
+    files = ["--summary", f"{place}/s.md", "--junit", f"{place}/j.xml", "--json-file"]
+    arguments = [
+        "ci",
+        str(recipe),
+        "--set",
+        store,
+        "--cache",
+        str(cache),
+        *files,
+        f"{place}/f.json",
+    ]
+    return CliRunner().invoke(cli, [*arguments, *options])
+
+
+def facts(place):
+    return json.loads((place / "f.json").read_text())
+
+
+def cases(place):
+    """Test case -> what JUnit says of it."""
+    root = ET.parse(place / "j.xml").getroot()
+    return {case.get("name"): case[0].tag if len(case) else "ok" for case in root.iter("testcase")}
+
+
+def ref(place, name="latest"):
+    found = load_ref(open_store(str(place / "store")), "demo", name)
+    return found.version if found else None
+
+
+def add_row(place):
+    with (place / "instructions.jsonl").open("a") as file:
+        file.write(json.dumps(ROW) + "\n")
+
+
+def test_a_plan_says_what_would_come_and_publishes_nothing(place):
+    done = run(place, place / "cache", "--plan-only")
+    assert done.exit_code == 0, done.output
+    assert not (place / "store" / "demo").exists()
+    page = (place / "s.md").read_text()
+    assert page.startswith("### packhouse plan: demo\n")
+    assert "the ref is at nothing yet. 295 rows, 30,246 tokens" in page
+    assert "| tokenize | 2 of 2 |" in page
+    assert facts(place)["outcome"] == "planned"
+
+
+def test_published_then_unchanged_then_changed_each_with_code_0(place):
+    assert run(place, place / "cache").exit_code == 0
+    first = ref(place)
+    assert facts(place)["outcome"] == "published"
+    assert set(cases(place).values()) == {"ok", "skipped"}
+    assert cases(place)["golden"] == "skipped"
+
+    again = run(place, place / "cache")
+    assert (again.exit_code, facts(place)["outcome"]) == (0, "unchanged")
+    assert f"'latest' is at {first} already" in again.output
+    assert "**Nothing changed**" in (place / "s.md").read_text()
+
+    add_row(place)
+    done = run(place, place / "cache", "--set", "pack.seq_len=256")
+    assert (done.exit_code, facts(place)["outcome"]) == (0, "published")
+    page = (place / "s.md").read_text()
+    assert "- changed: `instructions/instructions.jsonl`" in page
+    assert "| pack.seq_len | 512 | 256 |" in page
+    assert "| audit | passed |" in page
+    assert ref(place) != first
+
+
+def test_approval_leaves_the_ref(place):
+    assert run(place, place / "cache", "--approval").exit_code == 0
+    assert facts(place)["outcome"] == "waiting"
+    assert ref(place) is None
+    assert ref(place, "latest.candidate") == facts(place)["version"]
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "gate", "outcome"),
+    [
+        ("validate.max_quarantined=0", 4, "quarantine", "refused"),
+        ("audit.max_duplicates=0", 4, "audit", "refused"),
+        ("pack.sequence_length=1", 2, "plan", "failed"),
+        ("tokenizer=/nowhere", 3, "plan", "failed"),
+        ("sources.0.path=/nowhere.jsonl", 3, "plan", "failed"),
+        ("publish.store=s3://a:b@c/d", 2, "plan", "failed"),
+    ],
+)
+def test_every_refusal_has_a_code_a_gate_and_summaries(override, code, gate, outcome, place):
+    done = run(place, place / "cache", "--set", override)
+    assert done.exit_code == code, done.output
+    found = cases(place)
+    assert [name for name, state in found.items() if state == "failure"] == [gate]
+    assert facts(place)["outcome"] == outcome
+    assert facts(place)["exit_code"] == code
+    assert f"| {gate} | **FAILED** |" in (place / "s.md").read_text()
+    assert ref(place) is None
+
+
+def test_drift_holds_the_ref_back_with_a_code_of_its_own(place):
+    run(place, place / "cache")
+    before = ref(place)
+    rows = (place / "chats.jsonl").read_text().splitlines()
+    (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
+    done = run(place, place / "cache", "--set", "publish.max_source_drift=0.05")
+    assert done.exit_code == 7
+    assert cases(place)["drift"] == "failure"
+    assert ref(place) == before
+
+
+def test_a_schema_that_breaks_readers_is_refused_by_that_gate(place):
+    run(place, place / "cache")
+    done = run(place, place / "cache", "--set", "publish.layout=compact")
+    assert done.exit_code == 4
+    assert cases(place)["schema"] == "failure"
+
+
+def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):
+    done = run(place, place / "cache", "--summary", str(place / "no" / "s.md"))
+    assert done.exit_code == 2
+    assert "make it first" in done.output
+
+
+def test_jobs_without_a_common_disk_share_their_steps(place, monkeypatch):
+    mirror = f"file://{place / 'mirror'}"
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "cache"))
+    assert run(place, mirror).exit_code == 0
+    shutil.rmtree(place / "store")
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "another"))
+    done = run(place, mirror)
+    assert done.exit_code == 0, done.output
+    steps = {row["step"]: row for row in facts(place)["result"]["steps"]}
+    assert all(row["cached"] == row["jobs"] for name, row in steps.items() if name != "publish")
+    assert facts(place)["notes"] == []
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "receipt", "pickle", "outside"])
+def test_a_damaged_or_planted_step_of_the_mirror_is_not_used(damage, tmp_path):
+    def hello(folder):
+        (folder / "a.arrow").write_bytes(b"hello")
+        return {"rows": 1}
+
+    store, remote = open_store(str(tmp_path / "mirror")), tmp_path / "mirror" / "s" / "k"
+    here = StepStore(tmp_path / "here")
+    StepMirror(store=store, steps=here).write(here.run("s", "k", hello))
+    for file in remote.iterdir():
+        file.chmod(0o644)
+    receipt = json.loads((remote / "receipt.json").read_text())
+    if damage == "flip":
+        (remote / "a.arrow").write_bytes(b"hellp")
+    elif damage == "cut":
+        (remote / "a.arrow").write_bytes(b"hell")
+    elif damage == "receipt":
+        (remote / "receipt.json").write_text("[]")
+    else:
+        name = {"pickle": "a.pkl", "outside": "../../a.arrow"}[damage]
+        receipt["files"] = {name: receipt["files"]["a.arrow"]}
+        (remote / "receipt.json").write_text(json.dumps(receipt))
+    there = StepStore(tmp_path / "there")
+    mirror = StepMirror(store=store, steps=there)
+    assert mirror.fetch("s", "k") is False
+    assert len(mirror.notes) == 1
+    assert there.find("s", "k") is None
+    assert sorted(p.name for p in (tmp_path / "there").rglob("*") if p.is_file()) == []
+
+
+def test_a_mirror_that_hiccups_costs_time_and_never_the_run(tmp_path):
+    class Down:
+        def __getattr__(self, name):
+            def call(*args, **kwargs):
+                raise TransientError("no answer")
+
+            return call
+
+    steps = StepStore(tmp_path)
+    mirror = StepMirror(store=Down(), steps=steps)
+    assert mirror.fetch("s", "k") is False
+    mirror.write(steps.run("s", "k", lambda folder: {"rows": 0}))
+    assert len(mirror.notes) == 2

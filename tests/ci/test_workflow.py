@@ -1,0 +1,76 @@
+"""The GitHub Actions example: of the form that Actions takes, pinned, with the least of rights."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from packhouse.cli import cli
+
+FILE = Path(__file__).resolve().parents[2] / "deployments" / "ci" / "github-actions.yml"
+WORKFLOW = yaml.safe_load(FILE.read_text())
+JOBS = WORKFLOW["jobs"]
+STEPS = [(name, step) for name, job in JOBS.items() for step in job["steps"]]
+
+TOP = {"name", True, "permissions", "concurrency", "env", "jobs"}  # YAML 1.1 reads `on` as true
+JOB = {"if", "runs-on", "timeout-minutes", "permissions", "environment", "steps"}
+STEP = {"name", "id", "if", "uses", "with", "run", "env"}
+CONTEXTS = {"github", "env", "vars", "steps", "secrets", "inputs"}
+
+
+def test_it_holds_the_keys_of_a_workflow_and_no_other():
+    assert set(WORKFLOW) == TOP
+    assert set(WORKFLOW[True]) == {"pull_request", "push", "schedule", "workflow_dispatch"}
+    for job in JOBS.values():
+        assert set(job) <= JOB
+        assert {"runs-on", "steps", "timeout-minutes", "permissions"} <= set(job)
+
+
+@pytest.mark.parametrize(("job", "step"), STEPS)
+def test_a_step_runs_or_uses_and_what_it_uses_is_pinned(job, step):
+    assert set(step) <= STEP
+    assert ("uses" in step) != ("run" in step)
+    if "uses" in step:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", step["uses"])
+
+
+def test_every_pin_names_its_version_and_one_action_has_one_pin():
+    pins = re.findall(r"uses: (\S+)@([0-9a-f]{40}) # (v\d+\.\d+\.\d+)$", FILE.read_text(), re.M)
+    assert len(pins) == sum("uses" in step for _, step in STEPS)
+    assert len(set(pins)) == len({action for action, _, _ in pins})
+
+
+@pytest.mark.parametrize(("job", "step"), STEPS)
+def test_no_expression_is_pasted_into_a_shell(job, step):
+    assert "${{" not in step.get("run", "")
+
+
+def test_expressions_balance_and_use_known_contexts():
+    text = FILE.read_text()
+    expressions = re.findall(r"\$\{\{(.*?)\}\}", text)
+    assert text.count("${{") == len(expressions)
+    for expression in expressions:
+        names = re.findall(r"(?<![\w.'])([a-z]\w*)\.", expression)
+        assert set(names) <= CONTEXTS
+
+
+def test_only_what_a_job_needs_is_permitted():
+    assert WORKFLOW["permissions"] == {}
+    assert JOBS["plan"]["permissions"] == {
+        "contents": "read",
+        "id-token": "write",
+        "pull-requests": "write",
+    }
+    assert JOBS["publish"]["permissions"] == {"contents": "read", "id-token": "write"}
+    assert "head.repo.full_name == github.repository" in JOBS["plan"]["if"]
+
+
+def test_its_commands_are_commands_of_packhouse():
+    help_text = CliRunner().invoke(cli, ["ci", "--help"]).output
+    runs = [step["run"] for _, step in STEPS if "packhouse ci" in step.get("run", "")]
+    assert len(runs) == 2
+    for run in runs:
+        for option in re.findall(r"--[a-z-]+", run):
+            assert option in help_text

@@ -10,11 +10,12 @@ from flows.command import main
 if __name__ == "__main__":  # before Prefect is imported: `--local` does without it
     sys.exit(main())
 
+from typing import Any
+
 from prefect import flow
 
-from packhouse.chain import Prepared
 from packhouse.recipe import Recipe
-from tasks.chain import run_chain
+from tasks.chain import prepared_state, run_chain
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
 
@@ -22,7 +23,7 @@ __all__ = ["prepare"]
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
-def prepare(recipe: Recipe, cache: str | None = None) -> Prepared:
+def prepare(recipe: Recipe, cache: str | None = None) -> Any:
     """Turn raw instruction data into a published version of packed token data.
 
     Args:
@@ -32,4 +33,4 @@ def prepare(recipe: Recipe, cache: str | None = None) -> Prepared:
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe)
     with dataset_slot(allowed):
-        return run_chain(allowed, folder)
+        return prepared_state(run_chain(allowed, folder))

@@ -3,19 +3,20 @@
 ```
 <root>/<step>/<key>/validated.arrow ...     what the step wrote
 <root>/<step>/<key>/receipt.json            names, sizes, sha256, counts; its presence is "done"
-<root>/tmp/<step>-<random>/                 a step at work; renamed as a whole when it is done
+<root>/tmp/<step>-<owner>-<random>/         a step at work; renamed as a whole when it is done
 ```
 
 A hit is trusted only after the receipt's own digest, and every file's size and sha256, were
 compared with what is there: deleted or altered files mean the step is done again. A killed step
-leaves a folder under `tmp/` and nothing else. Two processes that compute the same key both finish;
-one rename wins and the other process uses what won. Hashing runs at about 1.8 GB/s, so checking a
-hit of 100 MB costs 60 ms.
+leaves a folder under `tmp/` and nothing else; the next step on that machine removes it. Two
+processes that compute the same key both finish; one rename wins and the other process uses what
+won. Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB costs 60 ms.
 """
 
 import json
 import os
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -29,6 +30,18 @@ from packhouse.fingerprint import canonical_json, digest, file_sha256
 __all__ = ["FileFact", "Receipt", "StepStore"]
 
 _STALE_AFTER_S = 24 * 3600
+
+
+def _namespace() -> str:
+    """Tell apart machines and containers that share a cache: each numbers its processes itself."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116
+    except OSError:
+        return "0"
+
+
+_MACHINE = f"{socket.gethostname()[:32]}.{_namespace()}"
+"""In the names of work folders, with the number of the process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,15 +136,23 @@ class StepStore:
     def _folder(self, step: str, key: str) -> Path:
         return self.root / step / key
 
-    def _work_folder(self, step: str) -> Path:
-        parent = self.root / "tmp"
-        parent.mkdir(parents=True, exist_ok=True)
-        for old in parent.iterdir():  # left by killed processes
+    def sweep(self) -> int:
+        """Remove what killed processes left at work; returns how many folders.
+
+        Those of this machine at once, those of others when they are a day old.
+        """
+        swept = 0
+        for old in (self.root / "tmp").glob("*"):
             with suppress(FileNotFoundError):  # another job's, done and renamed just now
-                if time.time() - old.stat().st_mtime > _STALE_AFTER_S:
+                if _is_orphan(old.name) or time.time() - old.stat().st_mtime > _STALE_AFTER_S:
                     shutil.rmtree(old, ignore_errors=True)
-        work = parent / f"{step}-{uuid.uuid4().hex[:12]}"
-        work.mkdir()
+                    swept += 1
+        return swept
+
+    def _work_folder(self, step: str) -> Path:
+        self.sweep()
+        work = self.root / "tmp" / f"{step}-{_MACHINE}.{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        work.mkdir(parents=True)
         return work
 
     def _write_receipt(
@@ -174,6 +195,21 @@ class StepStore:
                 seconds=receipt.seconds,
             )
         raise OSError(f"could not move '{work}' to '{folder}'")
+
+
+def _is_orphan(name: str) -> bool:
+    """Whether the process that a work folder names ran on this machine, and is gone."""
+    _, _, owner = name.rpartition("-")[0].partition("-")
+    machine, _, pid = owner.rpartition(".")
+    if machine != _MACHINE or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _is_intact(receipt: Receipt, name: str) -> bool:

@@ -208,6 +208,8 @@ def _version_page(prepared: Prepared) -> str:
         "## Ledger",
         *markdown_table(_LEDGER, map(_ledger_row, prepared.ledger)),
         "",
+        *_reason_lines(prepared.ledger),
+        "",
         "## Splits",
         *_splits(prepared.facts["statistics"]),
         "",
@@ -231,8 +233,17 @@ _LEDGER = ("step", "rows in", "rows out", "quarantined", "dropped", "tokens out"
 
 
 def _ledger_row(line: LedgerLine) -> tuple[object, ...]:
-    bad, dropped = _counts(line.quarantined), _counts(line.dropped)
+    bad, dropped = sum(line.quarantined.values()), sum(line.dropped.values())
     return line.step, line.rows_in, line.rows_out, bad, dropped, line.tokens_out
+
+
+def _reason_lines(ledger: Sequence[LedgerLine]) -> list[str]:
+    return [
+        f"- {line.step} {what}: {_counts(reasons)}"
+        for line in ledger
+        for what, reasons in (("quarantined", line.quarantined), ("dropped", line.dropped))
+        if reasons
+    ]
 
 
 def _held(prepared: Prepared) -> list[str]:

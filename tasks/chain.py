@@ -14,7 +14,7 @@ from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifa
 from tasks.runner import PrefectRunner
 from tasks.versions import look_at_sources
 
-__all__ = ["refresh_chain", "run_chain"]
+__all__ = ["prepared_state", "refresh_chain", "run_chain"]
 
 
 def run_chain(recipe: Recipe, cache: Path) -> Prepared:
@@ -30,6 +30,14 @@ def run_chain(recipe: Recipe, cache: Path) -> Prepared:
         raise
     publish_artifacts(prepared)
     return prepared
+
+
+def prepared_state(prepared: Prepared) -> Any:
+    """Return the state of a run that prepared a version, with a sentence for people."""
+    verb = "published" if prepared.created else "unchanged, already published:"
+    held = "; ".join(prepared.facts["held_back"])
+    message = f"{verb} {prepared.dataset} {prepared.version}" + (f"; ref held: {held}" * bool(held))
+    return Completed(data=prepared, message=message)
 
 
 def refresh_chain(recipe: Recipe, cache: Path, *, approval: bool) -> Any:

@@ -48,29 +48,29 @@ LEASE_S = 60.0
 """Seconds until the slot of a killed run is free; the shortest lease that Prefect grants."""
 
 
-def allowed_recipe(recipe: Recipe | str, store: str | None = None) -> Recipe:
+def allowed_recipe(
+    recipe: Recipe | str, store: str | None = None, *, deployed: bool | None = None
+) -> Recipe:
     """Return the recipe of a run: a name's file, or a form's recipe with its places resolved.
 
     Args:
         recipe: a name that the worker's file of places knows, or the recipe itself.
         store: where to publish instead of where the recipe says.
+        deployed: whether a form gave it; by default, whether this is a run of a deployment.
 
     Raises:
         ConfigError: no such name, a place that this worker does not allow, or a credential.
     """
-    found = named_recipe(recipe) if isinstance(recipe, str) else _allowed(recipe)
+    places = _places(deployed)
+    if isinstance(recipe, str):
+        found = named_recipe(recipe)
+    else:
+        found = recipe if places is None else places.recipe(recipe)
     if store is None:
         return found
-    publish = found.publish.model_copy(update={"store": allowed_store(store)})
+    root = store if places is None else places.store(store)
+    publish = found.publish.model_copy(update={"store": root})
     return found.model_copy(update={"publish": publish})
-
-
-def _allowed(recipe: Recipe) -> Recipe:
-    places = _places()
-    if places is None:
-        return recipe
-    _take_secrets(places)
-    return places.recipe(recipe)
 
 
 def named_recipe(name: str) -> Recipe:
@@ -94,10 +94,7 @@ def allowed_store(store: str) -> str:
         ConfigError: neither a name nor below an allowed prefix, or a credential.
     """
     places = _places()
-    if places is None:
-        return store
-    _take_secrets(places)
-    return places.store(store)
+    return store if places is None else places.store(store)
 
 
 def worker_cache(cache: str | None) -> Path:
@@ -151,11 +148,14 @@ def _places_file() -> Path:
     return Path(os.environ.get("PACKHOUSE_SOURCES", "deployments/sources.yaml"))
 
 
-def _places() -> Places | None:
+def _places(deployed: bool | None = None) -> Places | None:
     """What holds for this run; None in a shell without PACKHOUSE_SOURCES: all is its user's own."""
-    if _is_deployed() or "PACKHOUSE_SOURCES" in os.environ:
-        return load_places(_places_file())
-    return None
+    deployed = _is_deployed() if deployed is None else deployed
+    if not deployed and "PACKHOUSE_SOURCES" not in os.environ:
+        return None
+    places = load_places(_places_file())
+    _take_secrets(places)
+    return places
 
 
 def _take_secrets(places: Places) -> None:

@@ -1,10 +1,12 @@
 """What every flow has in common: what Prefect keeps of it, its name, and what happens at its end.
 
 At the end of a run, hooks say to whoever listens what became of a dataset, as events that
-automations can act on (`docs/operator.md` lists them): a version was published, or refused.
-Hooks run in the process of the run, after its final state was reported.
+automations can act on (`docs/operator.md` lists them): a version was published, or refused. These
+hooks run in the process of the run, after its final state was reported; those of a cancelled run
+in its worker's.
 """
 
+import logging
 import os
 from typing import Any
 
@@ -15,9 +17,15 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
 from packhouse.refresh import Refreshed
+from tasks.cleanup import clean_up
 from tasks.events import announce_held, announce_published, announce_refused
 
 __all__ = ["FLOW", "recipe_run_name", "store_run_name"]
+
+
+if logging.getLogger("packhouse").level == logging.NOTSET:
+    # PREFECT_LOGGING_EXTRA_LOGGERS gives it Prefect's handlers, and root's level: WARNING.
+    logging.getLogger("packhouse").setLevel(logging.INFO)
 
 
 def recipe_run_name() -> str:
@@ -62,5 +70,6 @@ FLOW: dict[str, Any] = {
     "result_serializer": "json",  # what Prefect keeps of an exception; its default is a pickle
     "on_completion": [_on_completion],
     "on_failure": [_on_failure],
+    "on_cancellation": [clean_up],
 }
 """Arguments of every `@flow`."""

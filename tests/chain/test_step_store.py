@@ -155,3 +155,16 @@ def test_many_jobs_at_once_do_not_trip_over_each_others_work(tmp_path):
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0] * 4
+
+
+def test_what_a_killed_step_left_is_gone_with_the_next_step(tmp_path):
+    worker = multiprocessing.get_context("fork").Process(target=die, args=(tmp_path,))
+    worker.start()
+    worker.join()
+    (tmp_path / "tmp" / "pack-elsewhere.1.7-0123456789ab").mkdir()
+    assert len(list((tmp_path / "tmp").iterdir())) == 2
+
+    StepStore(tmp_path).run("s", "k", write_hello)
+    assert [place.name for place in (tmp_path / "tmp").iterdir()] == [
+        "pack-elsewhere.1.7-0123456789ab"  # of another machine: it may be alive
+    ]

@@ -1,0 +1,356 @@
+"""The flows beside `prepare`, each on a real server: what they do, and leave in the UI."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from packhouse.errors import (
+    AuditError,
+    ConflictError,
+    IntegrityError,
+    TransientError,
+    VersionNotFoundError,
+)
+from packhouse.recipe import load_recipe
+from packhouse.store import load_ref, open_store
+
+pytestmark = [
+    pytest.mark.prefect,
+    pytest.mark.timeout(300),
+    # Prefect's server and client leave sockets and streams to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Finished steps of the demo, for all tests of this module."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(tmp_path, cache):
+    """A copy of the demo's sources, a store, and a recipe over them."""
+    for name in ("chats.jsonl", "instructions.jsonl"):
+        shutil.copy(DEMO / name, tmp_path / name)
+    shutil.copytree(DEMO / "tokenizer", tmp_path / "tokenizer")
+    shutil.copy(DEMO / "recipe.yaml", tmp_path / "recipe.yaml")
+    return tmp_path
+
+
+def recipe_of(place, *overrides):
+    return load_recipe(place / "recipe.yaml", (f"publish.store={place / 'store'}", *overrides))
+
+
+def refresh(place, cache, *overrides, **options):
+    from flows.refresh import refresh
+
+    return refresh(recipe_of(place, *overrides), cache=str(cache), return_state=True, **options)
+
+
+def add_row(place):
+    with (place / "instructions.jsonl").open("a") as file:
+        file.write(json.dumps(ROW) + "\n")
+
+
+def ref(place, name="latest"):
+    found = load_ref(open_store(str(place / "store")), "demo", name)
+    return found.version if found else None
+
+
+def artifacts():
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return {a.key: a for a in client.read_artifacts(limit=50)}  # newest first, oldest wins
+
+
+def newest(key):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+    from prefect.client.schemas.sorting import ArtifactSort
+
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
+            sort=ArtifactSort.CREATED_DESC,
+            limit=1,
+        )
+    return found[0].data
+
+
+def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cache, monkeypatch):
+    first = refresh(place, cache)
+    version = ref(place)
+    assert first.message == f"'latest' moved from nothing to {version}"
+
+    from tasks import policies
+
+    jobs = []
+    execute = policies.execute
+    monkeypatch.setattr(policies, "execute", lambda *a: jobs.append(a[0]) or execute(*a))
+    second = refresh(place, cache)
+    assert second.is_completed()
+    assert second.name == "Completed"
+    assert second.message == f"nothing changed: 'latest' is at {version} already"
+    assert jobs == []
+
+    add_row(place)
+    third = refresh(place, cache)
+    assert third.message == f"'latest' moved from {version} to {ref(place)}"
+    assert ref(place) != version
+    page = newest("demo-refresh")
+    assert "demo: published" in page
+    assert "| rows.train |" in page or "train" in page
+    assert "## Drift" in page
+
+
+def test_with_approval_the_ref_stays_until_someone_promotes(place, cache):
+    from flows.promote import promote
+
+    refresh(place, cache)
+    before = ref(place)
+    add_row(place)
+    waiting = refresh(place, cache, approval=True).result()
+    assert waiting.outcome == "waiting"
+    assert (ref(place), ref(place, "latest.candidate")) == (before, waiting.version)
+    page = newest("demo-refresh")
+    assert "## To promote it" in page
+    assert f"packhouse ref set {place}/store/demo latest {waiting.version}" in page
+
+    again = refresh(place, cache, approval=True)
+    assert again.message == f"nothing changed: {waiting.version} still waits for approval"
+
+    state = promote(str(place / "store"), "demo", return_state=True)
+    assert state.message == f"'latest' of demo: {before} -> {waiting.version}"
+    assert ref(place) == waiting.version
+    assert refresh(place, cache, approval=True).result().outcome == "unchanged"
+
+
+def test_the_first_version_waits_for_approval_too(place, cache):
+    waiting = refresh(place, cache, approval=True).result()
+    assert (waiting.outcome, ref(place)) == ("waiting", None)
+
+
+def test_a_drifted_version_is_published_and_its_ref_held(place, cache):
+    refresh(place, cache)
+    before = ref(place)
+    rows = (place / "chats.jsonl").read_text().splitlines()
+    (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
+    held = refresh(place, cache, "publish.max_source_drift=0.05").result()
+    assert held.outcome == "held"
+    assert "drift of sources" in held.message
+    assert ref(place) == before
+    assert "To promote it" in newest("demo-refresh")
+
+
+def test_sources_that_went_back_leave_the_ref_and_say_how_to_go_back(place, cache):
+    refresh(place, cache)
+    first = ref(place)
+    whole = (place / "instructions.jsonl").read_bytes()
+    add_row(place)
+    refresh(place, cache)
+    second = ref(place)
+    (place / "instructions.jsonl").write_bytes(whole)
+    back = refresh(place, cache).result()
+    assert back.outcome == "held"
+    assert back.message.startswith(f"the sources are back at {first}; 'latest' stays at {second}")
+
+
+def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache):
+    refresh(place, cache)
+    before = ref(place)
+    add_row(place)
+    state = refresh(place, cache, "audit.max_duplicates=0")
+    assert state.is_failed()
+    with pytest.raises(AuditError):
+        state.result()
+    assert ref(place) == before
+    page = newest("demo-refused")
+    assert "refused by its audit gate" in page
+    assert "max_duplicates" in page
+    assert "Nothing was published" in page
+
+
+def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
+    assert refresh(place, cache, "validate.max_quarantined=0").is_failed()
+    assert "refused by its quarantine gate" in newest("demo-refused")
+    rows = json.loads(newest("demo-quarantine"))
+    (bad,) = [row for row in rows if row["reason"] == "unknown_role"]
+    assert bad["rows"] == 1
+    assert bad["samples"].startswith("chats/chats.jsonl row ")
+
+
+def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, cache):
+    done = refresh(place, cache).result()
+    page = newest("demo-version")
+    assert f"# demo {done.version}" in page
+    assert "| validate | 304 | 295 | 9 | 0 | - |" in page
+    assert "- validate quarantined: duplicate_key 1, empty_answer 1" in page
+    assert "![train: 251 records in 51 packs, 98.12% full;" in page
+    assert "](data:image/svg+xml;base64," in page
+    assert "/manifest.json`" in page
+    sources = json.loads(newest("demo-sources"))
+    assert [(row["source"], row["rows read"], row["tokens"]) for row in sources] == [
+        ("chats", 100, 15166),
+        ("instructions", 204, 15080),
+    ]
+
+
+def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
+    place, cache, monkeypatch
+):
+    from flows.rollback import rollback
+    from tasks import versions
+
+    refresh(place, cache)
+    first = ref(place)
+    add_row(place)
+    refresh(place, cache)
+    second = ref(place)
+    moves = []
+    real = versions.set_ref
+
+    def lossy(*args, **kwargs):
+        moves.append(real(*args, **kwargs))
+        if len(moves) == 1:
+            raise TransientError("the answer was lost")
+        return moves[-1]
+
+    monkeypatch.setattr(versions, "set_ref", lossy)
+    monkeypatch.setattr(versions.move_ref, "retry_delay_seconds", [0, 0, 0])
+    state = rollback(str(place / "store"), "demo", return_state=True)
+    assert (len(moves), ref(place)) == (2, first)
+    assert state.message == f"'latest' of demo: {second} -> {first}"
+    assert f"`{second}`" in newest("demo-ref-latest")
+
+    with pytest.raises(VersionNotFoundError, match="cannot go back 9"):
+        rollback(str(place / "store"), "demo", steps=9)
+
+
+def test_promote_refuses_when_the_ref_is_elsewhere(place, cache):
+    from flows.promote import promote
+
+    refresh(place, cache)
+    version = ref(place)
+    add_row(place)
+    refresh(place, cache)
+    with pytest.raises(ConflictError, match="look again"):
+        promote(str(place / "store"), "demo", version, expected=version)
+
+
+def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place, cache):
+    from flows.verify import verify
+
+    refresh(place, cache)
+    refresh(place, cache, "dataset=other")
+    store = place / "store"
+    state = verify(str(store), return_state=True)
+    assert state.message.startswith("2 versions intact: ")
+    rows = json.loads(newest("verify"))
+    assert [(row["dataset"], row["intact"]) for row in rows] == [("demo", "yes"), ("other", "yes")]
+
+    (file,) = (store / "other" / "v").glob("*/data/eval-*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(content)
+    damaged = verify(str(store), return_state=True)
+    assert damaged.is_failed()
+    with pytest.raises(IntegrityError, match=r"other: data/eval-.* does not hold the published"):
+        damaged.result()
+    rows = json.loads(newest("verify"))
+    assert [(row["dataset"], row["intact"]) for row in rows] == [("demo", "yes"), ("other", "NO")]
+
+
+def test_gc_shows_first_and_deletes_when_told(place, cache):
+    from flows.collect_garbage import gc
+
+    refresh(place, cache)
+    store = place / "store"
+    dead = store / "demo" / "v" / "abcd1234.g0" / "data" / "train-00000-of-00001-0.parquet"
+    dead.parent.mkdir(parents=True)
+    dead.write_bytes(b"x" * 100)
+    shown = gc(str(store), "demo", grace_hours=0, return_state=True)
+    assert shown.message == "100 bytes of garbage: nothing deleted; run with delete"
+    assert dead.exists()
+    assert json.loads(newest("garbage"))[0]["version"] == "abcd1234.g0"
+    gone = gc(str(store), grace_hours=0, delete=True, return_state=True)
+    assert gone.message == "100 bytes of garbage: 1 objects deleted"
+    assert not dead.exists()
+
+
+def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
+    from flows.backfill import backfill
+
+    good = recipe_of(place, "dataset=good")
+    bad = recipe_of(place, "dataset=bad", "validate.max_quarantined=0")
+    last = recipe_of(place, "dataset=last")
+    state = backfill([good, bad, last], cache=str(cache), return_state=True)
+    assert state.is_failed()
+    assert state.message == "1 of 3 recipes failed: bad"
+    rows = json.loads(newest("backfill"))
+    assert [(row["recipe"], row["state"]) for row in rows] == [
+        ("good", "Completed"),
+        ("bad", "Failed"),
+        ("last", "Completed"),
+    ]
+    assert "QuarantineLimitError" in rows[1]["message"]
+    assert backfill([good, last], cache=str(cache), return_state=True).is_completed()
+
+
+FLOWS = {
+    "look_at_sources": ("refresh", "plan_jobs"),
+    "verify_one": ("verify", "verify_version"),
+    "move_ref": ("promote", "set_ref"),
+    "past_of_ref": ("rollback", "load_ref"),
+    "collect": ("gc", "collect_garbage"),
+}
+
+
+@pytest.mark.parametrize("task", FLOWS)
+def test_every_flow_retries_a_hiccup_and_nothing_else(task, place, cache, monkeypatch):
+    from flows.collect_garbage import gc
+    from flows.promote import promote
+    from flows.refresh import refresh as refresh_flow
+    from flows.rollback import rollback
+    from flows.verify import verify
+    from tasks import versions
+
+    refresh(place, cache)
+    add_row(place)
+    refresh(place, cache)
+    store, calls = str(place / "store"), []
+    runs = {
+        "refresh": lambda: refresh_flow(recipe_of(place), cache=str(cache), return_state=True),
+        "verify": lambda: verify(store, "demo", return_state=True),
+        "promote": lambda: promote(store, "demo", "latest", "prod", return_state=True),
+        "rollback": lambda: rollback(store, "demo", return_state=True),
+        "gc": lambda: gc(store, "demo", return_state=True),
+    }
+    flow, inner = FLOWS[task]
+    real = getattr(versions, inner)
+    monkeypatch.setattr(getattr(versions, task), "retry_delay_seconds", [0, 0, 0])
+
+    def failing(error, times):
+        def call(*args, **kwargs):
+            calls.append(error)
+            if calls.count(error) <= times:
+                raise error("not now")
+            return real(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(versions, inner, failing(TransientError, 2))
+    assert runs[flow]().is_completed()
+    assert len(calls) == 3
+    calls.clear()
+    monkeypatch.setattr(versions, inner, failing(ConflictError, 1))
+    assert runs[flow]().is_failed()
+    assert len(calls) == 1

@@ -79,8 +79,11 @@ def test_every_family_leaks_by_default_and_is_safe_when_enabled(family, attentio
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3"]
+)
 def test_packed_loss_and_gradients_are_those_of_the_records(family, attention, rows, monkeypatch):
+    _skip_unsupported(family, attention)
     if attention == "flex_attention":
         # Not compiled, flex is differentiable on CPUs too; torch forbids it for its kernels' sake.
         import torch.nn.attention.flex_attention as flex

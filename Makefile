@@ -19,6 +19,12 @@ demo: $(RUN_STAMP) ## run the whole chain on the sample in the repo; LOCAL=1: wi
 	@env -u PREFECT_API_URL PREFECT_HOME=$(CURDIR)/.packhouse/prefect \
 		$(BIN)/python -m flows.prepare $(DEMO) $(if $(LOCAL),--local)
 
+serve: $(RUN_STAMP) ## server, worker and deployments on this machine, until Ctrl-C; PORT=4200
+	@$(BIN)/python deployments/serve.py --port $(or $(PORT),4200)
+
+deploy: $(RUN_STAMP) ## pools, deployments and automations to the server at PREFECT_API_URL
+	@$(BIN)/python deployments/deploy.py
+
 check: lint types imports test ## everything that CI runs
 
 lint: $(TEST_STAMP) ## format check, lint, spelling
@@ -100,4 +106,4 @@ $(BENCH_PEERS)/.done: bench/requirements.txt requirements/trainers.txt
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: bench help setup demo check lint types imports test gpu soak fuzz fix lock build clean
+.PHONY: bench help setup demo serve deploy check lint types imports test gpu soak fuzz fix lock build clean

@@ -1,32 +1,40 @@
-"""Progress bars for whoever watches a terminal; nothing anywhere else.
+"""How far a run is: bars for whoever watches a terminal, and a question for whoever shows it.
 
 A step's total is its number of jobs. Library code calls `advance(0.1)` where it has done a tenth
 of a job; it neither knows nor cares who watches. A bar appears once its step has run for a second
 (pulsing until the first job or part of one is done), so quick steps leave the terminal alone.
-Bars go to stderr: stdout stays clean for `--json`.
+Bars go to stderr: stdout stays clean for `--json`. Other displays ask `current_step`.
 """
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock, Timer
 from typing import Any
 
-__all__ = ["advance", "job_done", "show_progress", "step_progress"]
+__all__ = ["CurrentStep", "advance", "current_step", "job_done", "show_progress", "step_progress"]
 
 _APPEARS_AFTER_S = 1.0
 
 
-class _Bar:
-    """One step's bar: hidden for a second, then drawn by rich until the step ends."""
+class _Step:
+    """The step that runs: how many of its jobs are done, in parts too; and its bar, if one shows.
 
-    def __init__(self, display: Any, name: str, total: float) -> None:
-        self.display, self.total, self.done = display, total, 0.0
+    A bar is hidden for a second, then drawn by rich until the step ends.
+    """
+
+    def __init__(self, name: str, total: float, display: Any) -> None:
+        self.name, self.total, self.done = name, total, 0.0
+        self.began = time.monotonic()
         self.lock = Lock()
-        self.task = display.add_task(name, total=None, visible=False)
-        self.timer = Timer(_APPEARS_AFTER_S, self._show)
-        self.timer.daemon = True
-        self.timer.start()
+        self.display = display
+        if display is not None:
+            self.task = display.add_task(name, total=None, visible=False)
+            self.timer = Timer(_APPEARS_AFTER_S, self._show)
+            self.timer.daemon = True
+            self.timer.start()
 
     def _show(self) -> None:
         self.display.update(self.task, visible=True)
@@ -34,15 +42,42 @@ class _Bar:
     def move_to(self, done: float) -> None:
         with self.lock:
             self.done = max(self.done, min(done, self.total))
-            self.display.update(self.task, completed=self.done, total=self.total)
+            if self.display is not None:
+                self.display.update(self.task, completed=self.done, total=self.total)
 
     def close(self) -> None:
-        self.timer.cancel()
-        self.display.remove_task(self.task)
+        if self.display is not None:
+            self.timer.cancel()
+            self.display.remove_task(self.task)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurrentStep:
+    """How far the running step is."""
+
+    name: str
+    share: float
+    """Of its jobs that are done, in [0, 1]."""
+    num_jobs: int
+    seconds: float
+    """Since it began."""
 
 
 _display: Any = None
-_bar: _Bar | None = None
+_step: _Step | None = None
+
+
+def current_step() -> CurrentStep | None:
+    """Return how far the running step is; None between steps."""
+    step = _step
+    if step is None:
+        return None
+    return CurrentStep(
+        name=step.name,
+        share=step.done / step.total if step.total else 1.0,
+        num_jobs=int(step.total),
+        seconds=time.monotonic() - step.began,
+    )
 
 
 @contextmanager
@@ -62,28 +97,27 @@ def show_progress(*, enabled: bool | None = None) -> Iterator[None]:
 @contextmanager
 def step_progress(name: str, num_jobs: int) -> Iterator[None]:
     """Count the jobs of a step while the block runs."""
-    global _bar
-    if _display is None:
-        yield
-        return
-    _bar = _Bar(_display, name, num_jobs)
+    global _step
+    _step = _Step(name, num_jobs, _display)
     try:
         yield
     finally:
-        _bar.close()
-        _bar = None
+        _step.close()
+        _step = None
 
 
 def advance(fraction: float) -> None:
     """Say that `fraction` more of a job of the running step is done."""
-    if _bar is not None:
-        _bar.move_to(_bar.done + fraction)
+    step = _step
+    if step is not None:
+        step.move_to(step.done + fraction)
 
 
 def job_done(num_done: int) -> None:
     """Say that `num_done` jobs of the running step are done by now, cached ones included."""
-    if _bar is not None:
-        _bar.move_to(num_done)
+    step = _step
+    if step is not None:
+        step.move_to(num_done)
 
 
 def _rich_progress() -> Any:

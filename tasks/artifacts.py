@@ -5,7 +5,6 @@ Keys are made from the dataset's name, so that the UI shows a history of each: `
 (file names, details of bad rows) are escaped; no row's content is shown.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,10 +27,9 @@ from packhouse.store.gc import GcReport
 from packhouse.workspace import read_table
 from tasks.backfill import Runs
 from tasks.events import gate_of
-from tasks.pictures import lengths_picture
+from tasks.pictures import artifact_key, lengths_picture
 
 __all__ = [
-    "artifact_key",
     "backfill_artifacts",
     "garbage_artifacts",
     "markdown_table",
@@ -46,16 +44,6 @@ _MOST_FILES = 200
 """Files of bad rows that are opened for samples; counts are always of all rows."""
 _MOST_ROWS = 1000
 _MOST_DETAIL = 120
-
-
-def artifact_key(*parts: str) -> str:
-    """Return a key as Prefect takes it: lower case, digits and dashes.
-
-    Example:
-        >>> artifact_key("my_data.v2", "version")
-        'my-data-v2-version'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def publish_artifacts(prepared: Prepared) -> None:

@@ -11,6 +11,7 @@ from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
+from tasks.progress import progress_artifacts
 from tasks.runner import PrefectRunner
 from tasks.versions import look_at_sources
 
@@ -23,8 +24,10 @@ def run_chain(recipe: Recipe, cache: Path) -> Prepared:
     Raises:
         PackhouseError: nothing was published; the UI says why.
     """
+    runner = PrefectRunner(recipe=recipe, cache=str(cache))
     try:
-        prepared = prepare_chain(recipe, PrefectRunner(recipe=recipe, cache=str(cache)), cache)
+        with progress_artifacts(recipe.dataset):
+            prepared = prepare_chain(recipe, runner, cache)
     except PackhouseError as error:
         refusal_artifacts(recipe, error)
         raise

@@ -1,4 +1,4 @@
-"""What a cancelled run leaves is taken away: half-done steps, and objects of an uncommitted version.
+"""What a cancelled run leaves is taken away: half-done steps, objects of an uncommitted version.
 
 A run that is told to stop gives back its slot at once and ends when its jobs in hand are done; one
 that takes over half a minute for that is killed by its worker. Neither leaves anything that a

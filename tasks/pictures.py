@@ -4,14 +4,25 @@ Drawn as SVG inside the markdown, which Prefect's UI shows; no library draws it 
 fetched. Bars are shares of a split's records by length class (a quarter octave wide).
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["lengths_picture", "lengths_svg"]
+__all__ = ["artifact_key", "lengths_picture", "lengths_svg"]
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 170, 64, 34
 _COLORS = {"train": "#1f77b4", "eval": "#ff7f0e"}
+
+
+def artifact_key(*parts: str) -> str:
+    """Return a key as Prefect takes it: lower case, digits and dashes.
+
+    Example:
+        >>> artifact_key("my_data.v2", "version")
+        'my-data-v2-version'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def lengths_picture(statistics: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,154 @@
+"""Server, worker and deployments on this machine, in one command; Ctrl-C stops all of it.
+
+python deployments/serve.py [--port 4200] [--home .packhouse/server]
+
+SQLite lies in the home folder, so what ran stays to be seen. Only this machine can reach it. For
+several workers or people take docker/compose.yaml: SQLite makes clients wait for each other.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parents[1]
+HOST = "127.0.0.1"
+POOL = "packhouse"
+_STARTS_WITHIN_S = 120
+_STOPS_WITHIN_S = 40  # a worker gives its runs 30
+
+
+def main() -> int:
+    """Serve until told to stop, or until a part of it ends by itself."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
+    parser.add_argument("--port", type=int, default=4200)
+    parser.add_argument("--home", type=Path, default=ROOT / ".packhouse" / "server")
+    arguments = parser.parse_args()
+    if _is_taken(arguments.port):
+        print(f"port {arguments.port} is taken; give another: make serve PORT=4201")
+        return 2
+    signal.signal(signal.SIGTERM, _interrupt)
+    environment = settings(arguments.port, arguments.home.absolute())
+    parts: list[subprocess.Popen[bytes]] = []
+    try:
+        return _serve(arguments.port, arguments.home.absolute(), environment, parts)
+    except KeyboardInterrupt:
+        print("\nstopping")
+        return 0
+    finally:
+        stop(parts)
+
+
+def settings(port: int, home: Path) -> dict[str, str]:
+    """Return the environment of server, worker and runs."""
+    home.mkdir(parents=True, exist_ok=True)
+    url = f"http://{HOST}:{port}"
+    ours = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": f"{url}/api",
+        "PREFECT_UI_API_URL": f"{url}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        # Slots of datasets outlive a server that is started again.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+            "prefect.server.concurrency.lease_storage.filesystem"
+        ),
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PACKHOUSE_CACHE": os.environ.get("PACKHOUSE_CACHE", str(ROOT / ".packhouse")),
+    }
+    path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    return os.environ | ours | {"PATH": os.pathsep.join(path), "PYTHONPATH": str(ROOT)}
+
+
+def stop(parts: list[subprocess.Popen[bytes]]) -> None:
+    """End the parts, the last one first, each with all the processes that it started."""
+    for part in reversed(parts):
+        if part.poll() is None:
+            part.terminate()
+            try:
+                part.wait(_STOPS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(part.pid, signal.SIGKILL)  # what it left: part.pid leads its own group
+        except ProcessLookupError:
+            pass
+        part.wait()
+
+
+def _serve(
+    port: int, home: Path, environment: dict[str, str], parts: list[subprocess.Popen[bytes]]
+) -> int:
+    server = ("server", "start", "--host", HOST, "--port", str(port))
+    parts.append(_start("server", server, home, environment))
+    if not _is_up(port, parts[0]):
+        print(f"the server did not start; see {home / 'server.log'}")
+        return 1
+    deployed = subprocess.run(
+        [sys.executable, str(ROOT / "deployments" / "deploy.py")],
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+    if deployed.returncode:
+        return deployed.returncode
+    parts.append(_start("worker", ("worker", "start", "--pool", POOL), home, environment))
+    print(f"Prefect's UI: http://{HOST}:{port}   (Ctrl-C stops it; logs in {home})", flush=True)
+    while True:
+        time.sleep(0.5)
+        for name, part in zip(("server", "worker"), parts, strict=True):
+            if part.poll() is not None:
+                print(f"the {name} ended by itself ({part.returncode}); see {home / name}.log")
+                return 1
+
+
+def _start(
+    name: str, command: tuple[str, ...], home: Path, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    with (home / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "prefect", *command],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which stops them in order
+        )
+
+
+def _is_up(port: int, server: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + _STARTS_WITHIN_S
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{port}/api/ready", timeout=5) as answer:
+                if answer.status == 200:
+                    return True
+        except OSError:
+            time.sleep(0.3)
+    return False
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class _AsWritten(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Print the docstring as it stands, and defaults."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""A progress artifact for each long step of a run, so that the UI shows how far it is.
+
+A thread asks every two seconds how far the running step is. One that runs for five seconds gets an
+artifact, `<dataset>-<step>`; quick steps leave none. A server that does not answer costs the
+picture, never the run.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from threading import Event, Thread
+from typing import Any
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from packhouse.progress import CurrentStep, current_step
+from tasks.pictures import artifact_key
+
+__all__ = ["progress_artifacts"]
+
+log = logging.getLogger("packhouse.flows")
+
+APPEARS_AFTER_S = 5.0
+EVERY_S = 2.0
+
+
+@contextmanager
+def progress_artifacts(dataset: str) -> Iterator[None]:
+    """Show the long steps of the run while the block runs."""
+    ended = Event()
+    watcher = Thread(
+        target=copy_context().run,  # artifacts belong to the run that makes them
+        args=(_watch, dataset, ended),
+        name="packhouse-progress",
+        daemon=True,
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join(10 * EVERY_S)
+
+
+def _watch(dataset: str, ended: Event) -> None:
+    shown: tuple[str, Any] | None = None
+    try:
+        while not ended.wait(EVERY_S):
+            step = current_step()
+            if shown and (step is None or step.name != shown[0]):
+                update_progress_artifact(artifact_id=shown[1], progress=100.0)
+                shown = None
+            if step is not None and (shown or step.seconds >= APPEARS_AFTER_S):
+                shown = _show(dataset, step, shown)
+        if shown:
+            step = current_step()
+            share = 1.0 if step is None or step.name != shown[0] else step.share
+            update_progress_artifact(artifact_id=shown[1], progress=100.0 * share)
+    except Exception as error:
+        log.warning("progress is no longer shown: %s", error)
+
+
+def _show(dataset: str, step: CurrentStep, shown: tuple[str, Any] | None) -> tuple[str, Any]:
+    percent = round(100.0 * step.share, 1)
+    if shown:
+        update_progress_artifact(artifact_id=shown[1], progress=percent)
+        return shown
+    made = create_progress_artifact(
+        progress=percent,
+        key=artifact_key(dataset, step.name),
+        description=f"{step.name}: {step.num_jobs:,} jobs",
+    )
+    return step.name, made

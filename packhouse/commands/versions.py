@@ -14,6 +14,7 @@ from packhouse.audit import audit_rows
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.diff import Diff, diff_versions
+from packhouse.store.layout import is_name
 from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import OpenVersion, pull_version, scan_versions, verify_version
@@ -79,7 +80,7 @@ def ls(place: str, as_json: bool) -> None:
 def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     all_damaged = []
-    for dataset in datasets:
+    for dataset in filter(is_name, datasets):  # others share the bucket
         refs, damaged = scan_refs(store, dataset)
         all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):

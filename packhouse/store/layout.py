@@ -13,6 +13,7 @@ __all__ = [
     "check_name",
     "check_vid",
     "file_key",
+    "is_name",
     "is_version",
     "manifest_key",
     "ref_key",
@@ -45,6 +46,11 @@ def check_name(what: str, name: str) -> str:
     if what == "ref" and is_version(name):
         raise ConfigError(f"ref '{name}' looks like a version; choose another name")
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether a dataset or ref may have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def check_vid(vid: str) -> str:

@@ -56,15 +56,18 @@ class LocalStore(ObjectStore):
 
     @override
     def chunks(self, key: str) -> Iterator[bytes]:
+        return self._chunks_from(key, 0)
+
+    def _chunks_from(self, key: str, offset: int) -> Iterator[bytes]:
         with self._reading(key), self._path(key).open("rb") as file:
+            file.seek(offset)
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
     @override
     def download(self, key: str, path: Path, *, offset: int = 0) -> None:
-        with self._reading(key), self._path(key).open("rb") as source, path.open("ab") as out:
-            source.seek(offset)
-            while chunk := source.read(_CHUNK_BYTES):
+        with path.open("ab") as out:  # a full disk here is not the store's
+            for chunk in self._chunks_from(key, offset):
                 out.write(chunk)
 
     @override

@@ -233,7 +233,13 @@ def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
     for _ in range(MAX_READS):
-        run(opened.store, _download_steps(opened, entry, partial))
+        try:
+            run(opened.store, _download_steps(opened, entry, partial))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
+                "another folder. What has come is kept, and the next try goes on there"
+            ) from error
         if _sha256(partial) == entry.sha256:
             os.replace(partial, path)
             return path
@@ -260,7 +266,11 @@ def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Ste
             opened.store.download(key, partial, offset=have)
             return  # too short or damaged shows in the digest
         except ObjectNotFoundError:
-            raise VersionNotFoundError(f"'{opened.uri(entry)}' is gone", key=key) from None
+            raise VersionNotFoundError(
+                f"'{opened.uri(entry)}' is gone: someone removed it by hand. Put it back from a "
+                "pulled copy, or publish the version again elsewhere",
+                key=key,
+            ) from None
         except TransientError as error:
             if started is None:
                 started = yield Now()

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import StoreError
-from packhouse.store import open_store, publish_version, set_ref
+from packhouse.store import open_store, open_version, publish_version, set_ref
 from tests.store.versions import FACTS, pack_file, pack_table, write_file
 
 
@@ -226,3 +226,31 @@ def test_inspect_shows_the_first_split_where_there_is_no_train(tmp_path):
     publish_version(store, "tiny", "aaaa", [file], FACTS, "latest")
     shown = call("inspect", tmp_path / "store" / "tiny", "--cache", tmp_path / "cache")
     assert "eval pack 0" in shown
+
+
+def test_folders_of_others_beside_the_datasets_are_passed_over(dataset, tmp_path):
+    for name in ("Their Models", "+plus", ".hidden"):
+        (tmp_path / "store" / name / "v").mkdir(parents=True)
+    (row,) = json.loads(call("ls", tmp_path / "store", "--json"))
+    assert row["dataset"] == "tiny"
+
+
+def test_a_full_disk_under_a_pull_is_named_and_not_the_store(dataset, tmp_path):
+    opened = open_version(str(tmp_path / "store"), "tiny")
+    (entry,) = opened.files()
+    path = tmp_path / "copy" / entry.path
+    path.parent.mkdir(parents=True)
+    partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
+    partial.symlink_to("/dev/full")
+    message = call("pull", dataset, tmp_path / "copy", code=2)
+    assert f"cannot write '{partial}': No space left on device" in message
+    partial.unlink()
+    call("pull", dataset, tmp_path / "copy")
+
+
+def test_a_file_that_was_removed_by_hand_is_named_with_a_remedy(dataset, tmp_path):
+    (path,) = (tmp_path / "store" / "tiny" / "v" / "bbbb.g0" / "data").iterdir()
+    path.unlink()
+    for command in (["verify", dataset], ["pull", dataset, tmp_path / "copy"]):
+        assert "is gone: someone removed it by hand" in call(*command, code=5)
+    assert not (tmp_path / "copy" / "manifest.json").exists()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Make what a fresh stack lacks: the bucket, the work pool, the deployments. Safe to run again.
+"""Make what a fresh stack lacks: the bucket, the work pools, the deployments. Safe to run again.
 
 Then prove that the store can guard a publication (`packhouse doctor storage`): a store that ignores
 conditional writes is found now, not when two runs race.
@@ -13,16 +13,14 @@ import time
 from packhouse.store.s3 import make_client
 
 STORE = os.environ.get("PACKHOUSE_STORE", "s3://packhouse")
-POOL = os.environ.get("PACKHOUSE_POOL", "packhouse")
-PREFECT_FILE = "deployments/prefect.yaml"
+DEPLOY = "deployments/deploy.py"
 
 
 def main() -> None:
-    """Run the four steps; the first that fails ends it with that command's exit code."""
+    """Run the three steps; the first that fails ends it with that command's exit code."""
     _make_bucket(STORE.removeprefix("s3://").split("/")[0])
     _run("packhouse", "doctor", "storage", STORE)
-    _run("prefect", "work-pool", "create", POOL, "--type", "process", "--overwrite")
-    _run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", PREFECT_FILE)
+    _run("python", DEPLOY)
 
 
 def _make_bucket(bucket: str, attempts: int = 30) -> None:

@@ -22,6 +22,7 @@ from packhouse.chain import LocalRunner, Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.cli import exit_with
 from packhouse.errors import ConfigError, PackhouseError, TransientError
+from packhouse.local_pool import PoolRunner
 from packhouse.progress import show_progress
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
@@ -40,6 +41,7 @@ _PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # of the embedded one, which writes to stderr
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",  # of processes that do tasks
     "DO_NOT_TRACK": "1",
 }
 
@@ -62,7 +64,22 @@ _approval = click.option(
 @click.command(context_settings=SETTINGS)
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())
 @_set
-@click.option("--local", is_flag=True, help="Run in this process, without any Prefect server.")
+@click.option("--local", is_flag=True, help="Run without any Prefect server.")
+@click.option(
+    "--runner",
+    type=click.Choice(["threads", "processes", "dask", "ray"]),
+    help="What does the work; the bytes are the same. [default: PACKHOUSE_RUNNER, else threads]",
+)
+@click.option(
+    "--runner-address",
+    metavar="ADDRESS",
+    help="Scheduler of a Dask or Ray cluster that is there. [default: a temporary one here]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Tasks at the same time; with --local, processes. [default: the cores; --local: 1]",
+)
 @click.option(
     "--encoder",
     type=click.Choice(["auto", "hf", "fast"]),
@@ -74,6 +91,9 @@ def command(
     recipe_path: str,
     overrides: tuple[str, ...],
     local: bool,
+    runner: str | None,
+    runner_address: str | None,
+    workers: int | None,
     encoder: str | None,
     cache: Path | None,
     as_json: bool,
@@ -94,16 +114,23 @@ def command(
     \b
     python -m flows.prepare deployments/demo/recipe.yaml --local
     python -m flows.prepare deployments/recipes/alpaca.yaml --set pack.seq_len=8192
+    python -m flows.prepare deployments/recipes/alpaca.yaml --runner dask --workers 4
     """
     with reporting_errors(as_json):
         if encoder:
             overrides = (*overrides, f"tokenize.encoder={encoder}")
+        if local and (runner or runner_address):
+            raise ConfigError("--runner chooses what Prefect's tasks run on; --local has --workers")
         recipe, folder = _recipe(recipe_path, overrides), _cache_folder(cache)
+        if runner_address:
+            os.environ["PACKHOUSE_RUNNER_ADDRESS"] = runner_address
+        if workers:
+            os.environ["PACKHOUSE_WORKERS"] = str(workers)
         with show_progress():
             prepared = (
-                _local(recipe, folder)
+                _local(recipe, folder, workers or 1)
                 if local
-                else on_server("prepare", folder, recipe, cache=str(folder))
+                else on_server("prepare", folder, recipe, cache=str(folder), runner=runner)
             )
     _print(prepared, as_json)
 
@@ -247,11 +274,14 @@ def _cache_folder(cache: Path | None) -> Path:
     return folder
 
 
-def _local(recipe: Recipe, cache: Path) -> Prepared:
+def _local(recipe: Recipe, cache: Path, workers: int) -> Prepared:
     import schemas
 
     workspace = Workspace(cache=cache, check=schemas.check)
-    return prepare_chain(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache)
+    if workers == 1:
+        return prepare_chain(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache)
+    with PoolRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
+        return prepare_chain(recipe, run, cache)
 
 
 def _print(prepared: Prepared, as_json: bool) -> None:

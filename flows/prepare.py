@@ -16,6 +16,7 @@ from prefect import flow
 
 from packhouse.recipe import Recipe
 from tasks.chain import prepared_state, run_chain
+from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
 
@@ -23,14 +24,16 @@ __all__ = ["prepare"]
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
-def prepare(recipe: Recipe, cache: str | None = None) -> Any:
+def prepare(recipe: Recipe, cache: str | None = None, runner: Runner | None = None) -> Any:
     """Turn raw instruction data into a published version of packed token data.
 
     Args:
         recipe: everything that decides what the version holds.
         cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
+        runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
+            threads. The version and its bytes are the same with each.
     """
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe)
     with dataset_slot(allowed):
-        return prepared_state(run_chain(allowed, folder))
+        return prepared_state(run_chain(allowed, folder, runner))

@@ -104,6 +104,8 @@ class Job:
     """(step, key) of the jobs whose output it reads."""
     label: str
     """For people: which shard."""
+    size: int = 0
+    """Bytes that it works on, about: by what jobs are put together into tasks."""
     shard: SourceShard | None = None
     source: SourceConfig | None = None
 
@@ -194,6 +196,7 @@ def make_job(
     *,
     label: str = "all shards",
     also_reads: Sequence[Job] = (),
+    size: int = 0,
     shard: SourceShard | None = None,
     source: SourceConfig | None = None,
 ) -> Job:
@@ -205,6 +208,7 @@ def make_job(
         parameters: what else decides its bytes, as plain JSON.
         label: for people.
         also_reads: jobs whose output it reads, and which the inputs' keys decide.
+        size: bytes that it works on, about.
         shard: what validate reads.
         source: settings of the shard's source.
     """
@@ -221,6 +225,7 @@ def make_job(
         parts=parts,
         inputs=tuple((job.step, job.key) for job in chain(inputs, also_reads)),
         label=label,
+        size=size,
         shard=shard,
         source=source,
     )
@@ -241,7 +246,10 @@ def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
         }
         label = f"{shard.file} from byte {shard.byte_start:,}"
-        yield make_job("validate", [], parameters, shard=shard, source=source, label=label)
+        size = shard.byte_end - shard.byte_start
+        yield make_job(
+            "validate", [], parameters, shard=shard, source=source, label=label, size=size
+        )
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
@@ -271,7 +279,12 @@ def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
         "tokenizer": tokenizer,  # its chat template and control tokens
     }
     return make_job(
-        "format", [validated], parameters, source=validated.source, label=validated.label
+        "format",
+        [validated],
+        parameters,
+        source=validated.source,
+        label=validated.label,
+        size=validated.size,
     )
 
 
@@ -280,7 +293,7 @@ def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:
         "tokenize": recipe.tokenize.model_dump(mode="json", exclude={"encoder"}),
         "tokenizer": tokenizer,
     }
-    return make_job("tokenize", [formatted], parameters, label=formatted.label)
+    return make_job("tokenize", [formatted], parameters, label=formatted.label, size=formatted.size)
 
 
 def _audit_job(validated: Job, formatted: Job, tokenized: Job) -> Job:
@@ -290,13 +303,16 @@ def _audit_job(validated: Job, formatted: Job, tokenized: Job) -> Job:
         {"of": "shard"},
         label=tokenized.label,
         also_reads=(validated, formatted),
+        size=validated.size,
         source=validated.source,
     )
 
 
 def _contamination_job(validated: Job, benchmarks: Mapping[str, Any]) -> Job:
     label = f"benchmarks in {validated.label}"
-    return make_job("audit", [validated], {"of": "benchmarks", **benchmarks}, label=label)
+    return make_job(
+        "audit", [validated], {"of": "benchmarks", **benchmarks}, label=label, size=validated.size
+    )
 
 
 def _date_of(recipe: Recipe) -> str | None:

@@ -70,7 +70,10 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: Mapping[str, Any]) -> Output
         )
     gather = {side: gather_jobs(plan, side, packed["sides"][side]) for side in SIDES}
     gathered = tuple(chain(*gather.values()))
-    audits = tuple(make_job("audit", [job], {"of": "packs"}, label=job.label) for job in gathered)
+    audits = tuple(
+        make_job("audit", [job], {"of": "packs"}, label=job.label, size=job.size)
+        for job in gathered
+    )
     data = [
         job
         for side in SIDES
@@ -99,12 +102,14 @@ def gather_jobs(plan: Plan, side: str, planned: Mapping[str, Any]) -> tuple[Job,
     num_packs, num_tokens = planned["num_packs"], planned["num_tokens"]
     size = min(max(_GATHER_TOKENS, num_tokens // _MOST_SHARDS), _MOST_TOKENS)
     step = max(1, -(-num_packs // max(1, -(-num_tokens // size))))
+    pack_bytes = 4 * num_tokens // max(1, num_packs)
     return tuple(
         make_job(
             "gather",
             [plan.pack],
             {"packs": {"side": side, "first": first, "last": min(first + step, num_packs)}},
             label=f"{side} packs from {first:,}",
+            size=pack_bytes * min(step, num_packs - first),
         )
         for first in range(0, num_packs, step)
     )
@@ -118,7 +123,8 @@ def _data_files(
         parts = {"of": "data", "cut": cut.to_json(), "publish": settings}
         parts["with_label"] = planned["with_label"]
         inputs = [job for job in gathered if _overlaps(job, cut)]
-        yield make_job("files", inputs, parts, label=f"{side} file {cut.number}")
+        size = 4 * planned["num_tokens"] * (cut.last - cut.first) // planned["num_packs"]
+        yield make_job("files", inputs, parts, label=f"{side} file {cut.number}", size=size)
 
 
 def _overlaps(gathered: Job, cut: FileCut) -> bool:
@@ -134,7 +140,8 @@ def _records_files(plan: Plan, num_records: int) -> Iterator[Job]:
     for number, first in enumerate(range(0, num_records, _RECORDS_PER_FILE)):
         rows = {"first": first, "last": min(first + _RECORDS_PER_FILE, num_records)}
         parts = {"of": "records", "number": number, "rows": rows}
-        yield make_job("files", [plan.pack], parts, label=f"records file {number}")
+        size = 64 * (rows["last"] - first)
+        yield make_job("files", [plan.pack], parts, label=f"records file {number}", size=size)
 
 
 def _quarantine_file(plan: Plan) -> Job:

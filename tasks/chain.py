@@ -11,23 +11,38 @@ from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
+<<<<<<< mine
+from tasks.engines import Runner
+from tasks.runner import prefect_runner
+=======
 from tasks.progress import progress_artifacts
 from tasks.runner import PrefectRunner
+>>>>>>> head
 from tasks.versions import look_at_sources
 
 __all__ = ["prepared_state", "refresh_chain", "run_chain"]
 
 
-def run_chain(recipe: Recipe, cache: Path) -> Prepared:
+def run_chain(recipe: Recipe, cache: Path, runner: Runner | None = None) -> Prepared:
     """Prepare and publish, and leave in the UI what came of it.
+
+    Args:
+        recipe: what to do.
+        cache: folder of finished steps.
+        runner: the engine that does it; by default the worker's PACKHOUSE_RUNNER, else threads.
 
     Raises:
         PackhouseError: nothing was published; the UI says why.
     """
     runner = PrefectRunner(recipe=recipe, cache=str(cache))
     try:
+<<<<<<< mine
+        with prefect_runner(recipe, str(cache), runner) as run:
+            prepared = prepare_chain(recipe, run, cache)
+=======
         with progress_artifacts(recipe.dataset):
             prepared = prepare_chain(recipe, runner, cache)
+>>>>>>> head
     except PackhouseError as error:
         refusal_artifacts(recipe, error)
         raise

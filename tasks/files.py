@@ -2,15 +2,15 @@
 
 from prefect.client.schemas.objects import State
 
-from packhouse.jobs import Job
+from packhouse.grouping import JobGroup
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
-from tasks.policies import run_step, step_task
+from tasks.groups import group_task, run_group
 
 __all__ = ["files"]
 
 
-@step_task(name="files")
-def files(job: Job, recipe: Recipe, cache: str) -> Receipt | State[Receipt]:
+@group_task(name="files")
+def files(group: JobGroup, recipe: Recipe, cache: str) -> list[Receipt] | State[list[Receipt]]:
     """Write one file of the version, as it will lie in the store."""
-    return run_step(job, recipe, cache)
+    return run_group(group, recipe, cache)

@@ -2,15 +2,15 @@
 
 from prefect.client.schemas.objects import State
 
-from packhouse.jobs import Job
+from packhouse.grouping import JobGroup
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
-from tasks.policies import run_step, step_task
+from tasks.groups import group_task, run_group
 
 __all__ = ["tokenize"]
 
 
-@step_task(name="tokenize")
-def tokenize(job: Job, recipe: Recipe, cache: str) -> Receipt | State[Receipt]:
+@group_task(name="tokenize")
+def tokenize(group: JobGroup, recipe: Recipe, cache: str) -> list[Receipt] | State[list[Receipt]]:
     """Tokenize one shard: text in, ids with their trained ranges out."""
-    return run_step(job, recipe, cache)
+    return run_group(group, recipe, cache)

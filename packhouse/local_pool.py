@@ -1,0 +1,90 @@
+"""Jobs on several processes of this machine, without any server: `--local --workers N`.
+
+Processes are started anew (spawned), which takes them a second or two; they live as long as the
+runner, and get jobs in groups (`packhouse.grouping`). Only jobs and receipts travel. A process that
+is killed breaks the pool: another one is started, and does what was not finished.
+"""
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+
+from packhouse.errors import TransientError
+from packhouse.grouping import JobGroup, group_jobs
+from packhouse.jobs import Job
+from packhouse.progress import job_done, step_progress
+from packhouse.recipe import Recipe
+from packhouse.step_store import Receipt
+from packhouse.steps import execute
+from packhouse.workspace import Workspace
+
+__all__ = ["PoolRunner"]
+
+_LEAST_BYTES = 2**22  # a task takes a millisecond to hand out
+_MOST_RESTARTS = 3
+
+
+@dataclass(kw_only=True)
+class PoolRunner:
+    """Does jobs in processes; close it, or use it as a context manager."""
+
+    recipe: Recipe
+    workspace: Workspace
+    workers: int
+    _pool: ProcessPoolExecutor | None = field(default=None, init=False)
+
+    def __enter__(self) -> "PoolRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
+        """Do the jobs of one step.
+
+        Raises:
+            TransientError: processes were killed again and again.
+        """
+        groups = group_jobs(jobs, self.workers, _LEAST_BYTES)
+        done: dict[int, list[Receipt]] = {}
+        with step_progress(jobs[0].step if jobs else "", len(jobs)):
+            for _ in range(1 + _MOST_RESTARTS):
+                try:
+                    self._do(groups, done)
+                except BrokenProcessPool:
+                    self.close()
+                    continue
+                return [receipt for number in range(len(groups)) for receipt in done[number]]
+        raise TransientError(
+            f"processes of step '{jobs[0].step}' were killed {1 + _MOST_RESTARTS} times; is there "
+            f"enough memory for {self.workers} shards at a time? What was done is cached: run "
+            "again, with fewer --workers"
+        )
+
+    def _do(self, groups: list[JobGroup], done: dict[int, list[Receipt]]) -> None:
+        if len(groups) == 1 and self._pool is None:
+            done[0] = _do_group(groups[0], self.recipe, self.workspace)
+            return
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
+        futures = {
+            number: self._pool.submit(_do_group, group, self.recipe, self.workspace)
+            for number, group in enumerate(groups)
+            if number not in done
+        }
+        for number, future in futures.items():
+            done[number] = future.result()
+            job_done(sum(map(len, done.values())))
+
+
+def _do_group(group: JobGroup, recipe: Recipe, workspace: Workspace) -> list[Receipt]:
+    return [execute(job, recipe, workspace) for job in group.jobs]

@@ -1,0 +1,177 @@
+"""Engines: what does the tasks of a flow run. One parameter chooses; the bytes are the same.
+
+| engine | where tasks run | use it |
+|---|---|---|
+| `threads` | in the process of the flow run | by default: steps work outside Python's lock |
+| `processes` | in as many processes of this machine | where they do not (`tokenize.encoder: hf`) |
+| `dask` | on a Dask cluster: given, or a temporary one here | one machine is too small |
+| `ray` | on a Ray cluster: given, or a temporary one here | the same, where Ray is at hand |
+
+A given cluster needs packhouse in its workers' Python, and the cache under the same path. Its
+address comes from the environment or a shell, never from the parameters of a run: Dask and Ray
+send pickles, and whoever answers at the address could have any code run here.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from packhouse.errors import ConfigError
+
+__all__ = ["ENGINES", "Engine", "Runner", "choose_engine", "is_lost_worker", "started"]
+
+Runner = Literal["threads", "processes", "dask", "ray"]
+
+ENGINES: tuple[str, ...] = get_args(Runner)
+
+_LEAST_BYTES = {"threads": 2**20, "processes": 2**25, "dask": 2**25, "ray": 2**25}
+"""Bytes of a task that keep handing it out under 5% of its time; see `packhouse.grouping`."""
+
+_RAY_STORE_BYTES = 128 * 2**20  # only keys and receipts travel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """Which engine, how many workers, and where."""
+
+    runner: Runner = "threads"
+    workers: int
+    """Tasks at the same time; of a given cluster: what it is taken to have."""
+    address: str | None = None
+    """Of a given cluster; None: a temporary one on this machine."""
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that a task should work on at least."""
+        return _LEAST_BYTES[self.runner]
+
+
+def choose_engine(runner: str | None = None) -> Engine:
+    """Return the engine of a run.
+
+    Args:
+        runner: its name; by default PACKHOUSE_RUNNER, else `threads`.
+
+    PACKHOUSE_WORKERS says how many workers (by default the number of cores),
+    PACKHOUSE_RUNNER_ADDRESS where a given cluster is.
+
+    Raises:
+        ConfigError: no such engine, its package is not installed, or an address it cannot have.
+    """
+    name = runner or os.environ.get("PACKHOUSE_RUNNER") or "threads"
+    if name not in ENGINES:
+        raise ConfigError(f"no runner '{name}'; known: {', '.join(ENGINES)}")
+    if name in ("dask", "ray"):
+        _require(name)
+    address = os.environ.get("PACKHOUSE_RUNNER_ADDRESS") or None
+    if address and name not in ("dask", "ray"):
+        raise ConfigError(f"runner '{name}' has no address; it is for dask and ray")
+    return Engine(runner=name, workers=_workers(), address=address)  # type: ignore[arg-type]
+
+
+def _workers() -> int:
+    text = os.environ.get("PACKHOUSE_WORKERS") or str(os.cpu_count() or 1)
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"PACKHOUSE_WORKERS is '{text}'; it must be a number from 1 on")
+    return int(text)
+
+
+def _require(name: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(f"prefect_{name}") is None:
+        raise ConfigError(f"runner '{name}' needs pip install 'packhouse[{name}]'")
+
+
+@contextmanager
+def started(engine: Engine) -> Iterator[Any]:
+    """Start the engine's Prefect task runner for the block."""
+    with _server_for(engine), _TASK_RUNNERS[engine.runner](engine) as runner:
+        yield runner
+
+
+@contextmanager
+def _server_for(engine: Engine) -> Iterator[None]:
+    """Let other processes find the embedded server, or each of them would start one of its own."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    if engine.runner == "threads" or PREFECT_API_URL.value():
+        yield
+        return
+    from prefect.server.api.server import SubprocessASGIServer
+
+    server = SubprocessASGIServer()
+    server.start()
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        yield
+
+
+def _threads(engine: Engine) -> Any:
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    return ThreadPoolTaskRunner(max_workers=engine.workers)
+
+
+def _processes(engine: Engine) -> Any:
+    from prefect.task_runners import ProcessPoolTaskRunner
+
+    return ProcessPoolTaskRunner(max_workers=engine.workers)
+
+
+def _dask(engine: Engine) -> Any:
+    from prefect_dask.task_runners import DaskTaskRunner
+
+    if engine.address:
+        return DaskTaskRunner(address=engine.address)
+    return DaskTaskRunner(
+        cluster_kwargs={
+            "n_workers": engine.workers,
+            "threads_per_worker": 1,
+            "processes": True,
+            "dashboard_address": None,
+            "host": "127.0.0.1",
+            "local_directory": tempfile.gettempdir(),
+        }
+    )
+
+
+def _ray(engine: Engine) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from prefect_ray import RayTaskRunner  # type: ignore[import-untyped]
+
+    if engine.address:
+        return RayTaskRunner(address=engine.address)
+    return RayTaskRunner(
+        init_kwargs={
+            "num_cpus": engine.workers,
+            "include_dashboard": False,
+            "object_store_memory": _RAY_STORE_BYTES,
+            "log_to_driver": False,
+            "_node_ip_address": "127.0.0.1",
+        }
+    )
+
+
+_TASK_RUNNERS = {"threads": _threads, "processes": _processes, "dask": _dask, "ray": _ray}
+
+
+# Of Dask and of Ray, which are imported only where they are chosen.
+_LOST = (
+    *("KilledWorker", "CommClosedError", "FutureCancelledError", "FuturesCancelledError"),
+    *("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError"),
+    *("LocalRayletDiedError", "OwnerDiedError", "RaySystemError"),
+)
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """Tell whether a task failed because what ran it died, and not the task itself."""
+    from concurrent.futures import BrokenExecutor, CancelledError
+
+    from prefect.exceptions import CrashedRun
+
+    if isinstance(error, BrokenExecutor | CancelledError | CrashedRun):
+        return True
+    return type(error).__name__ in _LOST

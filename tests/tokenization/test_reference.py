@@ -1,6 +1,7 @@
-"""HF's ids come from a second process the first time, and are the same from anywhere."""
+"""HF's ids come from a second process, and are the same from anywhere."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ TEXTS = pa.array(["the cat", "", "na\u00efve <|end|> \U0001f600", " the hat\n" *
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
+def started(monkeypatch):
     """Processes that are started; any tokenizer is worth one."""
     processes = []
     start = reference.subprocess.Popen
@@ -26,11 +27,10 @@ def started(monkeypatch, tmp_path):
 
     monkeypatch.setattr(reference.subprocess, "Popen", counted)
     monkeypatch.setattr(reference, "_MIN_BACKEND_BYTES", 0)
-    monkeypatch.setattr(reference, "_asked_for", set())
     monkeypatch.setattr(reference.load_tokenizer, "holds", lambda key: False)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(reference.tempfile, "tempdir", str(tmp_path))
-    return processes
+    yield processes
+    reference._end_kept()
 
 
 def assert_true_ids(given, snapshot):
@@ -40,15 +40,51 @@ def assert_true_ids(given, snapshot):
     assert given[1].tolist() == offsets.tolist()
 
 
-def test_the_first_time_a_second_process_encodes(byte_level, started, tmp_path):
+def test_one_process_answers_every_question(byte_level, started):
+    for _ in range(3):
+        with reference_ids(byte_level.backend, TEXTS) as ids:
+            assert_true_ids(ids(), byte_level)
+
+    assert len(started) == 1
+
+
+def test_a_process_that_was_ended_is_started_again(byte_level, started):
     with reference_ids(byte_level.backend, TEXTS) as ids:
         assert_true_ids(ids(), byte_level)
-    assert len(started) == 1
+    started[0].kill()
+    started[0].wait()
 
     with reference_ids(byte_level.backend, TEXTS) as ids:
         assert_true_ids(ids(), byte_level)
+    assert len(started) == 2
+
+
+def test_an_answer_that_nobody_took_is_not_given_to_the_next(byte_level, started):
+    with reference_ids(byte_level.backend, pa.array(["other texts"])):
+        pass
+
+    with reference_ids(byte_level.backend, TEXTS) as ids:
+        assert_true_ids(ids(), byte_level)
+    assert len(started) == 2
+    assert started[0].poll() is not None
+
+
+def test_threads_take_turns(byte_level, started):
+    def ask(number: int) -> list[int]:
+        with reference_ids(byte_level.backend, pa.array(["the cat"] * number)) as ids:
+            return ids()[1].tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        given = list(pool.map(ask, range(1, 13)))
+
+    assert [len(offsets) - 1 for offsets in given] == list(range(1, 13))
     assert len(started) == 1
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_text_than_a_pipe_holds(byte_level, started):
+    texts = pa.array(["the cat " * 20_000])
+    with reference_ids(byte_level.backend, texts) as ids:
+        assert ids()[0].tolist() == hf_encoder(byte_level).encode(texts)[0].tolist()
 
 
 @pytest.mark.parametrize("program", ["gone.py", "broken.py"])
@@ -64,7 +100,9 @@ def test_a_process_that_fails_is_made_up_for(
     assert len(started) == 1
 
 
-def test_no_process_outlives_its_block(byte_level, started, tmp_path_factory, monkeypatch):
+def test_a_process_that_does_not_answer_is_ended(
+    byte_level, started, tmp_path_factory, monkeypatch
+):
     program = tmp_path_factory.mktemp("program") / "slow.py"
     program.write_text("import time\ntime.sleep(60)")
     monkeypatch.setattr(reference, "_PROGRAM", program)

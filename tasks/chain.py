@@ -11,13 +11,9 @@ from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
-<<<<<<< mine
 from tasks.engines import Runner
-from tasks.runner import prefect_runner
-=======
 from tasks.progress import progress_artifacts
-from tasks.runner import PrefectRunner
->>>>>>> head
+from tasks.runner import prefect_runner
 from tasks.versions import look_at_sources
 
 __all__ = ["prepared_state", "refresh_chain", "run_chain"]
@@ -34,15 +30,9 @@ def run_chain(recipe: Recipe, cache: Path, runner: Runner | None = None) -> Prep
     Raises:
         PackhouseError: nothing was published; the UI says why.
     """
-    runner = PrefectRunner(recipe=recipe, cache=str(cache))
     try:
-<<<<<<< mine
-        with prefect_runner(recipe, str(cache), runner) as run:
+        with progress_artifacts(recipe.dataset), prefect_runner(recipe, str(cache), runner) as run:
             prepared = prepare_chain(recipe, run, cache)
-=======
-        with progress_artifacts(recipe.dataset):
-            prepared = prepare_chain(recipe, runner, cache)
->>>>>>> head
     except PackhouseError as error:
         refusal_artifacts(recipe, error)
         raise

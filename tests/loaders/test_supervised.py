@@ -3,6 +3,8 @@ import multiprocessing
 import pickle
 from pathlib import Path
 
+import fsspec
+import fsspec.implementations.dirfs
 import pytest
 import torch
 
@@ -317,3 +319,27 @@ def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
     assert {len(row) for row in rows_of(both)} == {300}
     assert rows_of(both) == rows_of(sums.concat(sums).pad(0, length=300))
     assert {len(row) for row in rows_of(both.shuffle(1))} == {300}
+
+
+def test_a_dataset_id_is_read_from_the_hub(files, cache, monkeypatch, tmp_path):
+    hub = tmp_path / "hub" / "datasets" / "acme" / "sums"
+    hub.mkdir(parents=True)
+    (hub / "train.jsonl").write_bytes(files[0].read_bytes())
+
+    class Hub(fsspec.implementations.dirfs.DirFileSystem):
+        """`hf://` as a folder."""
+
+        protocol = "hf"
+
+        def __init__(self, **_):
+            super().__init__(str(tmp_path / "hub"), fsspec.filesystem("file"))
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return path.removeprefix("hf://")
+
+    monkeypatch.setattr("huggingface_hub.HfFileSystem", Hub)
+    settings = fields(shuffle_seed=None, cache=cache)
+    by_id = make_supervised_dataset(TOKENIZER, "acme/sums", **settings)
+
+    assert rows_of(by_id) == rows_of(make_supervised_dataset(TOKENIZER, files[0], **settings))

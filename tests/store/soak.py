@@ -1,6 +1,7 @@
 """Long runs of the store's chaos, with counts at the end. Not collected by pytest.
 
-python -m tests.store.soak all --minutes 20            # a folder, and Ceph if it is installed
+python -m tests.store.soak all --minutes 20            # a folder, and Ceph if it is installed;
+                                                       # the part under way at the end is finished
 python -m tests.store.soak schedules --minutes 5       # simulation from a new seed
 python -m tests.store.soak schedules --seed 7 --schedules 1
 python -m tests.store.soak faults --faults 1000        # publishers behind the faulty proxy
@@ -11,6 +12,7 @@ python -m tests.store.soak collections --versions 50
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -40,9 +42,10 @@ def say(text: str) -> None:
 
 
 def schedules(seed: int, number: int, minutes: float) -> None:
+    """So many schedules, or as many as the minutes hold."""
     started, done, requests, faults = time.monotonic(), 0, 0, 0
-    while done < number or time.monotonic() - started < minutes * 60:
-        block = range(seed + done, seed + done + min(10_000, max(1, number - done)))
+    while time.monotonic() - started < minutes * 60 if minutes else done < number:
+        block = range(seed + done, seed + done + (1000 if minutes else min(1000, number - done)))
         more_requests, more_faults = simulate(block)
         done, requests, faults = done + len(block), requests + more_requests, faults + more_faults
     seconds = time.monotonic() - started
@@ -141,7 +144,8 @@ def main() -> None:
     started = time.monotonic()
     if options.what in ("all", "schedules"):
         seed = random.randrange(2**32) if options.seed is None else options.seed
-        schedules(seed, options.schedules, options.minutes if options.what == "schedules" else 0)
+        share = 1 if options.what == "schedules" else 0.2  # of the time
+        schedules(seed, options.schedules, options.minutes * share)
     if options.what == "schedules":
         return
     rounds: dict[str, Callable[[Place], None]] = {
@@ -152,14 +156,20 @@ def main() -> None:
     }
     chosen = rounds if options.what == "all" else {options.what: rounds[options.what]}
     with places(options.store) as found:
-        while True:
-            for name, place in found:
-                for what, once in chosen.items():
-                    if what != "faults" or name == "ceph":
-                        say(f"-- {name}")
-                        once(fresh(place))
-            if time.monotonic() - started >= options.minutes * 60:
+        rounds_of = [
+            (f"{what}, {name}", once, place)
+            for what, once in chosen.items()
+            for name, place in found
+            if what != "faults" or name == "ceph"
+        ]
+        for number, (what, once, place) in enumerate(itertools.cycle(rounds_of), 1):
+            say(f"-- {what}")
+            once(fresh(place))
+            if time.monotonic() - started >= options.minutes * 60 and (
+                options.minutes or number == len(rounds_of)
+            ):
                 break
+    say(f"{number} of {len(rounds_of)} parts, {time.monotonic() - started:.0f} s")
 
 
 def parse() -> argparse.Namespace:

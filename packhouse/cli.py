@@ -26,6 +26,7 @@ COMMANDS = {
     "diff": ("packhouse.commands.versions", "Compare two versions: rows, tokens, settings."),
     "ref": ("packhouse.commands.refs", "List, set or roll back refs such as `latest`."),
     "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
+    "cache": ("packhouse.commands.cache", "Look at finished steps on this machine; make room."),
     "doctor": ("packhouse.commands.doctor", "Prove that a store can guard a publication."),
     "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, tokens, packs, bytes, hits."),

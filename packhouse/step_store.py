@@ -122,6 +122,8 @@ class StepStore:
         """
         found = self.find(step, key)
         if found is not None:
+            with suppress(OSError):  # a cache that is only read, or a step that goes just now
+                os.utime(found.path("receipt.json"))  # `packhouse cache gc` takes the rest first
             return found
         work = self._work_folder(step)
         try:

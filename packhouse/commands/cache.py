@@ -1,0 +1,94 @@
+"""`packhouse cache`: what finished steps lie on this machine, and which of them may go."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packhouse.cache import Cached, choose_steps, list_steps, remove_steps
+from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.workspace import check_cache, default_cache
+
+__all__ = ["cache"]
+
+_folder = click.option(
+    "--cache",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Folder of finished steps. [default: PACKHOUSE_CACHE, else .packhouse]",
+)
+
+
+@click.group()
+def cache() -> None:
+    """Look at the finished steps that lie on this machine, and make room.
+
+    \b
+    packhouse cache ls
+    packhouse cache gc --max-gb 50
+    packhouse cache gc --max-gb 50 --delete
+    """
+
+
+@cache.command("ls")
+@_folder
+@as_json
+def list_command(folder: Path | None, as_json: bool) -> None:
+    """List steps: how many jobs of each are done, their bytes, how many the last runs used."""
+    found = list_steps(check_cache(folder or default_cache()))
+    steps: dict[str, list[Cached]] = defaultdict(list)
+    for entry in found:
+        steps[entry.step].append(entry)
+    if as_json:
+        echo_json({"steps": {step: _json(entries) for step, entries in sorted(steps.items())}})
+        return
+    rows = [(step, *_json(entries).values()) for step, entries in sorted(steps.items())]
+    print_table(("step", "jobs", "bytes", "in use", "bytes in use"), rows)
+    click.echo(f"{sum(entry.num_bytes for entry in found):,} bytes in {len(found):,} jobs")
+
+
+@cache.command("gc")
+@_folder
+@click.option("--max-gb", type=click.FloatRange(min=0), help="Make it this small if need be.")
+@click.option(
+    "--grace-hours",
+    default=1.0,
+    show_default=True,
+    help="Leave steps alone that were made or used in the last hours: a run may be reading them.",
+)
+@click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
+@as_json
+def gc_command(
+    folder: Path | None, max_gb: float | None, grace_hours: float, delete: bool, as_json: bool
+) -> None:
+    """Remove steps that the last run of no dataset used; shows what first.
+
+    With --max-gb only as many as needed, those used longest ago first, and then, if that is not
+    enough, steps in use, too. What is gone is done again when a run needs it.
+    """
+    place = check_cache(folder or default_cache())
+    most_bytes = None if max_gb is None else int(max_gb * 10**9)
+    chosen = choose_steps(list_steps(place), most_bytes, grace_s=grace_hours * 3600)
+    freed = remove_steps(place, chosen) if delete else 0
+    num_bytes = sum(entry.num_bytes for entry in chosen)
+    if as_json:
+        removable = [{"step": e.step, "key": e.key, "bytes": e.num_bytes} for e in chosen]
+        echo_json({"dry_run": not delete, "bytes": num_bytes, "freed": freed, "steps": removable})
+        return
+    print_table(
+        ("step", "key", "bytes", "in use"),
+        [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
+    )
+    verb = f"{freed:,} bytes freed" if delete else "nothing deleted; add --delete"
+    click.echo(f"{num_bytes:,} bytes in {len(chosen):,} jobs: {verb}")
+
+
+def _json(entries: list[Cached]) -> dict[str, Any]:
+    used = [entry for entry in entries if entry.is_used]
+    return {
+        "jobs": len(entries),
+        "bytes": sum(entry.num_bytes for entry in entries),
+        "used": len(used),
+        "used_bytes": sum(entry.num_bytes for entry in used),
+    }

@@ -7,9 +7,9 @@ Three planners, all of them decreasing (longest first):
 
 - `exact_completion` fills a pack with the longest lengths left and, once the space that is left
   is within reach of a few of them, completes it exactly with one, two or three available lengths.
-  Availability is one big integer (bit `n` set: length `n` is left); lengths that sum to `r` are
-  found by one AND of it with its mirror image. A pattern repeats as often as the counts allow (the
-  idea of histogram packing, Krell et al. 2021, arXiv:2107.02027).
+  Availability is a bitmap (bit `n` set: length `n` is left); lengths that sum to `r` are found by
+  ANDs of it with its mirror image, 2,048 lengths at a time from the middle. A pattern repeats as
+  often as the counts allow (the idea of histogram packing, Krell et al. 2021, arXiv:2107.02027).
 - `best_fit_decreasing`, the classical one, with equal packs kept as groups.
 - `first_fit_decreasing`, one vectorised pass over the open packs for each distinct length.
 
@@ -29,6 +29,8 @@ IntArray = npt.NDArray[np.int64]
 
 # Lengths tried as the first of a triple. 1 costs a few packs in a million; over 4 gains nothing.
 _TRIPLE_TRIES = 4
+
+_CHUNK_BITS = 2048  # most lengths of most datasets are in one chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def exact_completion(counts: IntArray, seq_len: int) -> Patterns:
     shelf = _Shelf(counts)
     rows: list[tuple[int, int, int, int]] = []
     num_packs = 0
-    while shelf.bits:
+    while shelf.num:
         pattern = _fill_one(shelf, seq_len)
         repeats = 1 + shelf.take_again(pattern)
         rows += [(num_packs, repeats, length, times) for length, times in pattern.items()]
@@ -80,25 +82,84 @@ def exact_completion(counts: IntArray, seq_len: int) -> Patterns:
     return _as_patterns(rows)
 
 
-class _Shelf:
-    """Sequences left, by length, with the set of lengths left as a bitmap and its mirror image."""
+class _Bitmap:
+    """A set of numbers above 0, as a bitmap in chunks: no step costs more than a chunk does."""
 
-    __slots__ = ("bits", "counts", "mirror", "top")
+    __slots__ = ("chunks", "filled")
+
+    def __init__(self, is_member: npt.NDArray[np.bool_]) -> None:
+        packed = np.packbits(is_member, bitorder="little").tobytes()
+        size = _CHUNK_BITS // 8
+        pieces = [packed[at : at + size] for at in range(0, len(packed) + size, size)]
+        self.chunks = [int.from_bytes(piece, "little") for piece in pieces]
+        self.filled = sum(1 << number for number, chunk in enumerate(self.chunks) if chunk)
+
+    def add(self, member: int) -> None:
+        number = member // _CHUNK_BITS
+        self.chunks[number] |= 1 << (member % _CHUNK_BITS)
+        self.filled |= 1 << number
+
+    def remove(self, member: int) -> None:
+        number = member // _CHUNK_BITS
+        self.chunks[number] ^= 1 << (member % _CHUNK_BITS)
+        if not self.chunks[number]:
+            self.filled ^= 1 << number
+
+    def least(self, at_least: int) -> int:
+        """Least member of at least so much, or 0."""
+        number, bit = divmod(at_least, _CHUNK_BITS)
+        if number >= len(self.chunks):
+            return 0
+        bits = self.chunks[number] >> bit
+        if bits:
+            return at_least + (bits & -bits).bit_length() - 1
+        behind = self.filled >> (number + 1)
+        if not behind:
+            return 0
+        number += (behind & -behind).bit_length()
+        bits = self.chunks[number]
+        return number * _CHUNK_BITS + (bits & -bits).bit_length() - 1
+
+    def most(self, at_most: int) -> int:
+        """Greatest member of at most so much, or 0."""
+        number, bit = divmod(at_most, _CHUNK_BITS)
+        bits = 0
+        if number < len(self.chunks):
+            bits = self.chunks[number] & ((2 << bit) - 1)
+        if not bits:
+            before = self.filled & ((1 << number) - 1)
+            if not before:
+                return 0
+            number = before.bit_length() - 1
+            bits = self.chunks[number]
+        return number * _CHUNK_BITS + bits.bit_length() - 1
+
+    def window(self, start: int) -> int:
+        """Bits of the members from `start` on, a chunk of them."""
+        number, bit = divmod(start, _CHUNK_BITS)
+        if number + 1 >= len(self.chunks):  # the last chunk is empty
+            return 0
+        return self.chunks[number] >> bit | self.chunks[number + 1] << (_CHUNK_BITS - bit)
+
+
+class _Shelf:
+    """Sequences left, by length, with the set of lengths left and its mirror image."""
+
+    __slots__ = ("counts", "left", "mirror", "num", "top")
 
     def __init__(self, counts: IntArray) -> None:
         self.counts: list[int] = counts.tolist()
         self.top = len(self.counts) - 1
-        packed = np.packbits(counts > 0, bitorder="little").tobytes()
-        self.bits = int.from_bytes(packed, "little")
-        # Bit top - n is set where length n is left.
-        packed = np.packbits(counts[::-1] > 0, bitorder="little").tobytes()
-        self.mirror = int.from_bytes(packed, "little")
+        self.num = int((counts > 0).sum())
+        self.left = _Bitmap(counts > 0)
+        self.mirror = _Bitmap(counts[::-1] > 0)  # holds top - n where length n is left
 
     def take(self, length: int, times: int) -> None:
         self.counts[length] -= times
         if not self.counts[length]:
-            self.bits ^= 1 << length
-            self.mirror ^= 1 << (self.top - length)
+            self.num -= 1
+            self.left.remove(length)
+            self.mirror.remove(self.top - length)
 
     def take_again(self, pattern: dict[int, int]) -> int:
         """Take the pattern as many more times as every count allows; returns how many."""
@@ -110,26 +171,25 @@ class _Shelf:
 
     def longest(self, space: int) -> int:
         """Longest length left that fits, or 0."""
-        bits = self.bits if space >= self.top else self.bits & ((2 << space) - 1)
-        return bits.bit_length() - 1 if bits else 0
+        return self.left.most(min(space, self.top))
 
     def shortest(self, at_least: int = 1) -> int:
         """Shortest length left of at least so many tokens, or 0."""
-        bits = self.bits >> at_least
-        return at_least + (bits & -bits).bit_length() - 1 if bits else 0
+        return self.left.least(at_least)
 
     def pair(self, total: int) -> tuple[int, int] | None:
         """The two most equal lengths left that sum to `total`, the longer first."""
-        shift = self.top - total
-        both = self.bits & (self.mirror >> shift if shift >= 0 else self.mirror << -shift)
         longer = -(-total // 2)
         if 2 * longer == total and self.counts_at(longer) == 1:
             longer += 1  # there is only one half
-        both >>= longer
-        if not both:
-            return None
-        longer += (both & -both).bit_length() - 1
-        return longer, total - longer
+        shift = self.top - total
+        while longer <= self.top and longer < total:
+            both = self.left.window(longer) & self.mirror.window(longer + shift)
+            if both:
+                longer += (both & -both).bit_length() - 1
+                return longer, total - longer
+            longer += _CHUNK_BITS
+        return None
 
     def counts_at(self, length: int) -> int:
         return self.counts[length] if length <= self.top else 0
@@ -195,7 +255,7 @@ def best_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
         >>> list(zip(patterns.first_pack.tolist(), patterns.length.tolist()))
         [(0, 4), (1, 5), (1, 3), (2, 6), (2, 2)]
     """
-    groups = _Groups()
+    groups = _Groups(seq_len)
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
         while left:
@@ -216,23 +276,22 @@ _Content: TypeAlias = "tuple[int, int, _Content] | None"
 class _Groups:
     """Packs of equal content, found by the space that is left in them."""
 
-    def __init__(self) -> None:
-        self.spaces = 0  # bit n set: some group has n tokens of space
+    def __init__(self, seq_len: int) -> None:
+        self.spaces = _Bitmap(np.zeros(seq_len + 1, np.bool_))  # that some group has
         self.by_space: dict[int, list[tuple[int, _Content]]] = {}
 
     def add(self, space: int, size: int, content: _Content) -> None:
         self.by_space.setdefault(space, []).append((size, content))
-        self.spaces |= 1 << space
+        self.spaces.add(space)
 
     def tightest(self, length: int) -> tuple[int, int, _Content] | None:
         """Remove and return the group of least space that still takes `length`."""
-        fitting = self.spaces >> length
-        if not fitting:
+        space = self.spaces.least(length)
+        if not space:
             return None
-        space = length + (fitting & -fitting).bit_length() - 1
         size, content = self.by_space[space].pop()
         if not self.by_space[space]:
-            self.spaces ^= 1 << space
+            self.spaces.remove(space)
         return space, size, content
 
     def patterns(self) -> Patterns:

@@ -2,14 +2,14 @@
 
 A quarantined row keeps its first 64 KiB. `editable` turns it into a line that people can mend in
 any editor: the row itself where it parses, its text where it does not. `check_mended` reads mended
-rows by the very reader of the recipe, as if they stood in a file of their own, and gives back
-those that pass as JSON Lines which a recipe can add as one more source. Works on the bad rows of
-one dataset in memory: a few KB each.
+rows by the very reader of the recipe, as if they stood in a file of their own, renders and
+tokenizes them, and gives back those that pass as JSON Lines which a recipe can add as one more
+source. Works on the bad rows of one dataset in memory: a few KB each.
 """
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,8 @@ from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.records import parse_lines
+from packhouse.templates import make_renderer
+from packhouse.tokenization import load_snapshot, tokenize_table
 
 __all__ = ["MendedSource", "Retried", "check_mended", "count_reasons", "editable"]
 
@@ -174,50 +176,24 @@ def _prepare(
             f"line {number + 1} of the mended rows is of source '{name}', which the recipe lacks "
             f"(it has {known})"
         )
-    raw, step = line["raw"], line["step"]
-    why = _cannot(raw, step, bool(line.get("is_cut")))
+    raw = line["raw"]
+    why = _cannot(raw, bool(line.get("is_cut")))
     if why:
         return {**line, "detail": why}
     row_format = _stated_format(origins[name])
-    if step == "format":
-        rewritten = _from_messages(raw)
-        if rewritten is None:
-            why = "its turns have contexts, which no row format of several turns holds"
-            return {**line, "detail": f"{why}; mend the row in its source"}
-        row_format, raw = rewritten
-    elif isinstance(raw, str):
+    if isinstance(raw, str):
         raw = _from_delimited(raw, line["source"], origins[name])
     text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
     text = b" ".join(text.split(b"\n"))  # an element of a JSON array may span lines
     return _Mended(source=name, row_format=row_format, line=text, given=line)
 
 
-def _cannot(raw: Any, step: str, is_cut: bool) -> str | None:
-    if step == "tokenize":
-        return "only its rendered text is kept; mend the row in its source, or change the recipe"
+def _cannot(raw: Any, is_cut: bool) -> str | None:
     if is_cut:
         return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
-    if step == "format" and isinstance(raw, str):
-        return "it is no longer a conversation: raw must be an object with messages"
     text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
     if _REPLACEMENT in text:
         return "it still holds U+FFFD where its bytes were no UTF-8; put in what was meant"
-    return None
-
-
-def _from_messages(raw: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Row format and row of a conversation that a template refused; None: no format holds it."""
-    messages = raw.get("messages") or []
-    roles = [message.get("role") for message in messages]
-    has_context = any(message.get("context") for message in messages)
-    if raw.get("label") is not None and len(messages) == 1:
-        return "classification", {"text": messages[0]["content"], "label": raw["label"]}
-    if not has_context:
-        return "chat", {key: raw[key] for key in ("messages", "tools") if key in raw}
-    if roles == ["user", "assistant"]:
-        asked, answer = messages
-        row = {"instruction": asked["content"], "input": asked["context"]}
-        return "alpaca", row | {"output": answer["content"]}
     return None
 
 
@@ -246,16 +222,13 @@ def _shards_of(config: str) -> Sequence[SourceShard]:
 
 
 def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:
-    own_shape = row_format == _stated_format(config)
     return SourceConfig.model_validate(
         {
+            **config.model_dump(),
             "path": "",
-            "name": f"{name[:50]}-mended" if own_shape else f"{name[:40]}-mended-{row_format}",
+            "name": f"{name[:50]}-mended",
             "format": row_format,
             "file_format": "jsonl",
-            "fields": config.fields if own_shape else {},
-            "label_names": config.label_names,
-            "oasst_paths": config.oasst_paths,
         }
     )
 
@@ -271,7 +244,15 @@ def _read_again(
         bad: dict[int, tuple[str, str]] = {}
         for shard in scan_source(source):
             rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
-            quarantined = rows.quarantined.select(["row", "reason", "detail"])
-            for row in quarantined.to_pylist():
-                bad[row["row"]] = row["reason"], row["detail"]
+            for table in (rows.quarantined, *_refused_later(rows.validated, source, recipe)):
+                for row in table.select(["row", "reason", "detail"]).to_pylist():
+                    bad.setdefault(row["row"], (row["reason"], row["detail"]))
     return bad
+
+
+def _refused_later(validated: pa.Table, source: SourceConfig, recipe: Recipe) -> Iterator[pa.Table]:
+    """Rows that pass as conversations, and that the template or the tokenizer refuses."""
+    snapshot = load_snapshot(recipe.tokenizer)
+    rendered = make_renderer(recipe.format, snapshot, source.label_names).render(validated)
+    yield rendered.quarantined
+    yield tokenize_table(rendered.formatted, snapshot, recipe.tokenize).quarantined

@@ -19,8 +19,9 @@ class PackConfig(Section):
     """`best_fit` (decreasing) wastes least; `concat` cuts records at pack ends, for continued
     pretraining; `none` publishes one record a row, padded at load time."""
 
-    over_length: Literal["drop", "error", "truncate_turns"] = "drop"
-    """Records over `seq_len`: drop and count, fail, or keep the leading whole turns that fit."""
+    over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
+    """Records over `seq_len`: drop and count, fail, keep the leading whole turns that fit, or make
+    windows of whole turns with the system prompt in each (then formatting follows `seq_len`)."""
 
     seed: int = 0
     """Order of packs and of equal lengths within them."""

@@ -5,6 +5,7 @@ one keeps its place, its reason and its bytes. Memory is a few times the shard's
 """
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from packhouse.sources.streams import read_range
 from packhouse.sources.tabular import parse_tables
 from packhouse.tables import QUARANTINED, VALIDATED
 
-__all__ = ["ShardRows", "read_shard"]
+__all__ = ["ShardRows", "find_raw_rows", "read_shard"]
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
@@ -202,23 +203,44 @@ def _validated_table(
     return pa.Table.from_arrays(columns, schema=VALIDATED)
 
 
+def find_raw_rows(
+    shard: SourceShard, rules: ValidateConfig, numbers: Sequence[int]
+) -> list[tuple[bytes, int | None]]:
+    """Bytes of records of a shard, and where they begin in the uncompressed file (None: nowhere).
+
+    Args:
+        shard: from `scan_source`.
+        rules: as for `read_shard`.
+        numbers: of the records in the shard, from 0.
+    """
+    with gc_paused():
+        data, records = _parse(shard, rules)
+        return list(_raw_rows(shard, data, records, numbers))
+
+
+def _raw_rows(
+    shard: SourceShard, data: bytes | None, records: Records, numbers: Sequence[int]
+) -> Iterator[tuple[bytes, int | None]]:
+    spans = records.spans() if numbers and records.spans is not None else None
+    places = {number: place for place, number in enumerate(records.numbers.tolist())}
+    for number in numbers:
+        if spans is not None and data is not None:
+            start, end = spans[number].tolist()
+            piece = data[start:end]
+            yield piece.strip(), shard.byte_start + start + len(piece) - len(piece.lstrip())
+        elif number in places:
+            yield _raw_of(records.rows[places[number]]), None
+        else:
+            yield _raw_of(records.failed.get(number)), None
+
+
 def _quarantined_table(
     shard: SourceShard, data: bytes | None, records: Records, failures: list[Failure]
 ) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [] for name in QUARANTINED.names}
-    spans = records.spans() if failures and records.spans is not None else None
-    places = {number: place for place, number in enumerate(records.numbers.tolist())}
-    for failure in sorted(failures):
-        if spans is not None and data is not None:
-            start, end = spans[failure.number].tolist()
-            piece = data[start:end]
-            raw = piece.strip()
-            offset = shard.byte_start + start + len(piece) - len(piece.lstrip())
-        else:
-            row_value = records.failed.get(failure.number)
-            if failure.number in places:
-                row_value = records.rows[places[failure.number]]
-            raw, offset = _raw_of(row_value), None
+    failures = sorted(failures)
+    found = _raw_rows(shard, data, records, [failure.number for failure in failures])
+    for failure, (raw, offset) in zip(failures, found, strict=True):
         row = shard.row_start + failure.number
         values = (shard.file, row, offset, "validate", failure.reason, failure.detail)
         raw_values = (raw[:RAW_BYTES], len(raw), hashlib.sha256(raw).hexdigest())

@@ -1,6 +1,6 @@
 """Records as pack left them: which shard holds each, its side, and what became of it.
 
-The pack step writes 6 bytes a record; names and keys stay in the shards, and are read beside them
+The pack step writes 14 bytes a record; names and keys stay in the shards, and are read beside them
 a block of rows at a time. So lineage of any number of records costs the memory of one block.
 """
 
@@ -31,7 +31,9 @@ OUTCOMES = pa.schema(
     [
         pa.field("split", pa.dictionary(pa.int8(), pa.string()), nullable=False),
         pa.field("outcome", pa.dictionary(pa.int8(), pa.string()), nullable=False),
-        pa.field("num_tokens", pa.int32(), nullable=False),  # tokens of it in packs; 0: dropped
+        pa.field("num_tokens", pa.int32(), nullable=False),  # of one copy of it; 0: dropped
+        pa.field("times", pa.int32(), nullable=False),  # copies of it in packs; 0: dropped
+        pa.field("repeats", pa.string()),  # id of the record that it was dropped for
     ]
 )
 

@@ -77,7 +77,7 @@ class Selection:
 
 def select(
     shards: Sequence[pa.Table],
-    validated: Sequence[Receipt],
+    formatted: Sequence[tuple[Receipt, Receipt]],
     admitted: Sequence[Admitted],
     recipe: Recipe,
     workspace: Workspace,
@@ -86,26 +86,21 @@ def select(
 
     Args:
         shards: schema `tables.TOKENIZED`.
-        validated: receipts of the validate step of the same shards.
+        formatted: receipts of the validate and format steps of the same shards.
         admitted: what of each shard can be packed.
         recipe: `sources`, `dedup` and `split.seed` are read.
         workspace: where fingerprints are kept.
     """
-    names = [receipt.facts["origin"]["file"].split("/")[0] for receipt in validated]
+    names = [receipt.facts["origin"]["file"].split("/")[0] for receipt, _ in formatted]
     sources = {source_name(source): source for source in recipe.sources}
-    ids = [one_chunk(shard["record_id"]) for shard in shards]
-    mixed, times = mix(admitted, ids, names, sources)
-    groups = _chunked(shards, "group_key")
+    mixed, times = mix(admitted, shards, names, sources)
     if not dedup.needs_fingerprints(recipe.dedup):
-        none = pa.nulls(len(groups), pa.string())
-        counts = source_counts(mixed, times, names)
-        return Selection(
-            mixed, times, groups, none, np.zeros((0, 2), np.int64), {"sources": counts}
-        )
+        return Selection(mixed, times, facts={"sources": source_counts(mixed, times, names)})
     prints = [
-        _aligned(fingerprint_shard(receipt, recipe, workspace), receipt, own)
-        for receipt, own in zip(validated, ids, strict=True)
+        _aligned(fingerprint_shard(*receipts, recipe, workspace), receipts, shard)
+        for receipts, shard in zip(formatted, shards, strict=True)
     ]
+    groups = _chunked(shards, "group_key")
     done = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed)
     for own, each in zip(times, done.admitted, strict=True):
         own[each.reasons > 0] = 0
@@ -123,31 +118,41 @@ def select(
     )
 
 
-def fingerprint_shard(validated: Receipt, recipe: Recipe, workspace: Workspace) -> Receipt:
-    """Make the fingerprints of a shard, or find them made."""
+def fingerprint_shard(
+    validated: Receipt, formatted: Receipt, recipe: Recipe, workspace: Workspace
+) -> Receipt:
+    """Make the fingerprints of a shard's conversations, or find them made."""
+    is_rewritten = "examples.arrow" in formatted.files
     near = recipe.dedup.near != "keep"
     names = {"near_unit", "near_ngram", "near_permutations"} if near else set()
     parts = {
         "step": "fingerprints",
         "engine": dedup.VERSION,
-        "input": validated.key,
+        "input": formatted.key if is_rewritten else validated.key,
         "dedup": {"is_near": near, **recipe.dedup.model_dump(mode="json", include=names)},
         "libraries": library_versions(("datasketch", "numpy", "pyarrow") if near else ("pyarrow",)),
     }
 
     def compute(folder: Path) -> dict[str, Any]:
-        rows = read_table(validated.path("validated.arrow"))
+        rows = _conversations(validated, formatted)
         write_table(folder / "fingerprints.arrow", fingerprint_table(rows, recipe.dedup))
         return {"rows": rows.num_rows}
 
     return workspace.steps.run("fingerprints", digest(parts), compute)
 
 
-def _aligned(fingerprints: Receipt, validated: Receipt, shard: pa.Table) -> pa.Table:
+def _conversations(validated: Receipt, formatted: Receipt) -> pa.Table:
+    """What a shard's texts are renderings of: the rows, or what format made of them."""
+    if "examples.arrow" in formatted.files:
+        return read_table(formatted.path("examples.arrow"))
+    return read_table(validated.path("validated.arrow"))
+
+
+def _aligned(fingerprints: Receipt, receipts: tuple[Receipt, Receipt], shard: pa.Table) -> pa.Table:
     """The fingerprints of the records that are still there, in their order."""
     record_ids = one_chunk(shard["record_id"])
     table = read_table(fingerprints.path("fingerprints.arrow"))
-    before = one_chunk(read_table(validated.path("validated.arrow"))["record_id"])
+    before = one_chunk(_conversations(*receipts)["record_id"])
     if before.equals(record_ids):
         return table
     if not len(record_ids):

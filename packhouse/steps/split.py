@@ -28,7 +28,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
         ContractError: a group or a record is on both sides.
     """
     (packed,) = inputs_of(job, workspace, "pack")
-    columns = ["record_id", "group_key", "split", "num_tokens"]
+    columns = ["record_id", "group_key", "split", "num_tokens", "times"]
     batches = [batch.select(columns) for batch in read_records(packed, workspace)]
     records = pa.Table.from_batches(batches)
     records = records.filter(pc.greater(records["num_tokens"], 0))
@@ -39,8 +39,8 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     (folder / "sides.json").write_bytes(canonical_json(sides))
     tokens = packed.facts["tokens_out"]
     return {
-        "rows_in": records.num_rows,
-        "rows_out": train.num_rows + evaluation.num_rows,
+        "rows_in": pc.sum(records["times"]).as_py() or 0,
+        "rows_out": sum(side["records"] for side in sides.values()),
         "tokens_in": tokens,
         "tokens_out": sum(side["tokens"] for side in sides.values()),
         "sides": sides,
@@ -52,8 +52,10 @@ def _side(records: pa.Table, split: str) -> pa.Table:
 
 
 def _count(side: pa.Table) -> dict[str, int]:
+    """Records as often as they stand in packs."""
+    tokens = pc.multiply(side["num_tokens"].cast(pa.int64()), side["times"].cast(pa.int64()))
     return {
-        "records": side.num_rows,
+        "records": pc.sum(side["times"]).as_py() or 0,
         "groups": pc.count_distinct(side["group_key"]).as_py(),
-        "tokens": pc.sum(side["num_tokens"]).as_py() or 0,
+        "tokens": pc.sum(tokens).as_py() or 0,
     }

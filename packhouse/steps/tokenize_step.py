@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from packhouse.errors import ContractError
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
+from packhouse.sources import with_raw_rows
 from packhouse.steps.shard_io import read_input, write_outputs
 from packhouse.tokenization import load_snapshot, tokenize_table
 from packhouse.workspace import Workspace
@@ -20,8 +21,10 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     formatted = read_input(job, workspace, "format", "formatted")
     snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
     result = tokenize_table(formatted, snapshot, recipe.tokenize, cache=workspace.tokenizers)
+    assert job.shard is not None
+    quarantined = with_raw_rows(result.quarantined, job.shard, recipe.validate_)
     facts = write_outputs(
-        folder, workspace, "tokenized", result.tokenized, result.quarantined, result.notes
+        folder, workspace, "tokenized", result.tokenized, quarantined, result.notes
     )
     if facts["rows_in"] != formatted.num_rows:
         raise ContractError(

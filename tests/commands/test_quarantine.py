@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import orjson
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -176,14 +177,10 @@ def test_tsv_rows_are_read_by_their_header(desk):
     ]
 
 
-def test_rows_that_a_template_refused_come_back_as_chat(desk):
-    """The alpaca template has no place for tools, so the row falls at `format`."""
-    row = {
-        "messages": [
-            {"role": "user", "content": "Two by two?"},
-            {"role": "assistant", "content": "4", "reasoning_content": "2 * 2"},
-        ]
-    }
+def test_rows_that_a_template_refused_pass_once_they_are_mended(desk):
+    """The alpaca template has no place for reasoning, so the row falls at `format`."""
+    answer = {"role": "assistant", "content": "4", "reasoning_content": "2 * 2"}
+    row = {"messages": [{"role": "user", "content": "Two by two?"}, answer]}
     (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
     recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
     recipe["sources"].append({"path": "chat.jsonl", "format": "chat"})
@@ -191,9 +188,40 @@ def test_rows_that_a_template_refused_come_back_as_chat(desk):
     run_recipe(desk)
     shown = call("ls", "store/birds", "--json")
     assert {line["step"] for line in json.loads(shown)["reasons"]} == {"validate", "format"}
-    call("retry", "recipe.yaml", "--cache", "cache", "--reason", "template", "--out", "out")
-    (line,) = (desk / "out" / "chat-mended.jsonl").read_text().splitlines()
-    assert json.loads(line)["messages"][1]["reasoning"] == "2 * 2"
+    again = ["retry", "recipe.yaml", "--cache", "cache", "--reason", "template"]
+    call(*again, "--out", "out", code=4)
+    (line,) = (desk / "out" / "still-bad.jsonl").read_text().splitlines()
+    bad = json.loads(line)
+    assert (bad["step"], bad["reason"]) == ("format", "template")
+    bad["raw"]["messages"][1] = {"role": "assistant", "content": "4"}
+    (desk / "mended.jsonl").write_text(json.dumps(bad) + "\n")
+    call("retry", "recipe.yaml", "--from", "mended.jsonl", "--out", "out2")
+    (line,) = (desk / "out2" / "chat-mended.jsonl").read_text().splitlines()
+    assert json.loads(line)["messages"][1]["content"] == "4"
+
+
+def test_rows_that_the_tokenizer_refused_keep_their_raw_row(desk):
+    question = "Say <|im_end|> twice."
+    row = {
+        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "k"}]
+    }
+    text = json.dumps(row)
+    (desk / "chat.jsonl").write_text("\n" + text + "\n")
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    recipe["sources"].append({"path": "chat.jsonl", "format": "chat"})
+    recipe["tokenize"] = {"control_text": "quarantine"}
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    run_recipe(desk)
+    (path,) = (desk / "store").rglob("quarantine/*.parquet")
+    table = pq.read_table(path).to_pylist()
+    (bad,) = [line for line in table if line["step"] == "tokenize"]
+    assert (bad["raw"], bad["byte_offset"], bad["raw_size"]) == (text.encode(), 1, len(text))
+    again = ["retry", "recipe.yaml", "--cache", "cache", "--reason", bad["reason"]]
+    call(*again, "--out", "out", code=4)
+    (line,) = (desk / "out" / "still-bad.jsonl").read_text().splitlines()
+    (desk / "mended.jsonl").write_text(line.replace("<|im_end|>", "the end"))
+    call("retry", "recipe.yaml", "--from", "mended.jsonl", "--out", "out2")
+    assert "Say the end twice." in (desk / "out2" / "chat-mended.jsonl").read_text()
 
 
 def test_a_file_that_holds_something_else_is_refused(desk):

@@ -20,12 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from packhouse.errors import ConfigError, EmptyDatasetError
+from packhouse.errors import ConfigError, EmptyDatasetError, TokenizerError
 from packhouse.fingerprint import digest
 from packhouse.jobs import Job, plan_jobs
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.loaders.dataset import PackedDataset
 from packhouse.loaders.rows import ArrowRows
+from packhouse.loaders.versions import cache_folder, writing_to_cache
 from packhouse.output_jobs import gather_jobs
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.shuffle import permutation
@@ -33,7 +34,7 @@ from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.step_store import Receipt
 from packhouse.steps import execute
 from packhouse.tokenization import fingerprint_tokenizer
-from packhouse.workspace import Workspace, default_cache, read_table
+from packhouse.workspace import Workspace, read_table
 
 __all__ = ["TokenizedDataset", "make_supervised_dataset"]
 
@@ -85,13 +86,15 @@ def make_supervised_dataset(
         rows in, out, quarantined and dropped at every step.
 
     Raises:
-        ConfigError: a source, field list or template that makes no sense.
+        ConfigError: a source, field list or template that makes no sense, or a cache that cannot
+            be written.
+        TokenizerError: there is no such tokenizer.
         QuarantineLimitError: more rows are bad than tolerated.
         EmptyDatasetError: nothing is left.
     """
     if pack_len is not None and pack_len < 1:
         raise ConfigError(f"pack_len is {pack_len}; it must be at least 1, or None for no packs")
-    folder = Path(cache) if cache is not None else default_cache()
+    folder = cache_folder(cache)
     recipe = Recipe.model_validate(
         {
             "dataset": "supervised",
@@ -255,7 +258,10 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 def _done(steps: list[Sequence[Job]], recipe: Recipe, workspace: Workspace) -> list[Receipt]:
     """Receipts of all jobs; whoever comes first does them, the others wait and find them done."""
     receipts: list[Receipt] = []
-    with _one_at_a_time(workspace.cache / "locks" / digest([job.key for job in steps[-1]])):
+    with (
+        writing_to_cache(workspace.cache),
+        _one_at_a_time(workspace.cache / "locks" / digest([job.key for job in steps[-1]])),
+    ):
         for jobs in steps:
             receipts += [execute(job, recipe, workspace) for job in jobs]
             if ledger := ledger_of(receipts):
@@ -336,7 +342,13 @@ def _tokenizer_folder(tokenizer: Any, cache: Path) -> str:
             return str(tokenizer)
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(tokenizer))
+        except (OSError, ValueError) as error:
+            raise TokenizerError(
+                f"no tokenizer '{tokenizer}': {str(error).splitlines()[0]} Give a folder, a name "
+                "that AutoTokenizer knows, or a tokenizer"
+            ) from error
     staged = cache / "given" / f".tokenizer.{uuid.uuid4().hex}"
     tokenizer.save_pretrained(str(staged))
     return str(_moved(staged, cache / "given" / fingerprint_tokenizer(str(staged))))
@@ -358,8 +370,9 @@ def _write_content(cache: Path, name: str, write: Any) -> str:
     import hashlib
 
     staged = cache / "given" / f".{name}.{uuid.uuid4().hex}"
-    staged.mkdir(parents=True)
-    write(str(staged / name))
+    with writing_to_cache(cache):
+        staged.mkdir(parents=True)
+        write(str(staged / name))
     content = hashlib.sha256((staged / name).read_bytes()).hexdigest()
     return str(_moved(staged, cache / "given" / content) / name)
 

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import pickle
+import resource
 from pathlib import Path
 
 import fsspec
@@ -9,7 +10,12 @@ import pytest
 import torch
 
 from packhouse.chain import LocalRunner, prepare
-from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
+from packhouse.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    QuarantineLimitError,
+    TokenizerError,
+)
 from packhouse.loaders import (
     PackedCollator,
     PackedDataset,
@@ -343,3 +349,19 @@ def test_a_dataset_id_is_read_from_the_hub(files, cache, monkeypatch, tmp_path):
     by_id = make_supervised_dataset(TOKENIZER, "acme/sums", **settings)
 
     assert rows_of(by_id) == rows_of(make_supervised_dataset(TOKENIZER, files[0], **settings))
+
+
+def test_a_tokenizer_that_is_none_and_a_cache_that_is_none_are_named(files, tmp_path):
+    with pytest.raises(TokenizerError, match=r"no tokenizer '\./nothing': .* Give a folder"):
+        make_supervised_dataset("./nothing", files[0], **fields(), cache=tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is no folder; give a folder"):
+        make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path / "file")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot write to the cache '.*': .*; make room"):
+            make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path)) == 60

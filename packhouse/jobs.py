@@ -21,11 +21,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from packhouse import audit, exports, messages, packing, sources, splitting, templates, tokenization
+from packhouse import (
+    audit,
+    dedup,
+    exports,
+    messages,
+    packing,
+    sources,
+    splitting,
+    templates,
+    tokenization,
+)
 from packhouse.errors import ConfigError
 from packhouse.fingerprint import digest, library_versions
-from packhouse.recipe import Recipe, SourceConfig
+from packhouse.recipe import MIXING, Recipe, SourceConfig
 from packhouse.sources import SourceShard, scan_source
+from packhouse.sources.files import source_name
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 
@@ -66,7 +77,7 @@ ENGINE_VERSIONS = {
     "validate": f"1.{sources.VERSION}.{messages.VERSION}",
     "format": f"1.{templates.VERSION}",
     "tokenize": f"1.{tokenization.VERSION}",
-    "pack": f"2.{packing.VERSION}.{splitting.VERSION}",
+    "pack": f"2.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
     "gather": f"1.{packing.VERSION}",
     "split": "1",
     "audit": f"1.{audit.VERSION}",
@@ -150,11 +161,12 @@ def plan_jobs(recipe: Recipe) -> Plan:
     tokenize = tuple(_tokenize_job(recipe, tokenizer, job) for job in format_)
     sides = recipe.split.model_dump(mode="json")
     packing_ = {
+        "mix": _mix_of(recipe),
         "pack": recipe.pack.model_dump(mode="json"),
         "dedup": recipe.dedup.model_dump(mode="json"),
         "split": sides,
     }
-    pack = make_job("pack", tokenize, packing_)
+    pack = make_job("pack", tokenize, packing_, also_reads=(*validate, *format_))
     split = make_job("split", [pack], {"split": sides})
     benchmarks = _benchmarks(recipe)
     audits = (
@@ -179,6 +191,13 @@ def plan_jobs(recipe: Recipe) -> Plan:
         audit=audits,
         publish=publish,
     )
+
+
+def _mix_of(recipe: Recipe) -> dict[str, Any]:
+    """How often records are taken, of the sources that do not take each one once."""
+    usual = {name: SourceConfig.model_fields[name].default for name in MIXING}
+    mix = {source_name(s): s.model_dump(mode="json", include=set(MIXING)) for s in recipe.sources}
+    return {name: settings for name, settings in mix.items() if settings != usual}
 
 
 def _benchmarks(recipe: Recipe) -> dict[str, Any]:
@@ -209,7 +228,7 @@ def make_job(
         label: for people.
         also_reads: jobs whose output it reads, and which the inputs' keys decide.
         size: bytes that it works on, about.
-        shard: what validate reads.
+        shard: what validate reads, and what the bad rows of format and tokenize are read from.
         source: settings of the shard's source.
     """
     parts = {
@@ -240,7 +259,7 @@ def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
     for shard, source in pairs:
         parameters = {
             "shard": shard.identity(),
-            "source": source.model_dump(mode="json", exclude={"path"}),
+            "source": source.model_dump(mode="json", exclude={"path", *MIXING}),
             "validate": rules,
             "group_by": recipe.split.group_by,
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
@@ -282,6 +301,7 @@ def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
         "format",
         [validated],
         parameters,
+        shard=validated.shard,
         source=validated.source,
         label=validated.label,
         size=validated.size,
@@ -293,7 +313,15 @@ def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:
         "tokenize": recipe.tokenize.model_dump(mode="json", exclude={"encoder"}),
         "tokenizer": tokenizer,
     }
-    return make_job("tokenize", [formatted], parameters, label=formatted.label, size=formatted.size)
+    return make_job(
+        "tokenize",
+        [formatted],
+        parameters,
+        shard=formatted.shard,
+        source=formatted.source,
+        label=formatted.label,
+        size=formatted.size,
+    )
 
 
 def _audit_job(validated: Job, formatted: Job, tokenized: Job) -> Job:
@@ -310,9 +338,8 @@ def _audit_job(validated: Job, formatted: Job, tokenized: Job) -> Job:
 
 def _contamination_job(validated: Job, benchmarks: Mapping[str, Any]) -> Job:
     label = f"benchmarks in {validated.label}"
-    return make_job(
-        "audit", [validated], {"of": "benchmarks", **benchmarks}, label=label, size=validated.size
-    )
+    parts = {"of": "benchmarks", **benchmarks}
+    return make_job("audit", [validated], parts, label=label, size=validated.size)
 
 
 def _date_of(recipe: Recipe) -> str | None:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.dedup import drop_duplicates
 from packhouse.jobs import Job
 from packhouse.packing import (
     Admitted,
@@ -33,8 +32,8 @@ from packhouse.recipe import PackConfig, Recipe, SplitConfig
 from packhouse.splitting import sides
 from packhouse.step_store import Receipt
 from packhouse.steps.records import OUTCOMES, PLACES, write_batches
+from packhouse.steps.selection import Selection, select
 from packhouse.steps.shard_io import MappedTables, inputs_of
-from packhouse.tables import TOKENIZED
 from packhouse.workspace import Workspace
 
 __all__ = ["SEQUENCES", "compute"]
@@ -62,15 +61,17 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     receipts = inputs_of(job, workspace, "tokenize")
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
     admitted = [apply_over_length(shard, recipe.pack) for shard in shards]
-    if recipe.dedup.exact == "drop":
-        admitted = drop_duplicates(admitted, _chunked(shards, "record_id"))
-    is_eval = _sides(shards, recipe.split)
+    formatted = [inputs_of(job, workspace, step) for step in ("validate", "format")]
+    shard_receipts = list(zip(*formatted, strict=True))
+    selection = select(shards, shard_receipts, admitted, recipe, workspace)
+    admitted = selection.admitted
+    is_eval = _sides(shards, selection, recipe.split)
     has_label = _has_label(shards)
     _write_places(folder, receipts, shards, admitted)
-    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(admitted, is_eval))
-    counts = _counts(admitted)
-    rows, lengths = _kept(admitted)
-    del admitted
+    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval))
+    counts = {**_counts(selection), **_selected(selection, is_eval)}
+    rows, lengths = selection.kept()
+    del admitted, selection
     planned = {}
     for side, is_side in (("train", ~is_eval[rows]), ("eval", is_eval[rows])):
         facts = _plan_side(folder, side, recipe.pack, rows[is_side], lengths[is_side])
@@ -116,10 +117,15 @@ def _sequences(
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
 
 
-def _sides(shards: Sequence[pa.Table], config: SplitConfig) -> npt.NDArray[np.bool_]:
+def _sides(
+    shards: Sequence[pa.Table], selection: Selection, config: SplitConfig
+) -> npt.NDArray[np.bool_]:
     """Which records are for evaluation; a count needs all keys at once, a share does not."""
+    if selection.group_keys is not None:
+        return sides(selection.group_keys, config)
     if config.eval_count:
-        return sides(_chunked(shards, "group_key"), config)
+        chunks = [chunk for shard in shards for chunk in shard["group_key"].chunks]
+        return sides(pa.chunked_array(chunks, pa.string()), config)
     parts = [sides(shard["group_key"], config) for shard in shards]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
 
@@ -129,18 +135,12 @@ def _has_label(shards: Sequence[pa.Table]) -> npt.NDArray[np.bool_]:
     return np.concatenate([np.zeros(0, np.bool_), *parts])
 
 
-def _chunked(shards: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
-    chunks = [chunk for shard in shards for chunk in shard[name].chunks]
-    return pa.chunked_array(chunks, TOKENIZED.field(name).type)
-
-
-def _kept(
-    admitted: Sequence[Admitted],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Rows that are packed, numbered through all shards, and how many tokens of each."""
-    first = np.cumsum([0, *(len(each.reasons) for each in admitted)])
-    rows = [each.rows + base for each, base in zip(admitted, first, strict=False)]
-    return np.concatenate(rows), np.concatenate([each.lengths for each in admitted])
+def _selected(selection: Selection, is_eval: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """What mixing and repeats did, for the manifest."""
+    facts = dict(selection.facts)
+    if "dedup" in facts:
+        facts["dedup"]["near"]["on_both_sides"] = selection.num_near_on_both_sides(is_eval)
+    return facts
 
 
 def _write_places(
@@ -152,47 +152,48 @@ def _write_places(
     """Write where records lie: the first one of each shard; and the names of all files."""
     sizes = [len(each.reasons) for each in admitted]
     first = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
-    columns = [
-        pa.array([receipt.key for receipt in receipts]),
-        pa.array(first),
-        pa.array(sizes, pa.int64()),
-    ]
+    keys = pa.array([receipt.key for receipt in receipts])
+    columns = [keys, pa.array(first), pa.array(sizes, pa.int64())]
     places = pa.RecordBatch.from_arrays(columns, schema=PLACES)
     write_batches(folder / "places.arrow", PLACES, [places])
     files = {file for shard in shards for file in shard["source"].unique().to_pylist()}
     (folder / "sources.json").write_text(json.dumps(sorted(files)), encoding="utf-8")
 
 
-def _outcomes(
-    admitted: Sequence[Admitted], is_eval: npt.NDArray[np.bool_]
-) -> Iterator[pa.RecordBatch]:
+def _outcomes(selection: Selection, is_eval: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
     """Yield a batch of `OUTCOMES` per shard."""
     first = 0
-    for each in admitted:
+    for each, times in zip(selection.admitted, selection.times, strict=True):
         num_tokens = np.zeros(len(each.reasons), dtype=np.int32)
         num_tokens[each.rows] = each.lengths
-        side = is_eval[first : first + len(each.reasons)].astype(np.int8)
-        first += len(each.reasons)
+        rows = slice(first, first + len(each.reasons))
+        first, none = rows.stop, pa.nulls(len(times), pa.string())
         columns = [
-            pa.DictionaryArray.from_arrays(side, ["train", "eval"]),
+            pa.DictionaryArray.from_arrays(is_eval[rows].astype(np.int8), ["train", "eval"]),
             pa.DictionaryArray.from_arrays(each.reasons.astype(np.int8), list(REASONS)),
             pa.array(num_tokens),
+            pa.array(times),
+            none if selection.repeats is None else selection.repeats[rows],
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTCOMES)
 
 
-def _counts(admitted: Sequence[Admitted]) -> dict[str, Any]:
+def _counts(selection: Selection) -> dict[str, Any]:
     rows: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
-    for each in admitted:
+    for each in selection.admitted:
         counts = each.counts()
         rows.update(counts["rows"])
         tokens.update(counts["tokens"])
+    added = selection.added
+    more = {name: sum(counts.values()) for name, counts in added.items()}
     return {
         "rows_in": rows.pop("in", 0),
-        "rows_out": rows.pop("kept", 0),
+        "rows_out": rows.pop("kept", 0) + more.get("rows", 0),
+        "added": added.get("rows", {}),
         "dropped": {reason: n for reason, n in sorted(rows.items()) if n},
         "tokens_in": tokens.pop("in", 0),
-        "tokens_out": tokens.pop("kept", 0),
+        "tokens_out": tokens.pop("kept", 0) + more.get("tokens", 0),
+        "tokens_added": added.get("tokens", {}),
         "tokens_dropped": {reason: n for reason, n in sorted(tokens.items()) if n},
     }

@@ -1,14 +1,14 @@
 """Tasks on published versions and refs: look, verify, move, collect; each retried after hiccups."""
 
+from pathlib import Path
 from typing import TypeVar
 
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from packhouse.errors import IntegrityError, VersionNotFoundError
-from packhouse.jobs import plan_jobs
 from packhouse.recipe import Recipe
-from packhouse.refresh import Look, look
+from packhouse.refresh import Look, look, planned_version
 from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
 from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.store.read import VerifyReport, verify_version
@@ -35,8 +35,8 @@ Reports = list[tuple[str, T]]
 
 @retried_task(name="look", task_run_name="look: {recipe.dataset}")
 def look_at_sources(recipe: Recipe, cache: str) -> Look:
-    """Plan the run and compare it with what is published; nothing is computed."""
-    return look(recipe, plan_jobs(recipe).version_id)
+    """Compare what the sources would give with what is published; nothing is computed."""
+    return look(recipe, planned_version(recipe, Path(cache)))
 
 
 @retried_task(name="datasets")

@@ -306,7 +306,7 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
 
 
 FLOWS = {
-    "look_at_sources": ("refresh", "plan_jobs"),
+    "look_at_sources": ("refresh", "planned_version"),
     "verify_one": ("verify", "verify_version"),
     "move_ref": ("promote", "set_ref"),
     "past_of_ref": ("rollback", "load_ref"),

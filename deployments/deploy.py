@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import yaml
-from prefect.automations import Automation
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.events.schemas.automations import AutomationCore
 
 HERE = Path(__file__).parent
 POOLS = {"packhouse": "process", "packhouse-docker": "docker"}
@@ -51,7 +51,7 @@ def make_automations() -> None:
     """Create the automations, or bring those of the same name up to date."""
     with get_client(sync_client=True) as client:
         for raw in yaml.safe_load((HERE / "automations.yaml").read_text()):
-            wanted = Automation.model_validate(raw)
+            wanted = AutomationCore.model_validate(raw)
             found = client.read_automations_by_name(wanted.name)
             if found:
                 client.update_automation(found[0].id, wanted)

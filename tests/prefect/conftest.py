@@ -2,8 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+_MARKS = (
+    pytest.mark.prefect,
+    pytest.mark.timeout(300),  # of them the server's start takes 5 to 15 s, more on a busy machine
+    # Prefect's server and client leave sockets and streams to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+)
 
 # Read when Prefect is imported, hence here: nothing of the user's profile or results is touched.
 _SETTINGS = {
@@ -14,6 +23,14 @@ _SETTINGS = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            for mark in _MARKS:
+                if mark.name != "timeout" or item.get_closest_marker("timeout") is None:
+                    item.add_marker(mark)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.update(_SETTINGS, PREFECT_HOME=str(tmp_path_factory.mktemp("prefect")))
@@ -21,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.testing.utilities import prefect_test_harness
 
     with (
-        prefect_test_harness(server_startup_timeout=90),
+        prefect_test_harness(server_startup_timeout=300),
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),  # saves 1 s a flow run
     ):
         yield

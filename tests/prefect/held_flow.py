@@ -1,7 +1,7 @@
 """The flow `prepare` with a step that waits: for tests that kill or cancel a run in its middle.
 
-HELD_STEP names the step, HELD_FILE a file: it is written when the step begins, and as long as it is
-there, the step waits. HELD_LOG gets a line for each job that is really done.
+While HELD_FOLDER holds a file `hold-<step>`, that step waits and says so with a file `<step>`.
+`done` there gets a line for each job that is really done.
 """
 
 import os
@@ -9,22 +9,26 @@ import time
 from pathlib import Path
 
 from flows.prepare import prepare  # noqa: F401 - the entrypoint of the tests' deployment
-from tasks import policies
+from packhouse import steps
+from packhouse.steps import _COMPUTE
 
-_execute = policies.execute
+FOLDER = Path(os.environ.get("HELD_FOLDER", "."))
 
 
-def execute(job, recipe, workspace):
-    held = Path(os.environ["HELD_FILE"])
-    if job.step == os.environ["HELD_STEP"] and not held.with_suffix(".done").exists():
-        held.touch()
-        while held.exists():
+def held(step, compute):
+    def hold_and_compute(job, recipe, workspace, folder):
+        (folder / "half-done").write_bytes(b"x")
+        while (FOLDER / f"hold-{step}").exists():
+            (FOLDER / step).touch()
             time.sleep(0.05)
-    receipt = _execute(job, recipe, workspace)
-    if not receipt.cached:
-        with Path(os.environ["HELD_LOG"]).open("a") as log:
-            log.write(f"{job.step} {job.label}\n")
-    return receipt
+        (folder / "half-done").unlink()
+        facts = compute(job, recipe, workspace, folder)
+        with (FOLDER / "done").open("a") as log:
+            log.write(f"{step} {job.label}\n")
+        return facts
+
+    return hold_and_compute
 
 
-policies.execute = execute
+for name, compute in list(_COMPUTE.items()):
+    steps._COMPUTE[name] = held(name, compute)

@@ -16,14 +16,6 @@ from packhouse.errors import (
 from packhouse.recipe import load_recipe
 from packhouse.store import load_ref, open_store
 
-pytestmark = [
-    pytest.mark.prefect,
-    pytest.mark.timeout(300),
-    # Prefect's server and client leave sockets and streams to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
 

@@ -11,13 +11,6 @@ from packhouse.errors import QuarantineLimitError, TransientError
 from packhouse.recipe import load_recipe
 from packhouse.workspace import Workspace
 
-pytestmark = [
-    pytest.mark.prefect,
-    # Prefect's server and client leave sockets and streams to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
 

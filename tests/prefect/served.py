@@ -1,0 +1,137 @@
+"""A real server, worker and deployments, as `make serve` starts them, for tests."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+@dataclass
+class Served:
+    """A running `make serve`, and its API."""
+
+    process: subprocess.Popen
+    port: int
+    home: Path
+    store: Path
+
+    def call(self, path, body=None, method=None):
+        """Answer of the API: (status, document)."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/api{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+            method=method or ("GET" if body is None else "POST"),
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                raw = answer.read()
+                return answer.status, json.loads(raw) if raw else None
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read() or b"null")
+
+    def deployment(self, name):
+        status, found = self.call(f"/deployments/name/{name}")
+        assert status == 200, found
+        return found
+
+    def start(self, name, **parameters):
+        status, run = self.call(
+            f"/deployments/{self.deployment(name)['id']}/create_flow_run",
+            {"parameters": parameters},
+        )
+        assert status in (200, 201), run
+        return run["id"]
+
+    def state(self, run):
+        return self.call(f"/flow_runs/{run}")[1]["state"]
+
+    def wait(self, run, states=FINAL, seconds=240):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state = self.state(run)
+            if state["type"] in states or state["name"] in states:
+                return state
+            time.sleep(0.3)  # between two questions to the server
+        raise AssertionError(f"run {run} is {self.state(run)}")
+
+    def set_state(self, run, kind):
+        return self.call(f"/flow_runs/{run}/set_state", {"state": {"type": kind}, "force": False})
+
+    def artifact(self, key):
+        found = self.call("/artifacts/latest/filter", {"artifacts": {"key": {"any_": [key]}}})[1]
+        return found[0]["data"] if found else None
+
+    def processes(self, run):
+        """Processes of a flow run, told by their environment."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"PREFECT__FLOW_RUN_ID={run}".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def serve(home, held):
+    """Start `make serve` in a process of its own; `held` is the folder of the held flow."""
+    port, store = free_port(), home / "store"
+    environment = os.environ | {
+        "PACKHOUSE_STORE": str(store),
+        "PACKHOUSE_CACHE": str(home / "cache"),
+        "PACKHOUSE_SOURCES": str(ROOT / "deployments" / "sources.yaml"),
+        "HELD_FOLDER": str(held),
+    }
+    environment.pop("PREFECT_API_URL", None)
+    with (home / "serve.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "deployments/serve.py", "--port", str(port), "--home", f"{home}/p"],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 280
+    while "Prefect's UI: " not in (home / "serve.log").read_text():
+        assert process.poll() is None, (home / "serve.log").read_text()
+        assert time.monotonic() < deadline, (home / "serve.log").read_text()
+        time.sleep(0.2)  # between two looks into the log
+    return Served(process, port, home, store)
+
+
+def interrupt(served):
+    """Press Ctrl-C; returns its exit code and the processes that are left."""
+    session = served.process.pid
+    served.process.send_signal(signal.SIGINT)
+    code = served.process.wait(90)
+    left = [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if folder.name != str(session) and _mentions(folder, str(served.home))
+    ]
+    return code, left
+
+
+def _mentions(folder, text):
+    try:
+        return text.encode() in (folder / "environ").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,273 @@
+"""`make serve` as people use it: forms, runs by a worker, kills, cancellations, queues, events."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.prefect.served import ROOT, interrupt, serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    return tmp_path_factory.mktemp("held")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, held):
+    """Server, worker and deployments; the last test presses Ctrl-C."""
+    running = serve(tmp_path_factory.mktemp("served"), held)
+    flow = {"name": "prepare"}
+    flow_id = running.call("/flows/", flow)[1]["id"]
+    manual = running.deployment("prepare/manual")
+    body = {key: manual[key] for key in ("parameter_openapi_schema", "pull_steps", "parameters")}
+    body |= {"name": "held", "flow_id": flow_id, "work_pool_name": "packhouse"}
+    status, made = running.call(
+        "/deployments/", body | {"entrypoint": "tests.prefect.held_flow.prepare"}
+    )
+    assert status in (200, 201), made
+    yield running
+    if running.process.poll() is None:
+        interrupt(running)
+
+
+def recipe(served, dataset, **changes):
+    """The form of `prepare/manual`, with another dataset."""
+    form = served.deployment("prepare/manual")["parameters"]["recipe"]
+    return form | {"dataset": dataset} | changes
+
+
+def test_every_flow_is_deployed_with_its_schedule(served):
+    found = served.call("/deployments/filter", {"limit": 50})[1]
+    by_name = {}
+    for deployment in found:
+        flow = served.call(f"/flows/{deployment['flow_id']}")[1]["name"]
+        by_name[f"{flow}/{deployment['name']}"] = deployment
+    assert set(by_name) == {
+        "refresh/nightly",
+        "refresh/ci",
+        "refresh/docker",
+        "prepare/manual",
+        "prepare/docker",
+        "prepare/held",
+        "verify/weekly",
+        "promote/manual",
+        "rollback/manual",
+        "backfill/manual",
+        "gc/weekly",
+    }
+    crons = {
+        name: schedule["schedule"]["cron"]
+        for name, deployment in by_name.items()
+        for schedule in deployment["schedules"]
+        if schedule["active"]
+    }
+    assert crons == {
+        "refresh/nightly": "0 2 * * *",
+        "verify/weekly": "0 4 * * 0",
+        "gc/weekly": "0 5 * * 0",
+    }
+
+
+def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
+    schema = served.deployment("prepare/manual")["parameter_openapi_schema"]
+    sections = schema["definitions"]
+    pack = sections["PackConfig"]["properties"]
+    assert pack["seq_len"]["description"] == "Pack size in tokens."
+    assert (pack["seq_len"]["default"], pack["seq_len"]["exclusiveMinimum"]) == (2048, 0)
+    assert "best_fit" in pack["strategy"]["enum"]
+    assert sections["PackConfig"]["additionalProperties"] is False
+    assert sections["SplitConfig"]["properties"]["eval_fraction"]["exclusiveMaximum"] == 1
+    assert "discriminator" not in str(schema)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("pack", {"seq_len": 0}, "less than or equal to the minimum"),
+        ("pack", {"strategy": "zzz"}, "is not one of"),
+        ("pack", {"seq_length": 1}, "Additional properties are not allowed"),
+        ("split", {"eval_fraction": 1.5}, "greater than or equal to the maximum"),
+        ("tokenizer", "s3://key:secret@bucket/t", "does not match"),
+        ("publish", {"store": "s3://b/x?X-Amz-Signature=abc"}, "does not match"),
+        ("sources", [{"path": "s3://k:s@bucket/a.jsonl"}], "does not match"),
+        ("sources", [], "non-empty"),
+    ],
+)
+def test_a_bad_value_is_refused_before_a_run_is_made(key, value, says, served):
+    before = served.call("/flow_runs/count", {})[1]
+    deployment = served.deployment("prepare/manual")["id"]
+    status, answer = served.call(
+        f"/deployments/{deployment}/create_flow_run",
+        {"parameters": {"recipe": recipe(served, "bad", **{key: value})}},
+    )
+    assert status in (409, 422), answer
+    assert says in str(answer) or "should be non-empty" in str(answer)
+    assert served.call("/flow_runs/count", {})[1] == before
+
+
+def test_a_worker_prepares_what_the_form_says_and_says_so(served):
+    run = served.start("prepare/manual")
+    state = served.wait(run)
+    assert state["type"] == "COMPLETED", state
+    assert state["message"].startswith("published demo-form ")
+    version = state["message"].split()[-1]
+    assert (served.store / "demo-form" / "v" / version / "manifest.json").is_file()
+    assert version in served.artifact("demo-form-version")
+
+    wanted = {"event": {"name": ["packhouse.version.published"]}}
+    wanted |= {"occurred": {"since": "2020-01-01T00:00:00Z"}}
+    deadline = time.monotonic() + 30
+    found = []
+    while not found and time.monotonic() < deadline:
+        found = served.call("/events/filter", {"filter": wanted})[1]["events"]
+    assert found[0]["resource"]["prefect.resource.id"] == "packhouse.dataset.demo-form"
+    assert found[0]["resource"]["packhouse.version"] == version
+    assets = {"event": {"name": ["prefect.asset.materialization.succeeded"]}}
+    assets |= {"occurred": {"since": "2020-01-01T00:00:00Z"}}
+    (asset,) = served.call("/events/filter", {"filter": assets})[1]["events"]
+    assert asset["resource"]["prefect.resource.id"].endswith(f"demo-form/v/{version}")
+
+
+def test_a_refused_version_starts_what_an_automation_says(served):
+    nightly = served.deployment("verify/weekly")["id"]
+    automation = {
+        "name": "verify after a refusal",
+        "trigger": {
+            "type": "event",
+            "posture": "Reactive",
+            "expect": ["packhouse.quarantine.exceeded"],
+            "match": {"prefect.resource.id": "packhouse.dataset.refused"},
+            "threshold": 1,
+            "within": 0,
+        },
+        "actions": [
+            {"type": "run-deployment", "source": "selected", "deployment_id": nightly}
+            | {"parameters": {"store": "main", "dataset": "demo-form"}}
+        ],
+    }
+    status, made = served.call("/automations/", automation)
+    assert status == 201, made
+    bad = recipe(served, "refused", validate={"max_quarantined": 0})
+    state = served.wait(served.start("prepare/manual", recipe=bad))
+    assert state["type"] == "FAILED"
+    assert "QuarantineLimitError" in state["message"]
+    assert "refused by its quarantine gate" in served.artifact("refused-refused")
+    assert not (served.store / "refused").exists()
+
+    wanted = {"flow_runs": {"deployment_id": {"any_": [nightly]}, "tags": {"all_": []}}}
+    wanted["flow_runs"]["state"] = {"type": {"not_any_": ["SCHEDULED"]}}
+    deadline = time.monotonic() + 60
+    runs = []
+    while not runs and time.monotonic() < deadline:
+        runs = served.call("/flow_runs/filter", wanted)[1]
+        time.sleep(0.3)  # between two questions to the server
+    assert served.wait(runs[0]["id"])["message"].startswith("1 versions intact")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sources", [{"path": "/etc/passwd", "format": "text"}]),
+        ("sources", [{"path": "s3://another/rows.jsonl"}]),
+        ("tokenizer", "/etc"),
+        ("publish", {"store": "/etc/packhouse"}),
+    ],
+)
+def test_a_worker_touches_only_what_its_operator_allows(key, value, served):
+    """In this process, with the worker's file of places: the guard is the same."""
+    from packhouse.errors import ConfigError
+    from packhouse.recipe import Recipe
+    from tasks.guard import allowed_recipe
+
+    form = Recipe.model_validate(recipe(served, "elsewhere", **{key: value}))
+    with pytest.raises(ConfigError, match="is no name of this worker"):
+        allowed_recipe(form, deployed=True)
+
+
+def test_a_killed_run_is_crashed_and_run_again_without_doing_its_shards_again(served, held):
+    (held / "hold-pack").touch()
+    run = served.start("prepare/held", recipe=recipe(served, "killed"))
+    _until((held / "pack").exists)
+    for process in served.processes(run):
+        os.kill(process, signal.SIGKILL)
+    assert served.wait(run)["type"] == "CRASHED"
+    before = (held / "done").read_text().splitlines()
+    assert sorted(line.split()[0] for line in before) == [
+        *(["format"] * 2),
+        *(["tokenize"] * 2),
+        *(["validate"] * 2),
+    ]
+
+    (held / "hold-pack").unlink()
+    assert served.set_state(run, "SCHEDULED")[0] in (200, 201)
+    state = served.wait(run, {"COMPLETED", "FAILED"})
+    assert state["type"] == "COMPLETED", state
+    after = (held / "done").read_text().splitlines()[len(before) :]
+    assert not {"validate", "format", "tokenize"} & {line.split()[0] for line in after}
+    assert len(after) == len(set(after))
+    assert not any((served.home / "cache" / "steps" / "tmp").iterdir())
+
+
+def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, held):
+    for name in ("done", "pack"):
+        (held / name).unlink(missing_ok=True)
+    (held / "hold-pack").touch()
+    form = recipe(served, "cancelled", pack={"seq_len": 480})
+    first = served.start("prepare/held", recipe=form)
+    _until((held / "pack").exists)
+    limits = served.call("/v2/concurrency_limits/filter", {"limit": 50})[1]
+    (slot,) = [limit for limit in limits if limit["name"].startswith("packhouse.cancelled.")]
+    assert slot["active_slots"] == 1
+
+    second = served.start("prepare/held", recipe=form)
+    _until(lambda: _said(served, second, "waiting for the slot"))
+    assert not _said(served, second, "holding the slot")
+
+    assert served.set_state(first, "CANCELLING")[0] in (200, 201)
+    assert served.wait(first)["type"] == "CANCELLED"
+    assert served.processes(first) == []
+    assert not (served.store / "cancelled").exists()
+    (held / "hold-pack").unlink()
+    assert served.wait(second)["type"] == "COMPLETED"
+    assert served.call(f"/v2/concurrency_limits/{slot['id']}")[1]["active_slots"] == 0
+    assert not any((served.home / "cache" / "steps" / "tmp").iterdir())
+    versions = [p.name for p in (served.store / "cancelled" / "v").iterdir()]
+    assert len(versions) == 1
+    assert versions[0].endswith(".g0")
+
+
+def test_results_are_no_pickles(served):
+    stored = [p for p in (served.home / "p" / "storage").glob("*") if p.is_file()]
+    assert all(p.read_bytes()[:1] == b"{" and b'"pickle"' not in p.read_bytes() for p in stored)
+
+
+def test_ctrl_c_stops_server_worker_and_runs(served):
+    code, left = interrupt(served)
+    assert (code, left) == (0, [])
+    assert "stopping" in (served.home / "serve.log").read_text()
+
+
+def _said(served, run, text):
+    logs = served.call("/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})[1]
+    return any(text in line["message"] for line in logs)
+
+
+def _until(is_so, seconds=180):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.1)  # between two looks
+
+
+def test_the_deployments_name_flows_that_exist():
+    import yaml
+
+    document = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
+    for deployment in document["deployments"]:
+        module = deployment["entrypoint"].rpartition(".")[0]
+        assert Path(ROOT, *module.split(".")).with_suffix(".py").is_file()

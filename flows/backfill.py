@@ -19,6 +19,7 @@ from flows.refresh import refresh
 from packhouse.recipe import Recipe
 from tasks.artifacts import backfill_artifacts
 from tasks.backfill import filled, name_of
+from tasks.engines import Runner
 from tasks.hooks import FLOW
 
 __all__ = ["backfill"]
@@ -30,6 +31,7 @@ def backfill(
     approval: bool = False,
     store: str | None = None,
     cache: str | None = None,
+    runner: Runner | None = None,
 ) -> Any:
     """Refresh many recipes, each as a run of its own; one that fails does not stop the others.
 
@@ -38,9 +40,11 @@ def backfill(
         approval: publish the versions, and leave it to someone to move the refs.
         store: where to publish, a name or a URI; by default each recipe's.
         cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
+        runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
+            threads.
     """
     states: Any = [
-        (name_of(recipe), refresh(recipe, approval, store, cache, return_state=True))
+        (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
         for recipe in recipes
     ]
     backfill_artifacts(states)

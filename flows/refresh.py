@@ -16,6 +16,7 @@ from prefect import flow
 
 from packhouse.recipe import Recipe
 from tasks.chain import refresh_chain
+from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
 
@@ -28,6 +29,7 @@ def refresh(
     approval: bool = False,
     store: str | None = None,
     cache: str | None = None,
+    runner: Runner | None = None,
 ) -> Any:
     """Publish a new version if the sources, the recipe or the tokenizer changed.
 
@@ -36,8 +38,10 @@ def refresh(
         approval: publish the version, and leave it to someone to move the ref.
         store: where to publish, a name or a URI; by default the recipe's.
         cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
+        runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
+            threads.
     """
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)
     with dataset_slot(allowed):
-        return refresh_chain(allowed, folder, approval=approval)
+        return refresh_chain(allowed, folder, approval=approval, runner=runner)

@@ -48,7 +48,9 @@ def prepared_state(prepared: Prepared) -> Any:
     return Completed(data=prepared, message=message)
 
 
-def refresh_chain(recipe: Recipe, cache: Path, *, approval: bool) -> Any:
+def refresh_chain(
+    recipe: Recipe, cache: Path, *, approval: bool, runner: Runner | None = None
+) -> Any:
     """Do nothing if nothing changed; else run the chain, and move the ref or leave it.
 
     Returns:
@@ -62,7 +64,7 @@ def refresh_chain(recipe: Recipe, cache: Path, *, approval: bool) -> Any:
         return _completed(recipe, unchanged(found))
     update = {"ref": candidate_of(found.ref)} if approval else {}
     publish = recipe.publish.model_copy(update=update)
-    prepared = run_chain(recipe.model_copy(update={"publish": publish}), cache)
+    prepared = run_chain(recipe.model_copy(update={"publish": publish}), cache, runner)
     return _completed(recipe, outcome_of(recipe, found, prepared))
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.recipe import SourceConfig
+from packhouse.sources import hub
 from packhouse.store.objects import open_filesystem
 
 __all__ = ["SourceFile", "file_errors", "find_files", "open_file", "pin_of", "source_name"]
@@ -55,6 +56,8 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     scheme = _check_uri(path)
     if scheme in ("", "file"):
         files = _find_local(Path(path.removeprefix("file://")).expanduser())
+    elif scheme == "hf":
+        files = _find_on_hub(path)
     else:
         files = _find_remote(path)
     if not files:
@@ -89,6 +92,8 @@ def pin_of(uri: str) -> tuple[int, str]:
         if "://" not in uri:
             status = Path(uri).stat()
             return status.st_size, str(status.st_mtime_ns)
+        if uri.startswith("hf://"):  # of a commit, so it cannot change
+            return hub.fetch(uri).stat().st_size, hub.parse_uri(uri).revision
         info = _filesystem(uri).info(uri)
         return int(info["size"]), _remote_pin(info)
 
@@ -97,6 +102,8 @@ def open_file(uri: str) -> IO[bytes]:
     """Open a file for reading in big sequential steps."""
     if "://" not in uri:
         return Path(uri).open("rb", buffering=0)
+    if uri.startswith("hf://"):
+        return hub.fetch(uri).open("rb", buffering=0)
     opened: IO[bytes] = _filesystem(uri).open(uri, "rb", block_size=8 * 2**20)
     return opened
 
@@ -213,13 +220,24 @@ def _filesystem(uri: str) -> Any:
     import fsspec
 
     scheme = uri.split("://", 1)[0]
-    if scheme == "hf":
-        from huggingface_hub import HfFileSystem
-
-        return HfFileSystem()
     if scheme == "s3":
         return open_filesystem(uri)[0]  # the endpoint, style and checksums of our stores
     return fsspec.filesystem(scheme, use_listings_cache=False)
+
+
+def _find_on_hub(uri: str) -> list[SourceFile]:
+    found, root = hub.find_hub_files(uri)
+    is_one = len(found) == 1 and hub.parse_uri(uri).path == found[0].path
+    return [
+        SourceFile(
+            uri=file.uri,
+            name=file.path.removeprefix(root).lstrip("/"),
+            size=file.size,
+            pin=file.revision,
+        )
+        for file in found
+        if is_one or _MAGIC.search(uri) or _is_data(Path(file.path.removeprefix(root).lstrip("/")))
+    ]
 
 
 def _find_remote(uri: str) -> list[SourceFile]:

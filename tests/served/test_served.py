@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.prefect.served import ROOT, interrupt, serve
+from tests.served.served import ROOT, interrupt, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def served(tmp_path_factory, held):
     body = {key: manual[key] for key in ("parameter_openapi_schema", "pull_steps", "parameters")}
     body |= {"name": "held", "flow_id": flow_id, "work_pool_name": "packhouse"}
     status, made = running.call(
-        "/deployments/", body | {"entrypoint": "tests.prefect.held_flow.prepare"}
+        "/deployments/", body | {"entrypoint": "tests.served.held_flow.prepare"}
     )
     assert status in (200, 201), made
     yield running

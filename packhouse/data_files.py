@@ -112,6 +112,7 @@ def write_data_file(
     content: ContentHash,
     *,
     with_label: bool,
+    with_weights: bool = False,
 ) -> DataFile:
     """Write one file of a split.
 
@@ -123,8 +124,9 @@ def write_data_file(
         config: layout and file format.
         content: takes in every row.
         with_label: whether any row of the split has a label.
+        with_weights: whether any record of the version has a loss weight other than 0 and 1.
     """
-    schema = published_schema(config.layout, config.position_ids, with_label)
+    schema = published_schema(config.layout, config.position_ids, with_label, with_weights)
     path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
     groups = _groups(rows, cut.rows_per_group, config, schema)
     _WRITERS[config.file_format](path, schema, _hashed(groups, cut.split, content))
@@ -150,6 +152,7 @@ def write_data_files(
             config,
             content,
             with_label=with_label,
+            with_weights=packs["range_weights"].null_count < packs.num_rows,
         )
         for cut in cut_files(split, packs.num_rows, _num_values(packs["input_ids"]), config)
     ]
@@ -162,7 +165,8 @@ def _groups(
         group = rows.slice(start, rows_per_group).combine_chunks()
         batch = group.to_batches()[0]
         advance(group.num_rows / rows.num_rows)
-        yield to_layout(batch, config.layout, config.position_ids, "label" in schema.names)
+        columns = ("label" in schema.names, "loss_weights" in schema.names)
+        yield to_layout(batch, config.layout, config.position_ids, *columns)
 
 
 def _hashed(

@@ -296,6 +296,7 @@ def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
         "date": _date_of(recipe),
         "label_names": validated.source.label_names,
         "tokenizer": tokenizer,  # its chat template and control tokens
+        **_windows(recipe),
     }
     return make_job(
         "format",
@@ -306,6 +307,15 @@ def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
         label=validated.label,
         size=validated.size,
     )
+
+
+def _windows(recipe: Recipe) -> dict[str, Any]:
+    """What decides how over-long conversations are split, where they are: their tokens."""
+    if recipe.pack.over_length != "window" or recipe.pack.strategy == "concat":
+        return {}
+    tokenize = recipe.tokenize.model_dump(mode="json", exclude={"encoder"})
+    engine = ENGINE_VERSIONS["tokenize"]
+    return {"window": {"seq_len": recipe.pack.seq_len, "tokenize": tokenize, "engine": engine}}
 
 
 def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:

@@ -1,8 +1,9 @@
 """The conservation ledger: where every row and every token of a run went.
 
 For each step: rows_in + added = rows_out + quarantined + dropped, and from tokenize on the same in
-tokens. Only two steps add rows: validate, the paths of a message tree beyond its first, and pack,
-the copies of records whose source has a `weight` over 1.
+tokens. Three steps add rows: validate, the paths of a message tree beyond its first; format, the
+examples of single turns and the windows beyond a conversation's first; and pack, the copies of
+records whose source has a `weight` over 1.
 It is asserted, not hoped for: a run whose ledger does not add up publishes nothing.
 """
 
@@ -112,7 +113,7 @@ def check_quarantine(ledger: list[LedgerLine], limit: float, places: Iterable[st
         QuarantineLimitError: over the limit; names the reasons and their counts.
         EmptyDatasetError: no row is left.
     """
-    rows = ledger[0].rows_in + _sum(ledger[0].added) if ledger else 0
+    rows = ledger[0].rows_in + sum(_sum(line.added) for line in ledger) if ledger else 0
     reasons: Counter[str] = Counter()
     for line in ledger:
         reasons.update(line.quarantined)

@@ -122,6 +122,7 @@ def _data_files(
     for cut in cut_files(side, planned["num_packs"], planned["num_tokens"], recipe.publish):
         parts = {"of": "data", "cut": cut.to_json(), "publish": settings}
         parts["with_label"] = planned["with_label"]
+        parts["with_weights"] = planned["with_weights"]
         inputs = [job for job in gathered if _overlaps(job, cut)]
         size = 4 * planned["num_tokens"] * (cut.last - cut.first) // planned["num_packs"]
         yield make_job("files", inputs, parts, label=f"{side} file {cut.number}", size=size)

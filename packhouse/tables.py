@@ -16,6 +16,7 @@ __all__ = [
     "SPAN",
     "TOKENIZED",
     "VALIDATED",
+    "WEIGHTS",
 ]
 
 # One turn. `context` is Alpaca's `input` or Dolly's `context`: text that belongs to a user turn but
@@ -41,6 +42,9 @@ SPAN = pa.struct(
     [pa.field("start", pa.int32(), nullable=False), pa.field("end", pa.int32(), nullable=False)]
 )
 _SPANS = pa.list_(pa.field("item", SPAN, nullable=False))
+
+# Loss weight of each trained span or range beside it; null: each is 1. None is 0.
+WEIGHTS = pa.list_(pa.field("item", pa.float32(), nullable=False))
 _INT32S = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _STRINGS = pa.list_(pa.field("item", pa.string(), nullable=False))
 
@@ -88,6 +92,7 @@ FORMATTED = pa.schema(
         pa.field("text", pa.string(), nullable=False),
         pa.field("content_spans", _SPANS, nullable=False),
         pa.field("trained_spans", _SPANS, nullable=False),
+        pa.field("span_weights", WEIGHTS),
         _LABEL,
         _GROUP,
     ]
@@ -100,6 +105,7 @@ TOKENIZED = pa.schema(
         *_ORIGIN,
         pa.field("input_ids", _INT32S, nullable=False),
         pa.field("trained_ranges", _SPANS, nullable=False),
+        pa.field("range_weights", WEIGHTS),
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("num_trained", pa.int32(), nullable=False),
         _LABEL,
@@ -108,11 +114,13 @@ TOKENIZED = pa.schema(
 )
 
 # One training row of at most `seq_len` tokens: whole records behind one another, no padding.
-# Layout `labels` publishes `labels` in place of `trained_ranges`.
+# Layout `labels` publishes `labels` in place of `trained_ranges`; weights, where some are not 1,
+# are published a token each, as `loss_weights`.
 PACKED = pa.schema(
     [
         pa.field("input_ids", _INT32S, nullable=False),
         pa.field("trained_ranges", _SPANS, nullable=False),  # in tokens of the pack
+        pa.field("range_weights", WEIGHTS),
         pa.field("seq_lengths", _INT32S, nullable=False),
         pa.field("record_ids", _STRINGS, nullable=False),
         _LABEL,  # only with strategy `none`: a pack of several records has no one label

@@ -36,6 +36,16 @@ FORMATTED = pandera.DataFrameSchema(
         rows_where(_in_order("content_spans"), "content_spans_in_order"),
         rows_where(_in_order("trained_spans"), "trained_spans_in_order"),
         rows_where(
+            pl.col("span_weights").is_null()
+            | (
+                (pl.col("span_weights").list.len() == pl.col("trained_spans").list.len())
+                & pl.col("span_weights")
+                .list.eval(pl.element().is_finite() & (pl.element() > 0))
+                .list.all()
+            ),
+            "a_weight_over_0_for_each_trained_span",
+        ),
+        rows_where(
             (pl.col("trained_spans").list.len() > 0) | pl.col("label").is_not_null(),
             "has_something_to_train",
         ),
@@ -47,5 +57,5 @@ FORMATTED = pandera.DataFrameSchema(
 def check(table: pa.Table) -> None:
     """Raise ContractError unless `table` is a table of rendered conversations."""
     check_columns("formatted", table, tables.FORMATTED)
-    columns = ["record_id", "text", "content_spans", "trained_spans", "label"]
+    columns = ["record_id", "text", "content_spans", "trained_spans", "span_weights", "label"]
     check_values("formatted", pl.DataFrame(table.select(columns)), FORMATTED)

@@ -12,6 +12,7 @@ __all__ = ["TOKENIZED", "check"]
 _start = pl.element().struct.field("start")
 _end = pl.element().struct.field("end")
 _ranges = pl.col("trained_ranges")
+_weights = pl.col("range_weights")
 
 TOKENIZED = pandera.DataFrameSchema(
     {
@@ -38,6 +39,14 @@ TOKENIZED = pandera.DataFrameSchema(
             "trained_ranges_inside",
         ),
         rows_where(
+            _weights.is_null()
+            | (
+                (_weights.list.len() == _ranges.list.len())
+                & _weights.list.eval(pl.element().is_finite() & (pl.element() > 0)).list.all()
+            ),
+            "a_weight_over_0_for_each_trained_range",
+        ),
+        rows_where(
             (pl.col("num_trained") > 0) | pl.col("label").is_not_null(), "has_something_to_train"
         ),
     ],
@@ -48,6 +57,6 @@ TOKENIZED = pandera.DataFrameSchema(
 def check(table: pa.Table) -> None:
     """Raise ContractError unless `table` is a table of token ids."""
     check_columns("tokenized", table, tables.TOKENIZED)
-    columns = ["record_id", "input_ids", "trained_ranges", "num_tokens", "num_trained", "label"]
-    frame = pl.DataFrame(table.select([*columns, "group_key"]))
+    columns = ["record_id", "input_ids", "trained_ranges", "range_weights", "num_tokens"]
+    frame = pl.DataFrame(table.select([*columns, "num_trained", "label", "group_key"]))
     check_values("tokenized", frame, TOKENIZED)

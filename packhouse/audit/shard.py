@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from packhouse.packing.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
 from packhouse.recipe import FormatConfig
+from packhouse.templates.weighing import decide_weights
 from packhouse.tokenization.offsets import locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -257,8 +258,8 @@ def _coverage(
     is_due = tokens.is_exact & ((tokens.ranges_per_row > 0) | _is_null(tokenized["label"]))
     missing = np.where(is_due, np.maximum(due - covered, 0), 0)
     surplus = np.where(tokens.is_exact, np.maximum(covered - own, 0), 0)
-    if config.train_on == "all":
-        surplus[:] = 0
+    if config.train_on == "all" and "system" not in config.never_train:
+        surplus[:] = 0  # all is trained, tool definitions, too
     return {"untrained_answer_bytes": missing, "trained_prompt_bytes": surplus}
 
 
@@ -274,24 +275,16 @@ def _answer_bytes(
     flat = messages.values.slice(offsets[0], offsets[-1] - offsets[0])
     offsets = offsets - offsets[0]
     fields: Mapping[str, pa.Array] = dict(zip(flat.type.names, flat.flatten(), strict=True))
-    is_own = np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
-    if config.template == "text":  # plain text is all the model's, whoever is said to speak
-        is_own = np.ones(len(is_own), np.bool_)
-    is_trained = is_own & (np.asarray(pc.fill_null(fields["weight"], 1.0)) != 0)
-    if config.train_on == "last_assistant":
-        is_trained &= _is_last(is_own, offsets)
+    is_trained = decide_weights(flat, offsets, config) > 0
+    is_own = is_trained | np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
+    if config.train_on == "all" and not config.never_train:
+        is_trained &= np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
     due = np.where(is_trained, _num_bytes(pc.utf8_trim_whitespace(fields["content"])), 0)
     own = _num_bytes(fields["content"]) + _num_bytes(fields["reasoning"])
     own += 2 * _num_bytes(fields["tool_calls"])  # room for another way to write the same JSON
+    own += 2 * _num_bytes(fields["context"])
     labels = _label_bytes(one_chunk(validated["label"]), label_names)
     return _sums(due, offsets) + labels, _sums(np.where(is_own, own, 0), offsets) + labels
-
-
-def _is_last(is_own: Bools, offsets: Int64s) -> Bools:
-    """Whether a message is the last of the assistant's in its conversation."""
-    through = np.cumsum(is_own)
-    total = np.append(0, through)[offsets]
-    return np.asarray(is_own & (through == np.repeat(total[1:], np.diff(offsets))))
 
 
 def _label_bytes(labels: pa.Array, names: Sequence[str] | None) -> Int64s:

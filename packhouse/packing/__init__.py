@@ -9,6 +9,7 @@ from packhouse.packing.gather import GatherTally, gather
 from packhouse.packing.layout import (
     IGNORE_INDEX,
     expand_labels,
+    expand_weights,
     position_ids,
     published_schema,
     to_layout,
@@ -28,6 +29,7 @@ __all__ = [
     "apply_over_length",
     "check_packed",
     "expand_labels",
+    "expand_weights",
     "gather",
     "lower_bound",
     "plan_packs",
@@ -36,5 +38,5 @@ __all__ = [
     "to_layout",
 ]
 
-VERSION = 1
+VERSION = 2
 """Of the engine; part of the step's cache key. Raise it whenever published bytes change."""

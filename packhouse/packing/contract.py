@@ -2,7 +2,8 @@
 
 Lists agree in length; ids are in the vocabulary; a label is its id or -100; seq_lengths add up to
 the tokens, of which there are at most `seq_len`; positions restart at each sequence; no sequence's
-first token is trained; and every record and every pack trains at least one token.
+first token is trained; a token has a loss weight over 0 exactly if it is trained; and every record
+and every pack trains at least one token.
 
 Cost: 2 ns a token with labels, under 1 with ranges, a few more with positions. Vectorised
 over a batch; the first bad row is looked up only when there is one.
@@ -14,6 +15,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
@@ -63,6 +65,10 @@ def _check_batch(rows: "_Rows", layout: str, allow_untrained: bool) -> None:
         rows.check_trained(is_trained)
     if "position_ids" in rows.batch.schema.names:
         rows.check_positions()
+    if "loss_weights" in rows.batch.schema.names:
+        rows.check_weights(is_trained)
+    if "range_weights" in rows.batch.schema.names:
+        rows.check_range_weights()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class _Rows:
     def check_no_nulls(self) -> None:
         for name in self.batch.schema.names:
             column = one_chunk(self.batch[name])
-            if name == "label":
+            if name in ("label", "range_weights"):  # null: no class; all weights are 1
                 continue
             if column.null_count:
                 row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
@@ -167,6 +173,33 @@ class _Rows:
         limit = "does not count up from 0 at its sequence's first token"
         self._first("position_ids", bad, positions, offsets, limit)
 
+    def check_weights(self, is_trained: npt.NDArray[np.bool_]) -> None:
+        weights, offsets = zero_based(*flat_list(self.batch["loss_weights"]))
+        self._same("loss_weights", np.diff(offsets), np.diff(self.offsets), "tokens")
+        bad = ~np.isfinite(weights) | (weights < 0)
+        self._first("loss_weights", bad, weights, offsets, "is not a weight")
+        bad = (weights > 0) != is_trained
+        limit = "is over 0 where the token is not trained, or 0 where it is"
+        self._first("loss_weights", bad, weights, offsets, limit)
+
+    def check_range_weights(self) -> None:
+        column = one_chunk(self.batch["range_weights"])
+        if column.null_count == len(column):
+            return
+        ranges = read_ranges(self.batch["trained_ranges"])
+        given = column.is_valid().to_numpy(zero_copy_only=False)
+        counts = np.where(given, ranges.counts(), 0)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        self._same(
+            "range_weights",
+            np.where(given, pc.fill_null(pc.list_value_length(column), 0).to_numpy(), 0),
+            counts,
+            "trained ranges",
+        )
+        weights = column.drop_null().flatten().to_numpy(zero_copy_only=False)
+        bad = ~np.isfinite(weights) | (weights <= 0)
+        self._first("range_weights", bad, weights, offsets, "is not a weight over 0")
+
     def _sequence_starts(self) -> npt.NDArray[np.int64]:
         return np.asarray(np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths)
 
@@ -198,7 +231,7 @@ class _Rows:
             row=row,
             column=column,
             index=place.index,
-            value=None if value is None else int(value),
+            value=value.item() if isinstance(value, np.generic) else value,
         )
 
 

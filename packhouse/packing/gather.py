@@ -29,6 +29,7 @@ from packhouse.packing.lists import (
     string_bytes,
 )
 from packhouse.packing.plan import PackPlan
+from packhouse.span_weights import flat_weights, weights_column
 from packhouse.tables import PACKED
 
 __all__ = ["GatherTally", "gather"]
@@ -86,7 +87,8 @@ def gather(
         >>> from packhouse.packing.plan import plan_packs
         >>> from packhouse.tables import TOKENIZED
         >>> record = {"record_id": "a", "source": "s", "row": 0, "input_ids": [7, 8, 9],
-        ...     "trained_ranges": [{"start": 0, "end": 3}], "num_tokens": 3, "num_trained": 3,
+        ...     "trained_ranges": [{"start": 0, "end": 3}], "range_weights": None,
+        ...     "num_tokens": 3, "num_trained": 3,
         ...     "label": None, "group_key": "g"}
         >>> lengths = np.array([3], dtype=np.int32)
         >>> tally = GatherTally()
@@ -119,7 +121,9 @@ class _Records:
         # Record r of chunk s has its offsets in places r + s and r + s + 1.
         self.id_offsets = _joined([offsets for _, offsets in ids])
         self.name_offsets = _joined([offsets for _, offsets in names])
-        self.ranges = _joined_ranges([read_ranges(batch["trained_ranges"]) for batch in batches])
+        ranges = [read_ranges(batch["trained_ranges"]) for batch in batches]
+        self.ranges = _joined_ranges(ranges)
+        self.weights = _joined_weights(batches, ranges)
         self.labels = pa.chunked_array([batch["label"] for batch in batches], pa.int64())
 
     def chunk_of(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
@@ -139,6 +143,24 @@ def _joined_ranges(ranges: list[Ranges]) -> Ranges:
         _joined([each.starts for each in ranges]),
         _joined([each.ends for each in ranges]),
         _joined([each.astype(np.int32) for each in offsets]),
+    )
+
+
+def _joined_weights(
+    batches: list[pa.RecordBatch], ranges: list[Ranges]
+) -> npt.NDArray[np.float32] | None:
+    """Weight of every range of all batches; None where each is 1."""
+    parts = [
+        flat_weights(batch["range_weights"], each.counts())
+        for batch, each in zip(batches, ranges, strict=True)
+    ]
+    if all(part is None for part in parts):
+        return None
+    return np.concatenate(
+        [
+            np.ones(len(each.starts), np.float32) if part is None else part
+            for part, each in zip(parts, ranges, strict=True)
+        ]
     )
 
 
@@ -164,8 +186,8 @@ def _gather_batch(
     assert (begin + ends <= records.id_offsets[slot + 1]).all(), "a length is over its record's"
     input_ids = _join(records.ids, chunk, begin + starts, begin + ends)
     token_offsets = np.concatenate([[0], np.cumsum(seq_lengths, dtype=np.int64)])
-    ranges, num_first_masked = _shifted_ranges(
-        records.ranges, slot, starts, ends, pack_offsets, token_offsets
+    ranges, weights, num_first_masked = _shifted_ranges(
+        records, slot, starts, ends, pack_offsets, token_offsets
     )
     tally.num_packs += len(pack_offsets) - 1
     tally.num_tokens += int(token_offsets[-1])
@@ -180,6 +202,7 @@ def _gather_batch(
     columns = [
         list_array(ids, token_offsets[pack_offsets], pa.int32()),
         ranges,
+        weights,
         list_array(pa.array(seq_lengths), pack_offsets, pa.int32()),
         list_array(_names(records, chunk, slot), pack_offsets, pa.string()),
         labels,
@@ -209,17 +232,18 @@ def _names(
 
 
 def _shifted_ranges(
-    ranges: Ranges,
+    records: _Records,
     slot: npt.NDArray[np.int64],
     starts: npt.NDArray[Any],
     ends: npt.NDArray[Any],
     pack_offsets: npt.NDArray[np.int64],
     token_offsets: npt.NDArray[np.int64],
-) -> tuple[pa.Array, int]:
-    """Trained ranges of every piece in tokens of its pack, and how many first tokens they lost.
+) -> tuple[pa.Array, pa.Array, int]:
+    """Trained ranges of every piece in tokens of its pack, their weights, and first tokens lost.
 
     A piece [2, 8) at token 10 of its pack: range [0, 5) -> [0, 3) -> [1, 3) -> [11, 13), one lost.
     """
+    ranges = records.ranges
     num_ranges = ranges.offsets[slot + 1] - ranges.offsets[slot]
     piece = np.repeat(np.arange(len(slot)), num_ranges)
     each = np.repeat(ranges.offsets[slot], num_ranges) + count_up(num_ranges)
@@ -235,4 +259,5 @@ def _shifted_ranges(
     shifted = ranges_array(
         (start[kept] + shift).astype(np.int32), (end[kept] + shift).astype(np.int32), counts
     )
-    return shifted, num_first_masked
+    weights = None if records.weights is None else records.weights[each[kept]]
+    return shifted, weights_column(weights, counts), num_first_masked

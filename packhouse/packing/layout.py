@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.packing.lists import Int32s, flat_list, list_array, read_ranges, zero_based
+from packhouse.packing.lists import (
+    Int32s,
+    count_up,
+    flat_list,
+    list_array,
+    read_ranges,
+    zero_based,
+)
+from packhouse.span_weights import flat_weights
 from packhouse.tables import PACKED
 
 __all__ = [
@@ -22,6 +30,7 @@ __all__ = [
     "IGNORE_INDEX",
     "Layout",
     "expand_labels",
+    "expand_weights",
     "position_ids",
     "published_schema",
     "to_layout",
@@ -37,7 +46,10 @@ Layout = Literal["labels", "compact"]
 
 
 def published_schema(
-    layout: Layout = "labels", position_ids: bool = False, with_label: bool = False
+    layout: Layout = "labels",
+    position_ids: bool = False,
+    with_label: bool = False,
+    with_weights: bool = False,
 ) -> pa.Schema:
     """Schema of published files, with the contract in its metadata.
 
@@ -60,6 +72,9 @@ def published_schema(
         fields.append(pa.field("position_ids", int32s, nullable=False))
     if with_label:
         fields.append(PACKED.field("label"))
+    if with_weights:
+        float32s = pa.list_(pa.field("item", pa.float32(), nullable=False))
+        fields.append(pa.field("loss_weights", float32s, nullable=False))
     metadata = {
         "packhouse.contract": str(CONTRACT_VERSION),
         "packhouse.layout": layout,
@@ -74,6 +89,7 @@ def to_layout(
     layout: Layout = "labels",
     position_ids: bool = False,
     with_label: bool = False,
+    with_weights: bool = False,
 ) -> pa.RecordBatch:
     """Turn a batch of schema `tables.PACKED` into one of `published_schema`.
 
@@ -82,8 +98,9 @@ def to_layout(
         layout: `labels` for a label per token, `compact` for the trained ranges.
         position_ids: add positions that restart at each sequence.
         with_label: add the class index of classification data.
+        with_weights: add the loss weight of each token, 0 where it is not trained.
     """
-    schema = published_schema(layout, position_ids, with_label)
+    schema = published_schema(layout, position_ids, with_label, with_weights)
     columns = {name: batch[name] for name in schema.names if name in PACKED.names}
     _, offsets = flat_list(batch["input_ids"])
     if layout == "labels":
@@ -94,6 +111,9 @@ def to_layout(
         lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
         positions = pa.array(_positions(lengths))
         columns["position_ids"] = list_array(positions, offsets - offsets[0], pa.int32())
+    if with_weights:
+        weights = pa.array(expand_weights(batch))
+        columns["loss_weights"] = list_array(weights, offsets - offsets[0], pa.float32())
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
@@ -103,8 +123,8 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{
         ...     "input_ids": [7, 8, 9, 5, 6], "trained_ranges": [{"start": 1, "end": 3},
-        ...     {"start": 4, "end": 5}], "seq_lengths": [3, 2], "record_ids": ["a", "b"],
-        ...     "label": None}], PACKED)
+        ...     {"start": 4, "end": 5}], "range_weights": None, "seq_lengths": [3, 2],
+        ...     "record_ids": ["a", "b"], "label": None}], PACKED)
         >>> expand_labels(batch).tolist()
         [-100, 8, 9, -100, 6]
     """
@@ -113,6 +133,30 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
     base = offsets[:-1][ranges.row_of_each()]
     is_trained = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
     return np.where(is_trained, ids, np.int32(IGNORE_INDEX))
+
+
+def expand_weights(batch: pa.RecordBatch) -> npt.NDArray[np.float32]:
+    """Loss weights of all tokens of packed rows, flat, shape [num_tokens]; 0: not trained.
+
+    Example:
+        >>> batch = pa.RecordBatch.from_pylist([{
+        ...     "input_ids": [7, 8, 9, 5, 6], "trained_ranges": [{"start": 1, "end": 3},
+        ...     {"start": 4, "end": 5}], "range_weights": [0.5, 1.0], "seq_lengths": [3, 2],
+        ...     "record_ids": ["a", "b"], "label": None}], PACKED)
+        >>> expand_weights(batch).tolist()
+        [0.0, 0.5, 0.5, 0.0, 1.0]
+    """
+    _, offsets = zero_based(*flat_list(batch["input_ids"]))
+    ranges = read_ranges(batch["trained_ranges"])
+    base = offsets[:-1][ranges.row_of_each()].astype(np.int64)
+    weights = np.zeros(int(offsets[-1]), np.float32)
+    given = flat_weights(batch["range_weights"], ranges.counts())
+    given = np.ones(len(ranges.starts), np.float32) if given is None else given
+    lengths = ranges.ends - ranges.starts
+    weights[np.repeat(ranges.starts + base, lengths) + count_up(lengths)] = np.repeat(
+        given, lengths
+    )
+    return weights
 
 
 def trained_mask(starts: Any, ends: Any, num_tokens: int) -> npt.NDArray[np.bool_]:

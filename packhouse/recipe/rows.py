@@ -1,12 +1,14 @@
 """The sections that decide what becomes of one row: `validate`, `format`, `tokenize`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from packhouse.recipe.section import Section
 
-__all__ = ["FormatConfig", "TokenizeConfig", "ValidateConfig"]
+__all__ = ["FormatConfig", "Role", "TokenizeConfig", "ValidateConfig"]
+
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 class ValidateConfig(Section):
@@ -33,13 +35,42 @@ class FormatConfig(Section):
     `sequence_classification`, `text`, or a path to a Jinja file."""
 
     train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
-    """Which turns are trained; `all` trains every token of the rendering."""
+    """Which turns are trained; `all` trains every token of the rendering. A message's own `weight`
+    or `train` goes before."""
+
+    never_train: Annotated[list[Role], Field(max_length=4)] = []
+    """Roles left out of `train_on: all`: their turns, headers included, and no others."""
+
+    reasoning: Literal["keep", "strip", "train_last"] = "keep"
+    """Thinking in answers: what the template makes of it; taken out before rendering; or as the
+    template has it, but trained only behind the last user turn."""
+
+    one_example_per_turn: bool = False
+    """Each answer becomes an example of its own, behind exactly the prompt that inference gives:
+    for templates that rewrite history, as Qwen3's does with thinking."""
 
     system: str | None = None
     """System prompt put before conversations that have none."""
 
     prompt: str | None = None
     """Classification: text with `{text}` that asks for the label."""
+
+    @field_validator("never_train")
+    @classmethod
+    def _in_order(cls, roles: list[Role]) -> list[Role]:
+        return sorted(set(roles))  # the same roles are the same recipe
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.never_train and self.train_on != "all":
+            raise ValueError(
+                f"never_train takes roles out of train_on: all, and train_on is {self.train_on}"
+            )
+        if len({*self.never_train, "tool", "system"}) == 4:
+            raise ValueError("never_train leaves neither user nor assistant turns to train")
+        if self.one_example_per_turn and self.train_on == "all":
+            raise ValueError("one_example_per_turn trains one answer in each: not train_on: all")
+        return self
 
 
 class TokenizeConfig(Section):

@@ -27,6 +27,7 @@ from packhouse.fingerprint import canonical_json
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
+from packhouse.steps.format_step import conversations
 from packhouse.steps.records import read_records
 from packhouse.steps.shard_io import inputs_of
 from packhouse.tokenization import load_snapshot
@@ -47,16 +48,16 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
 def _shard(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
     assert job.source is not None
     validated, formatted, tokenized = (
-        read_table(inputs_of(job, workspace, step)[0].path(f"{artefact}.arrow"))
-        for step, artefact in _ARTEFACTS.items()
+        inputs_of(job, workspace, step)[0] for step in ("validate", "format", "tokenize")
     )
-    snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
     return audit_shard(
-        validated, formatted, tokenized, snapshot, recipe.format, job.source.label_names
+        conversations(validated, formatted),
+        read_table(formatted.path("formatted.arrow")),
+        read_table(tokenized.path("tokenized.arrow")),
+        load_snapshot(recipe.tokenizer, cache=workspace.tokenizers),
+        recipe.format,
+        job.source.label_names,
     )
-
-
-_ARTEFACTS = {"validate": "validated", "format": "formatted", "tokenize": "tokenized"}
 
 
 def _benchmarks(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
@@ -93,7 +94,12 @@ def _batches(gathered: Receipt) -> Iterator[pa.RecordBatch]:
 
 def _records(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
     (packed,) = inputs_of(job, workspace, "pack")
-    return audit_records(pa.Table.from_batches(read_records(packed, workspace)))
+    found = audit_records(pa.Table.from_batches(read_records(packed, workspace)))
+    if recipe.dedup.near != "keep":
+        near = packed.facts["dedup"]["near"]
+        found["near_duplicates"] = near["rows"] - near["dropped"]
+        found["both_sides"] += near["on_both_sides"]
+    return found
 
 
 _KINDS: dict[str, Callable[[Job, Recipe, Workspace], dict[str, Any]]] = {
@@ -145,6 +151,8 @@ def _source(validated: Receipt) -> str:
 def _add_repetition(audit: dict[str, Any], repetition: dict[str, Any]) -> None:
     for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
         audit["dataset"][name] = repetition[name]
+    if "near_duplicates" in repetition:
+        audit["dataset"]["near_duplicates"] = repetition["near_duplicates"]
     for source, number in repetition["sources"].items():
         audit["sources"][source]["duplicates"] = number
     if repetition["worst"]:

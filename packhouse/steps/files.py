@@ -42,8 +42,8 @@ def _data(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[
         parts.append(read_table(receipt.path("packs.arrow")).slice(low - first, high - low))
     content = ContentHash()
     rows = pa.concat_tables(parts)
-    with_label = job.parts["with_label"]
-    file = write_data_file(rows, cut, folder, recipe.publish, content, with_label=with_label)
+    columns = {name: job.parts[name] for name in ("with_label", "with_weights")}
+    file = write_data_file(rows, cut, folder, recipe.publish, content, **columns)
     entry = _entry(file.path, "data", file.rows, split=file.split, tokens=file.tokens)
     return {"files": [entry], "content": content.hexdigest()}
 

@@ -67,6 +67,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     admitted = selection.admitted
     is_eval = _sides(shards, selection, recipe.split)
     has_label = _has_label(shards)
+    with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
     _write_places(folder, receipts, shards, admitted)
     write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval))
     counts = {**_counts(selection), **_selected(selection, is_eval)}
@@ -76,7 +77,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     for side, is_side in (("train", ~is_eval[rows]), ("eval", is_eval[rows])):
         facts = _plan_side(folder, side, recipe.pack, rows[is_side], lengths[is_side])
         with_label = recipe.pack.strategy == "none" and bool(has_label[rows[is_side]].any())
-        planned[side] = {**facts, "with_label": with_label}
+        planned[side] = {**facts, "with_label": with_label, "with_weights": with_weights}
     return {
         **counts,
         "sides": planned,

@@ -11,20 +11,25 @@ from pathlib import Path
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat import ChatEngine
+from packhouse.templates.examples import rewrites
 from packhouse.templates.renderer import Rendered, Renderer, digest
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN, make_single_turn
+from packhouse.templates.windows import WindowRule
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["VERSION", "Rendered", "Renderer", "make_renderer"]
+__all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer", "rewrites"]
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the same row and template give other text or spans than before."""
 
 
 def make_renderer(
-    config: FormatConfig, snapshot: TokenizerSnapshot, label_names: list[str] | None = None
+    config: FormatConfig,
+    snapshot: TokenizerSnapshot,
+    label_names: list[str] | None = None,
+    window: WindowRule | None = None,
 ) -> Renderer:
     """The renderer of `config.template`.
 
@@ -34,6 +39,7 @@ def make_renderer(
         config: the recipe's format section.
         snapshot: tokenizer whose control tokens and chat template are used.
         label_names: text of label 0, 1, ...; what `classification` trains.
+        window: what fits, where conversations that do not are split to windows.
 
     Raises:
         ConfigError: no such template, a Jinja file that cannot be read, or a bad prompt.
@@ -42,15 +48,16 @@ def make_renderer(
     name = config.template
     options = config.model_dump_json()
     tokens = repr(sorted(snapshot.special_tokens.items()))
-    facts = [str(VERSION), name, options, tokens, str(snapshot.adds_bos), repr(label_names)]
+    rule = repr(window and window.seq_len)
+    facts = [str(VERSION), name, options, rule, tokens, str(snapshot.adds_bos), repr(label_names)]
     if name in SINGLE_TURN:
         engine = make_single_turn(config, snapshot, label_names)
-        return Renderer(engine, identity=digest(*facts), system=config.system)
+        return Renderer(engine, identity=digest(*facts), config=config, window=window)
     source, where = _chat_source(name, snapshot)
     today = pinned_date().isoformat() if "strftime_now" in source else ""
     facts += [source, repr(sorted(snapshot.added_tokens)), today]
-    chat = ChatEngine(RowRenderer(config, snapshot, source, where))
-    return Renderer(chat, identity=digest(*facts), system=config.system)
+    chat = ChatEngine(RowRenderer(config, snapshot, source, where), config)
+    return Renderer(chat, identity=digest(*facts), config=config, window=window)
 
 
 def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:

@@ -12,18 +12,22 @@ about twice what transformers takes. A row comes out the same either way.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from packhouse.recipe import FormatConfig
+from packhouse.span_weights import weights_column
 from packhouse.templates.conversations import Conversations
-from packhouse.templates.groups import Group, chat_messages, groups, parse_tools
+from packhouse.templates.groups import Group, groups, parse_tools
 from packhouse.templates.leaves import replace_ids, replace_leaves
 from packhouse.templates.marks import MARKINGS
 from packhouse.templates.renderer import Refusal, RefusedError, Texts
-from packhouse.templates.rows import RowRenderer
+from packhouse.templates.rows import RenderedRow, RowRenderer
 from packhouse.templates.segments import Filled, concat_filled, fill, span_lists
 from packhouse.templates.shapes import CompiledShape, make_program
+from packhouse.templates.thinking import has_thinking
 from packhouse.templates.tracing import Check, Trace, is_traceable
 
 __all__ = ["ChatEngine"]
@@ -35,8 +39,9 @@ MAX_WAYS = 4  # rows of a shape to learn from before the rest is rendered one by
 class ChatEngine:
     """Renders conversations with one Jinja template."""
 
-    def __init__(self, rows: RowRenderer) -> None:
+    def __init__(self, rows: RowRenderer, config: FormatConfig) -> None:
         self._rows = rows
+        self._config = config
         self._compiled: dict[Hashable, list[CompiledShape]] = {}
 
     def render(self, conversations: Conversations) -> Texts:
@@ -45,8 +50,8 @@ class ChatEngine:
         alone = np.ones(conversations.num_rows, dtype=bool)
         parts, notes = [], Counter[str]()
         if is_traceable(self._rows.template.ast):
-            with_tools = MARKINGS[0] in self._rows.markings
-            for group in groups(conversations, MIN_SHAPE_ROWS, with_tools=with_tools):
+            by_shape = self._by_shape(conversations)
+            for group in groups(conversations, MIN_SHAPE_ROWS, by_shape, self._rows.chat):
                 for part in self._fill_group(group, notes):
                     parts.append(part)
                     alone[part.rows] = False
@@ -54,6 +59,16 @@ class ChatEngine:
         texts.filled = concat_filled([*parts, texts.filled])
         texts.notes.update(notes)
         return texts
+
+    def _by_shape(self, conversations: Conversations) -> np.ndarray:
+        """Rows whose shape may decide their spans; for others, texts or prompts do."""
+        by_shape = np.full(conversations.num_rows, not self._config.one_example_per_turn)
+        if MARKINGS[0] not in self._rows.markings:  # calls are taken to pieces
+            by_shape &= conversations.is_plain
+        if self._config.reasoning == "train_last":
+            thinks = np.append(0, np.cumsum(has_thinking(conversations.values)))
+            by_shape &= thinks[conversations.starts[1:]] == thinks[conversations.starts[:-1]]
+        return by_shape
 
     def _fill_group(self, group: Group, notes: Counter[str]) -> Iterator[Filled]:
         """Fill the rows that known ways through the template fit; then learn further ways."""
@@ -73,7 +88,8 @@ class ChatEngine:
             fitting = way.fits(rows, group.column)
             if not fitting.any():
                 continue
-            filled = fill(way.program, rows[fitting], group.slots_of(rows[fitting]))
+            some = rows[fitting]
+            filled = fill(way.program, some, group.slots_of(some), group.weight_of(some))
             if not self._agrees(group, filled, num_samples):
                 known.remove(way)
                 return
@@ -112,19 +128,23 @@ class ChatEngine:
         for at in sorted({last * sample // num_samples for sample in range(1, num_samples + 1)}):
             raw, messages, tools = group.example(int(filled.rows[at]))
             try:
-                text, content, trained = self._rows.render(raw, messages, tools, Counter())
+                row = self._rows.render(raw, messages, tools, Counter())
             except RefusedError:
                 return False
+            weights = filled.span_weights[at].as_py() or [1] * len(row.trained)
             if (
-                filled.text[at].as_buffer().to_pybytes() != text
-                or _pairs(filled.content_spans[at]) != content
-                or _pairs(filled.trained_spans[at]) != trained
+                filled.text[at].as_buffer().to_pybytes() != row.text
+                or _pairs(filled.content_spans[at]) != row.content
+                or _pairs(filled.trained_spans[at]) != [span[:2] for span in row.trained]
+                or weights != _weights(row, raw)
             ):
                 return False
         return True
 
     def _render_rows(self, conversations: Conversations, rows: np.ndarray) -> Texts:
-        kept, texts, content, trained = [], [], [], []
+        kept: list[int] = []
+        rendered: list[RenderedRow] = []
+        weights: list[float] = []
         refused: dict[int, Refusal] = {}
         notes: Counter[str] = Counter()
         for row, (raw, tools_text) in zip(
@@ -132,24 +152,31 @@ class ChatEngine:
         ):
             noted = Counter[str]()
             try:
-                text, of_content, of_trained = self._rows.render(
-                    raw, chat_messages(raw), parse_tools(tools_text), noted
+                rendered.append(
+                    self._rows.render(raw, self._rows.chat(raw), parse_tools(tools_text), noted)
                 )
             except RefusedError as error:
                 refused[row] = error.refusal
                 continue
             notes.update(noted)
             kept.append(row)
-            texts.append(text)
-            content.append(of_content)
-            trained.append(of_trained)
+            weights += _weights(rendered[-1], raw)
         filled = Filled(
             np.array(kept, dtype=np.int64),
-            pa.array(texts, pa.string()),
-            _lists(content),
-            _lists(trained),
+            pa.array([row.text for row in rendered], pa.string()),
+            _lists([row.content for row in rendered]),
+            _lists([[span[:2] for span in row.trained] for row in rendered]),
+            weights_column(
+                np.array(weights, np.float32),
+                np.array([len(row.trained) for row in rendered], np.int64),
+            ),
         )
         return Texts(filled, refused, notes)
+
+
+def _weights(row: RenderedRow, raw: list[dict[str, Any]]) -> list[float]:
+    """Weight of each trained span; `raw` are the messages."""
+    return [1.0 if s.message < 0 else raw[s.message]["weight"] for s in row.trained]
 
 
 def _pairs(spans: pa.Scalar) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ for rows that no shape covers.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,13 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.recipe import FormatConfig
 from packhouse.tables import MESSAGE
+from packhouse.templates.examples import with_field
+from packhouse.templates.weighing import ROLES, decide_weights
 
-__all__ = ["ROLES", "Conversations", "Shape", "Turn"]
+__all__ = ["Conversations", "Shape", "Turn"]
 
-ROLES = ("system", "user", "assistant", "tool")
 _OTHER = 7
-_CONTEXT, _UNTRAINED = 8, 16
+_CONTEXT, _TRAINED, _SCALED = 8, 16, 32
 
 
 class Turn(NamedTuple):
@@ -31,6 +33,8 @@ class Turn(NamedTuple):
     role: str
     has_context: bool = False
     is_trained: bool = True
+    is_scaled: bool = False
+    """Trained with a weight other than 1."""
 
 
 Shape = tuple[Turn, ...]
@@ -43,7 +47,7 @@ class Conversations:
     starts: np.ndarray
     """int64 [num_rows + 1], positions in the columns below."""
     values: pa.StructArray
-    """All messages, type MESSAGE."""
+    """All messages, type MESSAGE; `weight` as decided (see `packhouse.templates.weighing`)."""
     content: pa.Array
     context: pa.Array
     """Null where a message has none; empty context counts as none."""
@@ -53,14 +57,16 @@ class Conversations:
     label: pa.Array
 
     @classmethod
-    def from_table(cls, table: pa.Table, system: str | None = None) -> "Conversations":
-        """Take the columns apart; `system` goes before conversations that have no system turn."""
+    def from_table(cls, table: pa.Table, config: FormatConfig) -> "Conversations":
+        """Take the columns apart, put in system turns that the recipe adds, and decide weights."""
         messages = _one_array(table.column("messages"))
         starts = messages.offsets.to_numpy().astype(np.int64)
         values = messages.values.slice(starts[0], starts[-1] - starts[0])
         starts = starts - starts[0]
-        if system is not None:
-            starts, values = _put_system(starts, values, system)
+        if config.system is not None:
+            starts, values = _put_system(starts, values, config.system)
+        weights = decide_weights(values, starts, config)
+        values = with_field(values, "weight", pa.array(weights, pa.float32()))
         context = values.field("context")
         blank = pc.equal(pc.fill_null(context, ""), "")
         context = pc.if_else(blank, pa.scalar(None, pa.string()), context)
@@ -107,11 +113,19 @@ class Conversations:
         codes = pc.fill_null(roles, _OTHER).to_numpy().astype(np.uint8)
         if with_context and self.context.null_count != len(self.context):
             codes |= np.where(self.context.is_valid().to_numpy(False), _CONTEXT, 0).astype(np.uint8)
-        weight = self.values.field("weight")
-        if weight.null_count != len(weight):
-            zero = pc.fill_null(pc.equal(weight, 0.0), False).to_numpy(zero_copy_only=False)
-            codes |= np.where(zero, _UNTRAINED, 0).astype(np.uint8)
+        weight = self.weights
+        codes |= np.where(weight > 0, _TRAINED, 0).astype(np.uint8)
+        codes |= np.where((weight > 0) & (weight != 1), _SCALED, 0).astype(np.uint8)
         return np.asarray(codes)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """float32 [number of messages]; 0: not trained."""
+        return np.asarray(self.values.field("weight").to_numpy())
+
+    def weight_of(self, rows: np.ndarray) -> Callable[[int], np.ndarray]:
+        """Message number -> its weight in each of the rows."""
+        return lambda message: self.weights[self.starts[rows] + message]
 
     def joined_content(self) -> pa.Array:
         r"""Content, and where there is a context, content + "\\n" + context."""
@@ -171,7 +185,7 @@ def _dicts(values: pa.StructArray) -> Iterator[dict[str, Any]]:
 
 def _turn(code: int) -> Turn:
     role = ROLES[code & 7] if code & 7 < len(ROLES) else "other"
-    return Turn(role, bool(code & _CONTEXT), not code & _UNTRAINED)
+    return Turn(role, bool(code & _CONTEXT), bool(code & _TRAINED), bool(code & _SCALED))
 
 
 def canonical_json(value: Any) -> bytes:

@@ -35,6 +35,8 @@ class Group:
     """(leaf, some of the rows) -> the leaf's text in each."""
     example: Callable[[int], Example]
     """Row -> canonical messages, messages as the template gets them, tools."""
+    weight_of: Callable[[np.ndarray], Callable[[int], np.ndarray]]
+    """Some of the rows -> (message -> its weight in each)."""
     needs_filled: bool
     """Whether rows may have an empty leaf (which is none)."""
 
@@ -43,24 +45,36 @@ class Group:
         return lambda slot: self.column(slot.number, rows)
 
 
-def groups(conversations: Conversations, min_rows: int, *, with_tools: bool) -> Iterator[Group]:
-    """Groups of at least `min_rows` rows; plain ones first, then those with tools, if wanted."""
+def groups(
+    conversations: Conversations,
+    min_rows: int,
+    wanted: np.ndarray,
+    chat: Callable[[Messages], Messages],
+) -> Iterator[Group]:
+    """Groups of at least `min_rows` rows; plain ones first, then those with tools.
+
+    Args:
+        conversations: the rows.
+        min_rows: of a group.
+        wanted: bool [num_rows]; other rows are in no group.
+        chat: canonical messages -> messages as the template gets them.
+    """
     content = conversations.joined_content()
 
     def example(row: int) -> Example:
         raw, tools = next(conversations.messages_of(np.array([row])))
-        return raw, chat_messages(raw), parse_tools(tools)
+        return raw, chat(raw), parse_tools(tools)
 
     def column(leaf: int, rows: np.ndarray) -> pa.Array:
         return content.take(pa.array(conversations.starts[rows] + leaf))
 
     for shape, rows in conversations.shapes(with_context=False):
-        plain = rows[conversations.is_plain[rows]]
+        plain = rows[(conversations.is_plain & wanted)[rows]]
         if len(plain) >= min_rows:
-            yield Group(shape, plain, column, example, True)
-    rich = np.flatnonzero(~conversations.is_plain)
-    if with_tools and len(rich) >= min_rows:
-        yield from _rich_groups(conversations, rich, min_rows, example)
+            yield Group(shape, plain, column, example, conversations.weight_of, True)
+    rich = np.flatnonzero(~conversations.is_plain & wanted)
+    if len(rich) >= min_rows:
+        yield from _rich_groups(conversations, rich, min_rows, example, chat)
 
 
 def _rich_groups(
@@ -68,13 +82,14 @@ def _rich_groups(
     rows: np.ndarray,
     min_rows: int,
     example: Callable[[int], Example],
+    chat: Callable[[Messages], Messages],
 ) -> Iterator[Group]:
     found: dict[str, list[int]] = {}
     values: dict[int, list[Any]] = {}
     for row, (raw, tools) in zip(rows.tolist(), conversations.messages_of(rows), strict=True):
-        key, values[row] = skeleton(chat_messages(raw), parse_tools(tools))
-        untrained = [number for number, message in enumerate(raw) if message.get("weight") == 0]
-        found.setdefault(f"{untrained}{key}", []).append(row)
+        key, values[row] = skeleton(chat(raw), parse_tools(tools))
+        trained = [(message["weight"] > 0) + (message["weight"] not in (0, 1)) for message in raw]
+        found.setdefault(f"{trained}{key}", []).append(row)
 
     def column(leaf: int, some: np.ndarray) -> pa.Array:
         texts = (values[row][leaf] for row in some.tolist())
@@ -82,7 +97,8 @@ def _rich_groups(
 
     for key, members in found.items():
         if len(members) >= min_rows:
-            yield Group(key, np.array(members), column, example, False)
+            rows_of = np.array(members)
+            yield Group(key, rows_of, column, example, conversations.weight_of, False)
 
 
 def _dumps(value: Any) -> str:

@@ -158,6 +158,7 @@ class Marker:
         self.whole: set[int] = set()
         """Messages whose content the template writes as one piece; set for inner marks."""
         self._contents = [message["content"] for message in messages]
+        self.plain_messages, self.plain_tools = messages, tools
         self.messages, self.tools = replace_leaves(messages, tools, self._replace)
 
     def _replace(self, leaf: Leaf, copy: Any) -> Any:

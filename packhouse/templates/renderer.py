@@ -11,16 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from packhouse.tables import FORMATTED, QUARANTINED
+from packhouse.recipe import FormatConfig
+from packhouse.tables import FORMATTED, QUARANTINED, VALIDATED
 from packhouse.templates.conversations import Conversations, canonical_json
+from packhouse.templates.examples import make_examples
 from packhouse.templates.segments import Filled
+from packhouse.templates.windows import WindowRule, split_to_windows
 
 __all__ = ["Engine", "Refusal", "RefusedError", "Rendered", "Renderer", "Texts"]
 
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
+TURN_FACTOR = 16  # about how much larger a part may become as examples of single turns
 RAW_BYTES = 64 * 2**10  # of a quarantined row's raw form that is kept
 
 
@@ -29,6 +34,11 @@ class Refusal(NamedTuple):
 
     reason: str
     detail: str
+
+
+_ONLY_THINKING = Refusal(
+    "only_thinking", "nothing of an answer is left without its thinking; see format.reasoning"
+)
 
 
 class RefusedError(Exception):
@@ -66,6 +76,11 @@ class Rendered:
     """Schema QUARANTINED, in the order of the input; `raw` is canonical JSON of the row."""
     notes: dict[str, int]
     """Counts worth knowing that are no errors, such as `reasoning_not_rendered`."""
+    examples: pa.Table
+    """Schema VALIDATED: the conversations that were rendered (or refused), row by row; other than
+    those that came in where thinking was stripped or rows were split."""
+    added: dict[str, int]
+    """Rows beyond one for each that came in, by reason: `turn_examples`, `windows`."""
 
 
 class Renderer:
@@ -74,33 +89,108 @@ class Renderer:
     Output depends on the row alone: neither the table's size nor the other rows change it.
     """
 
-    def __init__(self, engine: Engine, *, identity: str, system: str | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        identity: str,
+        config: FormatConfig,
+        window: WindowRule | None = None,
+    ) -> None:
         self.identity = identity
         self._engine = engine
-        self._system = system
+        self._config = config
+        self._window = window
 
     def render(self, table: pa.Table) -> Rendered:
         """Render a VALIDATED table.
 
         Returns:
-            Formatted and quarantined rows; together as many as came in.
+            Formatted and quarantined rows; together as many as came in and were added.
 
         Raises:
             TemplateError: the template itself cannot be used or proven, whatever the row.
         """
-        formatted, quarantined, notes = [], [], Counter[str]()
-        for part in _parts(table):
-            texts = self._engine.render(Conversations.from_table(part, self._system))
-            formatted.append(_formatted(part, texts.filled))
-            quarantined.append(_quarantined(part, texts.refused))
-            notes.update(texts.notes)
-        rendered = Rendered(
-            formatted=pa.concat_tables([FORMATTED.empty_table(), *formatted]),
-            quarantined=pa.concat_tables([QUARANTINED.empty_table(), *quarantined]),
-            notes={name: notes[name] for name in sorted(notes) if notes[name]},
-        )
-        assert table.num_rows == rendered.formatted.num_rows + rendered.quarantined.num_rows
+        done = _Done()
+        part_bytes = PART_BYTES // (TURN_FACTOR if self._config.one_example_per_turn else 1)
+        for part in _parts(table, part_bytes):
+            examples = make_examples(part, self._config)
+            done.added["turn_examples"] += examples.num_added
+            if examples.emptied:
+                self._render_sifted(examples.table, examples.emptied, done)
+            else:
+                self._render_part(examples.table, done)
+        rendered = done.rendered()
+        num_out = rendered.formatted.num_rows + rendered.quarantined.num_rows
+        assert num_out == table.num_rows + sum(rendered.added.values())
         return rendered
+
+    def _render_sifted(self, part: pa.Table, emptied: list[int], done: "_Done") -> None:
+        """Render the rows of which thinking is not all; the others are bad."""
+        is_kept = np.ones(part.num_rows, np.bool_)
+        is_kept[emptied] = False
+        done.quarantined.append(_quarantined(part, dict.fromkeys(emptied, _ONLY_THINKING)))
+        done.examples.append(part.filter(pa.array(~is_kept)))
+        self._render_part(part.filter(pa.array(is_kept)), done)
+
+    def _render_part(self, part: pa.Table, done: "_Done") -> None:
+        texts = self._engine.render(Conversations.from_table(part, self._config))
+        formatted = _formatted(part, texts.filled)
+        if self._window is not None and formatted.num_rows:
+            over = self._window.over(formatted)
+            if over.any():
+                rows = texts.filled.rows[over]
+                windows, origin = self._windows(part.take(pa.array(rows)))
+                done.added["windows"] += windows.num_rows - len(rows)
+                done.notes["windowed_rows"] += len(rows)
+                part = _replaced(part, rows, windows, origin)
+                texts = self._engine.render(Conversations.from_table(part, self._config))
+                formatted = _formatted(part, texts.filled)
+        done.examples.append(part)
+        done.formatted.append(formatted)
+        done.quarantined.append(_quarantined(part, texts.refused))
+        done.notes.update(texts.notes)
+
+    def _windows(self, over: pa.Table) -> tuple[pa.Table, np.ndarray]:
+        """Windows of conversations that are too long, and the row that each comes from."""
+
+        def fits(talks: pa.Table) -> np.ndarray:
+            assert self._window is not None
+            texts = self._engine.render(Conversations.from_table(talks, self._config))
+            fitting = np.zeros(talks.num_rows, np.bool_)
+            formatted = _formatted(talks, texts.filled)
+            fitting[texts.filled.rows] = ~self._window.over(formatted)
+            return fitting
+
+        return split_to_windows(over, self._config, fits)
+
+
+@dataclass(slots=True)
+class _Done:
+    """What has come of the parts so far."""
+
+    formatted: list[pa.Table] = field(default_factory=list)
+    quarantined: list[pa.Table] = field(default_factory=list)
+    examples: list[pa.Table] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    added: Counter[str] = field(default_factory=Counter)
+
+    def rendered(self) -> Rendered:
+        return Rendered(
+            formatted=pa.concat_tables([FORMATTED.empty_table(), *self.formatted]),
+            quarantined=pa.concat_tables([QUARANTINED.empty_table(), *self.quarantined]),
+            notes={name: count for name, count in sorted(self.notes.items()) if count},
+            examples=pa.concat_tables([VALIDATED.empty_table(), *self.examples]),
+            added={name: count for name, count in sorted(self.added.items()) if count},
+        )
+
+
+def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray) -> pa.Table:
+    """The part with some of its rows replaced by their windows, in order."""
+    kept = np.setdiff1d(np.arange(part.num_rows), rows)
+    places = np.concatenate([kept, rows[origin]])
+    whole = pa.concat_tables([part.take(pa.array(kept)), windows]).unify_dictionaries()
+    return whole.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks()
 
 
 def digest(*parts: str) -> str:
@@ -113,10 +203,10 @@ def digest(*parts: str) -> str:
     return hasher.hexdigest()
 
 
-def _parts(table: pa.Table) -> Iterator[pa.Table]:
+def _parts(table: pa.Table, part_bytes: int) -> Iterator[pa.Table]:
     if not table.num_rows:
         return
-    by_size = -(-table.nbytes // PART_BYTES)
+    by_size = -(-table.nbytes // part_bytes)
     by_rows = -(-table.num_rows // PART_ROWS)
     step = -(-table.num_rows // max(by_size, by_rows, 1))
     for start in range(0, table.num_rows, step):
@@ -129,6 +219,7 @@ def _formatted(part: pa.Table, filled: Filled) -> pa.Table:
         "text": filled.text,
         "content_spans": filled.content_spans,
         "trained_spans": filled.trained_spans,
+        "span_weights": filled.span_weights,
     }
     columns = [own.get(name, None) for name in FORMATTED.names]
     return pa.table(

@@ -9,12 +9,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates.conversations import Turn
+from packhouse.templates.borders import Borders, find_borders
+from packhouse.templates.call_ids import with_call_ids
+from packhouse.templates.groups import chat_messages
 from packhouse.templates.leaves import Leaf, ids_of, replace_ids, replace_leaves, skeleton
 from packhouse.templates.marks import (
     MARKINGS,
@@ -22,20 +25,46 @@ from packhouse.templates.marks import (
     Marked,
     Marker,
     Marking,
+    Occurrence,
     TornError,
     inspected_literals,
 )
 from packhouse.templates.renderer import RefusedError
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.single_turn import trained_turns
-from packhouse.templates.turns import Starts, TurnRules, learn_rules, locate_turns
+from packhouse.templates.thinking import thought_spans
+from packhouse.templates.turns import (
+    Starts,
+    TurnRules,
+    check_generation,
+    learn_rules,
+    locate_turns,
+)
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["RowRenderer"]
+__all__ = ["RenderedRow", "RowRenderer", "Trained"]
 
 Messages = list[dict[str, Any]]
 
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
+
+
+class Trained(NamedTuple):
+    """A trained span in bytes of the text, and the message whose weight it has; -1: it is 1."""
+
+    start: int
+    end: int
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRow:
+    """One conversation as text."""
+
+    text: bytes
+    content: list[tuple[int, int]]
+    """Spans of contents, ascending."""
+    trained: list[Trained]
+    """Ascending and disjoint; there is at least one."""
 
 
 class RowRenderer:
@@ -51,6 +80,7 @@ class RowRenderer:
     def __init__(
         self, config: FormatConfig, snapshot: TokenizerSnapshot, source: str, where: str
     ) -> None:
+        self._config = config
         self._train_on = config.train_on
         self._template_args = (source, dict(snapshot.special_tokens), where)
         tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
@@ -58,6 +88,7 @@ class RowRenderer:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._control, self._control_bytes = re.compile(pattern), re.compile(pattern.encode())
         self._starts: Starts = {}
+        self._borders: dict[tuple[tuple[str, ...], bytes], int] = {}
         self._probe_refusal = ""  # what the template said to the first probe that it refused
 
     @cached_property
@@ -70,7 +101,11 @@ class RowRenderer:
     def rules(self) -> TurnRules | None:
         """The template's turn rules; None where it marks what is generated or all is trained."""
         template = self.template
-        if self._train_on == "all" or template.has_generation:
+        if self._train_on == "all":
+            return None
+        if template.has_generation:
+            probed = self._probe(2, False)
+            check_generation(probed, self._probe(1, True), self._control_bytes, template.where)
             return None
         try:
             rules = learn_rules(self._probe, self._control_bytes, template.where)
@@ -91,11 +126,11 @@ class RowRenderer:
         messages: Messages,
         tools: list[Any] | None,
         notes: Counter[str],
-    ) -> tuple[bytes, list[tuple[int, int]], list[tuple[int, int]]]:
-        """Text, spans of its contents and trained spans, in bytes and ascending.
+    ) -> RenderedRow:
+        """Text, spans of its contents and trained spans.
 
         Args:
-            raw: canonical messages, for their weights.
+            raw: canonical messages, each with the weight decided for it.
             messages: the same as the template gets them.
             tools: parsed tool definitions.
             notes: counts what is worth knowing.
@@ -106,27 +141,50 @@ class RowRenderer:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
         marked, marker = self.marked(messages, tools, self.markings)
+        lost: RefusedError | None = None
+        try:
+            self.check_nothing_lost(messages, tools, marked, marker.leaves, Counter())
+        except RefusedError as error:
+            if error.refusal.reason != "content_lost":
+                raise
+            lost = error
+        trained = self.trained(raw, marked, marker)
+        if lost is not None or self._config.one_example_per_turn:
+            behind = self._behind_prompt(raw, marked, marker, trained, lost)
+            if behind is not None:
+                marked, trained = behind
         self.check_nothing_lost(messages, tools, marked, marker.leaves, notes)
         content = [(o.start, o.end) for o in marked.occurrences]
-        return marked.text, content, self.trained(raw, marked, marker)
+        return RenderedRow(marked.text, content, trained)
 
-    def trained(
-        self,
-        raw: list[dict[str, Any]],
-        marked: Marked,
-        marker: Marker,
-    ) -> list[tuple[int, int]]:
-        """Trained spans of a rendering, ascending; there is at least one."""
+    def trained(self, raw: Messages, marked: Marked, marker: Marker) -> list[Trained]:
+        """Trained spans of a rendering, ascending; there is at least one.
+
+        Raises:
+            RefusedError: none is trained, or a span cannot be shown.
+        """
+        weights = [message["weight"] for message in raw]
+        if not any(weights):
+            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         if self._train_on == "all":
-            return [(0, len(marked.text))]
-        shape = tuple(Turn(m["role"], is_trained=m.get("weight") != 0) for m in raw)
-        wanted = trained_turns(shape, self._train_on)
-        trained = sorted(self._turns(marked, marker, wanted))
+            if all(weight == 1 for weight in weights):
+                return [Trained(0, len(marked.text), -1)]
+            return self._messages_trained(weights, marked, marker)
+        roles = [message["role"] for message in raw]
+        wanted = {n for n, role in enumerate(roles) if role == "assistant" and weights[n] > 0}
+        trained = list(self._turns(marked, marker, wanted))
+        others = [n for n, weight in enumerate(weights) if weight > 0 and n not in wanted]
+        if others:
+            borders = self._find_borders(marked, marker)
+            trained += [Trained(*borders.body(number), number) for number in others]
+        if self._config.reasoning == "train_last":
+            trained = _without_earlier_thoughts(trained, marked, marker, roles)
         if not trained:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        return trained
+        return sorted(trained)
 
-    def _turns(self, marked: Marked, marker: Marker, wanted: set[int]) -> Iterator[tuple[int, int]]:
+    def _turns(self, marked: Marked, marker: Marker, wanted: set[int]) -> Iterator[Trained]:
+        """Spans of the answers that are wanted."""
         roles = [message["role"] for message in marker.messages]
         owners = [leaf.message for leaf in marker.leaves]
         if self.rules is None:
@@ -137,7 +195,94 @@ class RowRenderer:
             return self._prompt_tail(marker, number)
 
         turns = locate_turns(marked, owners, roles, wanted, self.rules, prompt_tail, self._starts)
-        yield from turns.values()
+        yield from (Trained(start, end, number) for number, (start, end) in turns.items())
+
+    def _messages_trained(
+        self, weights: list[float], marked: Marked, marker: Marker
+    ) -> list[Trained]:
+        """Whole messages, headers included; those of one weight that touch are one span."""
+        borders = self._find_borders(marked, marker)
+        trained: list[Trained] = []
+        for number, weight in enumerate(weights):
+            span = Trained(*borders.turn(number), number)
+            last = trained[-1] if trained else None
+            if last is not None and last.end == span.start and weights[last.message] == weight == 1:
+                trained[-1] = last._replace(end=span.end)
+            elif weight > 0:
+                trained.append(span)
+        return trained
+
+    def _find_borders(self, marked: Marked, marker: Marker) -> Borders:
+        roles = [message["role"] for message in marker.messages]
+        owners = [leaf.message for leaf in marker.leaves]
+
+        def text_after(message: int, leaf: int) -> bytes | None:
+            try:
+                text = self.template.render(marker.messages[: message + 1], marker.tools)
+                shorter = marker.read(text)
+            except (RefusedError, TornError):
+                return None
+            ends = [o.end for o in shorter.occurrences if o.leaf == leaf]
+            return shorter.text[ends[-1] :] if ends else None
+
+        return find_borders(marked, owners, roles, self._control_bytes, text_after, self._borders)
+
+    def _behind_prompt(
+        self,
+        raw: Messages,
+        marked: Marked,
+        marker: Marker,
+        trained: list[Trained],
+        lost: RefusedError | None,
+    ) -> tuple[Marked, list[Trained]] | None:
+        """The last answer behind the prompt that inference gives; None where it is there already.
+
+        For templates that write a prompt otherwise once it is answered: Mistral's puts the system
+        turn into the last user turn, and into none where the assistant speaks last.
+
+        Raises:
+            RefusedError: `lost`, or the answer cannot be shown to follow that prompt.
+        """
+        last = len(raw) - 1
+        prompt = self._prompt(marker, last) if raw[last]["role"] == "assistant" else None
+        if prompt is None or (lost is not None and not _restores(prompt, marked, marker)):
+            if lost is not None:
+                raise lost
+            raise _OTHER_PROMPT
+        if {span.message for span in trained} != {last}:
+            assert lost is not None
+            raise RefusedError(
+                "content_lost",
+                f"{lost.refusal.detail}: the template writes it only where the last turn asks. Set"
+                " format.one_example_per_turn, or train_on: last_assistant",
+            )
+        anchor = prompt.occurrences[-1] if prompt.occurrences else None
+        tail = prompt.text[anchor.end :] if anchor else prompt.text
+        ends = [o.end for o in marked.occurrences if anchor and o.leaf == anchor.leaf]
+        cut = (ends[-1] if ends else 0) + len(tail)
+        if not marked.text[:cut].endswith(tail) or cut > trained[0].start:
+            raise _OTHER_PROMPT
+        if marked.text[:cut] == prompt.text:
+            return None
+        shift = len(prompt.text) - cut
+        kept = [o for o in marked.occurrences if o.start >= cut]
+        moved = [Occurrence(o.leaf, o.start + shift, o.end + shift) for o in kept]
+        whole = Marked(prompt.text + marked.text[cut:], [*prompt.occurrences, *moved], [])
+        return whole, [Trained(a + shift, b + shift, message) for a, b, message in trained]
+
+    def _prompt(self, marker: Marker, number: int) -> Marked | None:
+        """What inference gives before message `number`, checked against its plain rendering."""
+        try:
+            text = self.template.render(
+                marker.messages[:number], marker.tools, add_generation_prompt=True
+            )
+            marked = marker.read(text)
+            plain = self.template.render(
+                marker.plain_messages[:number], marker.plain_tools, add_generation_prompt=True
+            )
+        except (RefusedError, TornError):
+            return None
+        return marked if marked.text == plain.encode() else None
 
     def _prompt_tail(self, marker: Marker, number: int) -> tuple[int, bytes]:
         """Last leaf, and the text behind it, of the prompt that ends before message `number`."""
@@ -198,6 +343,31 @@ class RowRenderer:
         except RefusedError:
             return [marking for marking in MARKINGS if marking.calls != "whole"]
         return MARKINGS
+
+    def chat(self, raw: Messages) -> Messages:
+        """Canonical messages as this template gets them; see `chat_messages`."""
+        messages = chat_messages(raw)
+        is_asked = any("tool_calls" in m or m["role"] == "tool" for m in messages)
+        return with_call_ids(messages) if is_asked and self._needs_call_ids else messages
+
+    @cached_property
+    def _needs_call_ids(self) -> bool:
+        """Whether the template refuses calls without an id, or with one of another form."""
+        call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        bare: Messages = [
+            {"role": "user", "content": PROBE[0]},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": PROBE[1]},
+            {"role": "assistant", "content": PROBE[2]},
+        ]
+        return self._refuses(bare) and not self._refuses(with_call_ids(bare))
+
+    def _refuses(self, messages: Messages) -> bool:
+        try:
+            self.template.render(messages, None)
+        except RefusedError:
+            return True
+        return False
 
     @cached_property
     def _literals(self) -> re.Pattern[str] | None:
@@ -271,7 +441,10 @@ class RowRenderer:
         marker = Marker(messages, None, MARKINGS[0], None, self._control)
         try:
             rendering = self.template.render(
-                marker.messages, None, add_generation_prompt=add_generation_prompt
+                marker.messages,
+                None,
+                add_generation_prompt=add_generation_prompt,
+                generation_marks=marker.generation_marks,
             )
             return marker.read(rendering), marker
         except RefusedError as error:
@@ -287,9 +460,47 @@ _UNPROVEN = RefusedError(
 )
 
 
+_OTHER_PROMPT = RefusedError(
+    "template", "the last answer does not follow the prompt that inference gives"
+)
+
+
+def _restores(prompt: Marked, marked: Marked, marker: Marker) -> bool:
+    """Whether a prompt holds a text that the whole conversation lacks."""
+    there = {occurrence.leaf for occurrence in marked.occurrences}
+    return any(o.leaf not in there for o in prompt.occurrences)
+
+
+def _without_earlier_thoughts(
+    trained: list[Trained], marked: Marked, marker: Marker, roles: list[str]
+) -> list[Trained]:
+    """Take thinking out of what is trained before the last user turn."""
+    last_user = max((n for n, role in enumerate(roles) if role == "user"), default=-1)
+    kept: list[Trained] = []
+    for start, end, message in trained:
+        thoughts = _thoughts_in(start, end, marked, marker) if message < last_user else []
+        for begin, stop in thoughts:
+            if begin > start:
+                kept.append(Trained(start, begin, message))
+            start = max(start, stop)
+        if start < end:
+            kept.append(Trained(start, end, message))
+    return kept
+
+
+def _thoughts_in(start: int, end: int, marked: Marked, marker: Marker) -> list[tuple[int, int]]:
+    """Spans of thinking in a turn: between tags, and texts of fields that are written otherwise."""
+    spans = [(start + a, start + b) for a, b in thought_spans(marked.text[start:end])]
+    for o in marked.occurrences:
+        is_thought = marker.leaves[o.leaf].kind == "thought" and start <= o.start < end
+        if is_thought and not any(a <= o.start < b for a, b in spans):
+            spans.append((o.start, o.end))
+    return sorted(spans)
+
+
 def _generated(
     marked: Marked, owners: list[int], roles: list[str], wanted: set[int]
-) -> Iterator[tuple[int, int]]:
+) -> Iterator[Trained]:
     """The template's own generation blocks that hold a wanted assistant message."""
     for start, end in marked.generation:
         inside = {owners[o.leaf] for o in marked.occurrences if start <= o.start and o.end <= end}
@@ -298,7 +509,7 @@ def _generated(
             before = [owners[o.leaf] for o in marked.occurrences if o.end <= start]
             held = [n for n in [max(before, default=-1) + 1] if roles[n : n + 1] == ["assistant"]]
         if end > start and held and held[0] in wanted:
-            yield start, end
+            yield Trained(start, end, held[0])
 
 
 def _names_called(message: dict[str, Any]) -> Iterator[str]:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.tables import FORMATTED
+from packhouse.span_weights import weights_column
+from packhouse.tables import FORMATTED, WEIGHTS
 
 __all__ = ["Filled", "Program", "Slot", "concat_filled", "fill"]
 
@@ -33,13 +34,13 @@ class Program:
     """Constants and slots in rendering order, and which of them are trained.
 
     Example:
-        >>> Program(("Q: ", Slot(0), " A:", Slot(1), "</s>"), trained=((3, 5),)).trained
-        ((3, 5),)
+        >>> Program(("Q: ", Slot(0), " A:", Slot(1), "</s>"), trained=((3, 5, 1),)).trained
+        ((3, 5, 1),)
     """
 
     items: tuple[str | Slot, ...]
-    trained: tuple[tuple[int, int], ...]
-    """Half-open ranges of items, ascending."""
+    trained: tuple[tuple[int, int, int], ...]
+    """Half-open ranges of items, ascending, and the message whose weight each has (-1: it is 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,24 @@ class Filled:
     text: pa.Array
     content_spans: pa.Array
     trained_spans: pa.Array
+    span_weights: pa.Array
 
 
-def fill(program: Program, rows: np.ndarray, column: Callable[[Slot], pa.Array]) -> Filled:
-    """Render `rows`, all of the program's shape; `column` gives the texts of a slot, row by row.
+def fill(
+    program: Program,
+    rows: np.ndarray,
+    column: Callable[[Slot], pa.Array],
+    weight: Callable[[int], np.ndarray],
+) -> Filled:
+    """Render `rows`, all of the program's shape.
 
     Spans are in bytes of the text, ascending and non-empty: a slot without text has none.
+
+    Args:
+        program: of the shape.
+        rows: row numbers.
+        column: slot -> its text in each of the rows.
+        weight: message -> its weight in each of the rows.
     """
     pieces = [item if isinstance(item, str) else column(item) for item in program.items]
     edges = np.zeros((len(rows), len(pieces) + 1), dtype=np.int64)
@@ -64,7 +77,15 @@ def fill(program: Program, rows: np.ndarray, column: Callable[[Slot], pa.Array])
         edges[:, number + 1] = edges[:, number] + size
     text = _join(pieces, len(rows))
     slots = [(n, n + 1) for n, item in enumerate(program.items) if isinstance(item, Slot)]
-    return Filled(rows, text, _spans(edges, slots), _spans(edges, program.trained))
+    spans = [(begin, end) for begin, end, _ in program.trained]
+    messages = [message for _, _, message in program.trained]
+    return Filled(
+        rows,
+        text,
+        _spans(edges, slots),
+        _spans(edges, spans),
+        _weights(edges, spans, messages, weight),
+    )
 
 
 def _join(pieces: Sequence[str | pa.Array], num_rows: int) -> pa.Array:
@@ -79,6 +100,23 @@ def _spans(edges: np.ndarray, ranges: Sequence[tuple[int, int]]) -> pa.Array:
     begins = edges[:, [begin for begin, _ in ranges]]
     ends = edges[:, [end for _, end in ranges]]
     return span_lists(begins.ravel(), ends.ravel(), np.full(len(edges), len(ranges)))
+
+
+def _weights(
+    edges: np.ndarray,
+    ranges: Sequence[tuple[int, int]],
+    messages: Sequence[int],
+    weight: Callable[[int], np.ndarray],
+) -> pa.Array:
+    """Weights of the spans that are not empty."""
+    weights = np.ones((len(edges), len(ranges)), np.float32)
+    for number, message in enumerate(messages):
+        if message >= 0:
+            weights[:, number] = weight(message)
+    if (weights == 1).all():
+        return pa.nulls(len(edges), WEIGHTS)
+    kept = np.stack([edges[:, end] > edges[:, begin] for begin, end in ranges], axis=1)
+    return weights_column(weights[kept], kept.sum(axis=1))
 
 
 def span_lists(begins: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> pa.Array:
@@ -105,6 +143,7 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
             pa.array([], pa.string()),
             pa.array([], SPANS),
             pa.array([], SPANS),
+            pa.array([], WEIGHTS),
         )
     if len(parts) == 1:
         return parts[0]
@@ -115,4 +154,5 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
         pa.concat_arrays([part.text for part in parts]).take(order),
         pa.concat_arrays([part.content_spans for part in parts]).take(order),
         pa.concat_arrays([part.trained_spans for part in parts]).take(order),
+        pa.concat_arrays([part.span_weights for part in parts]).take(order),
     )

@@ -5,7 +5,7 @@ tracing). Every row that answers the same is filled with Arrow kernels, 50 times
 rows that answer otherwise show the next way through the template or are rendered one by one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +18,8 @@ from packhouse.templates.tracing import Check, passing
 
 __all__ = ["CompiledShape", "make_program"]
 
-Spans = list[tuple[int, int]]
+Spans = Sequence[tuple[int, int, int]]
+"""Start, end and message of each trained span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,14 @@ def make_program(text: bytes, occurrences: list[Occurrence], trained: Spans) -> 
 
     Example:
         >>> found = [Occurrence(0, 2, 4), Occurrence(1, 7, 9)]
-        >>> program = make_program(b"U:hi A:yo;\n", found, [(7, 10)])
+        >>> program = make_program(b"U:hi A:yo;\n", found, [(7, 10, 1)])
         >>> program.items
         ('U:', Slot(number=0, field='content'), ' A:', Slot(number=1, field='content'), ';', '\n')
         >>> program.trained
-        ((3, 5),)
+        ((3, 5, 1),)
     """
     slots = {o.start: (o.end, Slot(o.leaf)) for o in occurrences}
-    edges = {0, len(text), *(edge for span in trained for edge in span)}
+    edges = {0, len(text), *(edge for span in trained for edge in span[:2])}
     edges.update(edge for o in occurrences for edge in (o.start, o.end))
     cuts = sorted(edges)
     items = [
@@ -59,4 +60,5 @@ def make_program(text: bytes, occurrences: list[Occurrence], trained: Spans) -> 
         for begin, end in pairwise(cuts)
     ]
     number = {cut: at for at, cut in enumerate(cuts)}
-    return Program(tuple(items), tuple((number[start], number[end]) for start, end in trained))
+    spans = ((number[start], number[end], message) for start, end, message in trained)
+    return Program(tuple(items), tuple(spans))

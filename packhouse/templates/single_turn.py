@@ -40,7 +40,8 @@ PREAMBLE_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request."
 )
-DEFAULT_PROMPT = "{text}\nLabel: "
+# Ends with a line break: a label's first token would swallow a space, and then not be trained.
+DEFAULT_PROMPT = "{text}\nLabel:\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class SingleTurnEngine:
             if isinstance(program, Refusal):
                 refused.update(dict.fromkeys(fitting.tolist(), program))
             elif program is not None:
-                parts.append(fill(program, fitting, _columns(conversations, fitting, labels)))
+                columns = _columns(conversations, fitting, labels)
+                parts.append(fill(program, fitting, columns, conversations.weight_of(fitting)))
         return Texts(concat_filled(parts), refused, Counter())
 
     def _with_label(self, shape: Shape) -> Shape:
@@ -131,57 +133,87 @@ def _columns(
     return column
 
 
-def _alpaca(shape: Shape, ends: Ends, trains: Callable[[int], bool]) -> Program | Refusal:
+class _Pieces:
+    """Items of a program, and which message each belongs to."""
+
+    def __init__(self, opening: str) -> None:
+        self.items: list[str | Slot] = [opening]
+        self._places: list[tuple[int, int, int, int]] = []
+
+    def add(self, message: int, header: list[str | Slot], body: list[str | Slot]) -> None:
+        """Append a message (-1: a label's text) as what comes before it and what is its own."""
+        begin, own = len(self.items), len(self.items) + len(header)
+        self.items += [*header, *body]
+        self._places.append((message, begin, own, len(self.items)))
+
+    def program(self, shape: Shape, config: FormatConfig) -> Program | Refusal:
+        """The program, by the weights of the shape's messages."""
+        with_headers = config.train_on == "all"
+        is_whole = with_headers and "assistant" not in config.never_train
+        if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
+            return Program(tuple(self.items), ((0, len(self.items), -1),))
+        trained = [
+            (begin if with_headers else own, end, message)
+            for message, begin, own, end in self._places
+            if (
+                shape[message].is_trained if message >= 0 else "assistant" not in config.never_train
+            )
+        ]
+        return Program(tuple(self.items), tuple(trained)) if trained else _NOTHING
+
+
+def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> Program | Refusal:
     system, turns = _split_system(shape)
     if not turns or not _alternates(turns):
         return Refusal("template", f"alpaca needs user and assistant in turn, got {_names(shape)}")
     if any(turn.has_context for turn in shape if turn.role != "user"):
         return Refusal("template", "alpaca has a place for context in user turns only")
-    items: list[str | Slot] = [ends.bos]
-    trained = []
+    pieces = _Pieces(ends.bos)
     preamble = PREAMBLE_WITH_INPUT if turns[0].has_context else PREAMBLE
-    items.append(Slot(0) if system else preamble)
+    if system:
+        pieces.add(0, [], [Slot(0)])
+    else:
+        pieces.items.append(preamble)
     for number, turn in enumerate(turns, start=system):
         if turn.role == "user":
-            items += ["\n\n### Instruction:\n", Slot(number)]
+            body: list[str | Slot] = [Slot(number)]
             if turn.has_context:
-                items += ["\n\n### Input:\n", Slot(number, "context")]
-            continue
-        items.append("\n\n### Response:")
-        if trains(number):
-            trained.append((len(items), len(items) + 2))
-        items += [Slot(number), ends.eos]
-    return _program(items, trained)
+                body += ["\n\n### Input:\n", Slot(number, "context")]
+            pieces.add(number, ["\n\n### Instruction:\n"], body)
+        else:
+            pieces.add(number, ["\n\n### Response:"], [Slot(number), ends.eos])
+    return pieces.program(shape, config)
 
 
-def _completion(shape: Shape, ends: Ends, trains: Callable[[int], bool]) -> Program | Refusal:
+def _completion(shape: Shape, ends: Ends, config: FormatConfig) -> Program | Refusal:
     system, turns = _split_system(shape)
     roles = [turn.role for turn in turns]
     if roles not in (["user", "assistant"], ["assistant"]):
         return Refusal("template", f"completion has one prompt and answer, got {_names(shape)}")
-    items: list[str | Slot] = [ends.bos]
+    pieces = _Pieces(ends.bos)
     if system:
-        items += [Slot(0), "\n"]
-    for number, turn in enumerate(turns[:-1], start=system):
-        items.append(Slot(number))
-        if turn.has_context:
-            items += ["\n", Slot(number, "context")]
+        pieces.add(0, [], [Slot(0), "\n"])
+    for number, _ in enumerate(turns[:-1], start=system):
+        pieces.add(number, [], _whole(shape, number))
     answer = len(shape) - 1
-    trained = [(len(items), len(items) + 2)] if trains(answer) else []
-    return _program([*items, Slot(answer), ends.eos], trained)
+    pieces.add(answer, [], [Slot(answer), ends.eos])
+    return pieces.program(shape, config)
 
 
 def _classification(
-    shape: Shape, ends: Ends, trains: Callable[[int], bool], prompt: str, named: bool
+    shape: Shape, ends: Ends, config: FormatConfig, prompt: str, named: bool
 ) -> Program | Refusal:
     wanted = ["user"] if named else ["user", "assistant"]
     if [turn.role for turn in shape] != wanted:
         return Refusal("template", f"classification has one text and label, got {_names(shape)}")
     before, _, after = prompt.partition("{text}")
-    items: list[str | Slot] = [ends.bos + before, *_whole(shape, 0), after]
-    answer = Slot(0, "label") if named else Slot(1)
-    trained = [(len(items), len(items) + 2)] if named or trains(1) else []
-    return _program([*items, answer, ends.eos], trained)
+    pieces = _Pieces(ends.bos)
+    pieces.add(0, [before], [*_whole(shape, 0), after])
+    if named:
+        pieces.add(-1, [], [Slot(0, "label"), ends.eos])
+    else:
+        pieces.add(1, [], [Slot(1), ends.eos])
+    return pieces.program(shape, config)
 
 
 def _sequence_classification(shape: Shape, ends: Ends) -> Program | Refusal:
@@ -193,12 +225,10 @@ def _sequence_classification(shape: Shape, ends: Ends) -> Program | Refusal:
 def _text(shape: Shape, ends: Ends) -> Program | Refusal:
     if len(shape) != 1 or shape[0].role not in ("user", "assistant"):
         return Refusal("template", f"text has one message, got {_names(shape)}")
+    if not shape[0].is_trained:
+        return _NOTHING
     items = [ends.bos, *_whole(shape, 0), ends.eos]
-    return Program(tuple(items), ((0, len(items)),))
-
-
-def _program(items: list[str | Slot], trained: list[tuple[int, int]]) -> Program | Refusal:
-    return Program(tuple(items), tuple(trained)) if trained else _NOTHING
+    return Program(tuple(items), ((0, len(items), 0),))
 
 
 def _whole(shape: Shape, message: int) -> list[str | Slot]:
@@ -219,21 +249,6 @@ def _alternates(turns: Shape) -> bool:
 def _names(shape: Shape) -> str:
     roles = [turn.role for turn in shape]
     return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
-
-
-def trained_turns(shape: Shape, train_on: str) -> set[int]:
-    """Numbers of the messages that are trained: assistant turns of weight other than 0.
-
-    Example:
-        >>> from packhouse.templates.conversations import Turn
-        >>> shape = (Turn("user"), Turn("assistant"), Turn("user"), Turn("assistant"))
-        >>> trained_turns(shape, "assistant"), trained_turns(shape, "last_assistant")
-        ({1, 3}, {3})
-    """
-    answers = [number for number, turn in enumerate(shape) if turn.role == "assistant"]
-    if train_on == "last_assistant":
-        answers = answers[-1:]
-    return {number for number in answers if shape[number].is_trained}
 
 
 SINGLE_TURN = ("alpaca", "completion", "classification", "sequence_classification", "text")
@@ -258,7 +273,7 @@ def make_single_turn(
     if name == "classification":
         return _make_classification(config, ends, label_names)
     build = {"alpaca": _alpaca, "completion": _completion}[name]
-    return SingleTurnEngine(_trained_by(config, lambda shape, trains: build(shape, ends, trains)))
+    return SingleTurnEngine(lambda shape: build(shape, ends, config))
 
 
 def _make_classification(
@@ -268,24 +283,12 @@ def _make_classification(
     if prompt.count("{text}") != 1:
         raise ConfigError(f"format.prompt must hold {{text}} exactly once, got {prompt!r}")
     named = label_names is not None
-    build = _trained_by(
-        config, lambda shape, trains: _classification(shape, ends, trains, prompt, named)
+    return SingleTurnEngine(
+        lambda shape: _classification(shape, ends, config, prompt, named),
+        label_names,
+        needs_label=named,
+        takes_label=True,
     )
-    return SingleTurnEngine(build, label_names, needs_label=named, takes_label=True)
-
-
-def _trained_by(
-    config: FormatConfig, build: Callable[[Shape, Callable[[int], bool]], Program | Refusal]
-) -> Callable[[Shape], Program | Refusal]:
-    if config.train_on == "all":
-        return lambda shape: _all_trained(build(shape, lambda _: True))
-    return lambda shape: build(shape, trained_turns(shape, config.train_on).__contains__)
-
-
-def _all_trained(program: Program | Refusal) -> Program | Refusal:
-    if isinstance(program, Refusal):
-        return program
-    return Program(program.items, ((0, len(program.items)),))
 
 
 def _decoder_ends(template: str, snapshot: TokenizerSnapshot) -> Ends:

@@ -18,13 +18,13 @@ Nothing is guessed: where this cannot be shown, the template (`TemplateError`) o
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from packhouse.errors import TemplateError
 from packhouse.templates.marks import Marked, Marker, Occurrence
 from packhouse.templates.renderer import RefusedError
 
-__all__ = ["Starts", "TurnRules", "learn_rules", "locate_turns"]
+__all__ = ["Starts", "TurnRules", "check_generation", "learn_rules", "locate_turns"]
 
 
 class TurnRules(NamedTuple):
@@ -92,6 +92,57 @@ def learn_rules(
         )
     longer = render(4, False)
     return TurnRules(has_prompt, header, end_token, _ends_inner(longer, end_token, control))
+
+
+def check_generation(
+    answered: tuple[Marked, Marker] | None,
+    opened: tuple[Marked, Marker] | None,
+    control: re.Pattern[bytes],
+    where: str,
+) -> None:
+    """Refuse a template whose `{% generation %}` blocks do not hold what a model has to write.
+
+    Args:
+        answered: a user and an assistant turn, rendered with marks around the blocks; None where
+            the template refuses them.
+        opened: the user turn with the prompt of inference.
+        control: matches control tokens.
+        where: what errors call the template.
+
+    Raises:
+        TemplateError: the answer or its end token is in no block, or a prompt or a header is.
+    """
+    if answered is None:
+        return  # refused row by row, in the template's own words
+    marked, _ = answered
+    asked, answer = _two(marked.occurrences, where)
+    around = [(a, b) for a, b in marked.generation if a <= answer.start and answer.end <= b]
+    if not around:
+        _misplaced(where, "holds no assistant turn")
+    (start, end) = around[0]
+    if any(a < asked.end for a, _ in marked.generation):
+        _misplaced(where, "holds text of the user")
+    _end_token(marked.text[answer.end :], control, where)
+    if control.search(marked.text[answer.end : end]) is None:
+        behind = marked.text[end : end + 24]
+        _misplaced(where, f"ends before the token that ends the turn ({behind!r} follows it)")
+    prompt = _tail(opened[0] if opened else None) or b""
+    header = marked.text[asked.end : answer.start]
+    if header.startswith(prompt) and start < asked.end + len(prompt):
+        given = marked.text[start : asked.end + len(prompt)]
+        _misplaced(where, f"begins with {given[-24:]!r}, which the prompt of inference holds")
+    openers = {match.group() for match in control.finditer(marked.text[: asked.start])}
+    own = control.search(marked.text[start : answer.start])
+    if own is not None and own.group() in openers:
+        _misplaced(where, f"begins with the header, {own.group()!r}")
+
+
+def _misplaced(where: str, what: str) -> NoReturn:
+    raise TemplateError(
+        f"{where} has misplaced generation tags: its {{% generation %}} block {what}. Put"
+        " {% generation %} right behind the assistant's header and {% endgeneration %} right behind"
+        " the end token, or take the tags out: spans are then found without them"
+    )
 
 
 def _opens(gap: bytes, tail: bytes, header: bytes, has_prompt: bool) -> bool:

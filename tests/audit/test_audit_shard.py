@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from packhouse.audit import audit_shard
 from packhouse.audit import shard as shard_module
 from packhouse.audit.shard import _Intervals
+from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.tokenization import load_snapshot
 from tests.audit.conftest import CHATS, Tables, turns
@@ -86,17 +87,17 @@ def test_axolotl_3754_an_end_token_outside_of_the_generation_block(snapshot, tmp
         tmp_path,
         "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n",
     )
-    tables = Tables(CHATS, snapshot, config)
-    assert found(tables) == {"unterminated_turns": 4}
-    assert audited(tables)["worst"]["unterminated_turns"][0]["row"] == 1
+    with pytest.raises(TemplateError, match="block ends before the token that ends the turn"):
+        Tables(CHATS, snapshot, config)
 
 
-def test_a_generation_block_around_the_header_is_a_leak(snapshot, tmp_path):
+def test_a_generation_block_around_the_header_is_refused(snapshot, tmp_path):
     config = template_file(
         tmp_path,
         "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endgeneration %}\n",
     )
-    assert found(Tables(CHATS, snapshot, config)) == {"leaked_headers": 4}
+    with pytest.raises(TemplateError, match="begins with the header"):
+        Tables(CHATS, snapshot, config)
 
 
 def test_trl_1623_a_masked_end_token(tables):

@@ -43,7 +43,7 @@ def naive(rows, plan: PackPlan, lengths, kept) -> list[dict]:
 
 
 def as_naive(table: pa.Table) -> list[dict]:
-    rows = table.drop_columns(["label"]).to_pylist()
+    rows = table.drop_columns(["label", "range_weights"]).to_pylist()
     for row in rows:
         spans = row["trained_ranges"]
         row["trained_ranges"] = [t for s in spans for t in range(s["start"], s["end"])]
@@ -67,7 +67,7 @@ def test_two_records_in_one_pack(tokenized):
         [table], plan_packs(np.array([3, 2]), 8), np.array([3, 2], np.int32), tally=tally
     )
 
-    assert batch.drop_columns(["label"]).to_pylist() == [
+    assert batch.drop_columns(["label", "range_weights"]).to_pylist() == [
         {
             "input_ids": [7, 8, 9, 5, 6],
             "trained_ranges": [{"start": 1, "end": 3}, {"start": 4, "end": 5}],

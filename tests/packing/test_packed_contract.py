@@ -15,6 +15,7 @@ GOOD = [
     {
         "input_ids": [7, 8, 9],
         "trained_ranges": [{"start": 1, "end": 3}],
+        "range_weights": None,
         "labels": [-100, 8, 9],
         "position_ids": [0, 1, 2],
         "seq_lengths": [3],
@@ -24,6 +25,7 @@ GOOD = [
     {
         "input_ids": [7, 8, 9, 5, 6],
         "trained_ranges": [{"start": 1, "end": 3}, {"start": 4, "end": 5}],
+        "range_weights": None,
         "labels": [-100, 8, 9, -100, 6],
         "position_ids": [0, 1, 2, 0, 1],
         "seq_lengths": [3, 2],

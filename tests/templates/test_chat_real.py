@@ -6,6 +6,7 @@ import pytest
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates import make_renderer
+from packhouse.templates.call_ids import with_call_ids
 from packhouse.templates.groups import chat_messages
 from tests.templates.test_chat_toys import GENERATION, TWO
 from tests.templates.toys import make_table, pieces, snapshot_of
@@ -16,10 +17,19 @@ FILES = {"alpaca": 1500, "fastchat": None, "xtuner": None, "glaive": None, "reas
 
 
 def expected_text(tokenizer, messages, tools):
+    """What transformers makes of a row; for Mistral with ids, behind the prompt of inference."""
+    tools = json.loads(tools) if tools else None
+    chat = chat_messages(messages)
+    if "mistral" in tokenizer.name_or_path:
+        chat = with_call_ids(chat)
     try:
-        return tokenizer.apply_chat_template(
-            chat_messages(messages), tools=json.loads(tools) if tools else None, tokenize=False
-        )
+        whole = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
+        if "mistral" not in tokenizer.name_or_path or chat[0]["role"] != "system":
+            return whole
+        prompt = tokenizer.apply_chat_template(chat[:-1], tools=tools, tokenize=False)
+        bare = tokenizer.apply_chat_template(chat[1:-1], tools=tools, tokenize=False)
+        assert whole.startswith(bare)
+        return prompt + whole[len(bare) :]
     except Exception:
         return None
 
@@ -86,12 +96,39 @@ def test_spans_of_generation_blocks_equal_transformers_assistant_mask(load_token
         assert ours == encoded["assistant_masks"]
 
 
-def test_mistral_drops_a_system_prompt_and_the_row_says_so(load_tokenizer):
+def test_mistral_answers_behind_the_system_prompt_that_inference_gives(load_tokenizer):
     turns = [("system", "Be brief."), ("user", "hi"), ("assistant", "hello")]
+    tokenizer = load_tokenizer("mistral-7b-instruct-v0.3")
+    out = make_renderer(FormatConfig(), snapshot_of(tokenizer)).render(make_table([turns]))
+
+    asked = [{"role": role, "content": text} for role, text in turns[:2]]
+    prompt = tokenizer.apply_chat_template(asked, tokenize=False)
+    assert prompt == "<s>[INST] Be brief.\n\nhi[/INST]"
+    assert out.formatted["text"].to_pylist() == [prompt + " hello</s>"]
+    assert pieces(out.formatted) == [[" hello</s>"]]
+    assert pieces(out.formatted, "content_spans") == [["Be brief.", "hi", "hello"]]
+
+
+def test_where_mistral_drops_a_system_prompt_the_row_names_the_remedy(load_tokenizer):
+    turns = [("system", "Be brief."), *TWO]
     snapshot = snapshot_of(load_tokenizer("mistral-7b-instruct-v0.3"))
-    out = make_renderer(FormatConfig(), snapshot).render(make_table([turns]))
+    table = make_table([turns])
+
+    out = make_renderer(FormatConfig(), snapshot).render(table)
+    last = make_renderer(FormatConfig(train_on="last_assistant"), snapshot).render(table)
+    each = make_renderer(FormatConfig(one_example_per_turn=True), snapshot).render(table)
 
     assert out.quarantined["reason"].to_pylist() == ["content_lost"]
+    assert "Set format.one_example_per_turn, or" in out.quarantined["detail"][0].as_py()
+    assert last.formatted["text"].to_pylist() == [
+        "<s>[INST] hi[/INST] hello</s>[INST] Be brief.\n\nbye[/INST] see you</s>"
+    ]
+    assert each.formatted["text"].to_pylist() == [
+        "<s>[INST] Be brief.\n\nhi[/INST] hello</s>",
+        last.formatted["text"][0].as_py(),
+    ]
+    assert pieces(each.formatted) == [[" hello</s>"], [" see you</s>"]]
+    assert each.added == {"turn_examples": 1}
 
 
 def test_qwen3_writes_an_empty_thought_into_the_last_answer_only(load_tokenizer):

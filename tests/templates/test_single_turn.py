@@ -141,7 +141,7 @@ def test_classification_trains_the_name_of_the_label():
         "classification", [[("user", "fine film")]], labels=[1], label_names=["bad", "good"]
     ).formatted
 
-    assert out["text"].to_pylist() == ["<s>fine film\nLabel: good</s>"]
+    assert out["text"].to_pylist() == ["<s>fine film\nLabel:\ngood</s>"]
     assert pieces(out) == [["good</s>"]]
     assert out["label"].to_pylist() == [1]
 

@@ -1,0 +1,51 @@
+r"""Thinking of reasoning models: in a field of its own, or in `<think>...</think>` in the content.
+
+    "<think>\nThey greet.\n</think>\n\nHello!"  ->  "Hello!"
+
+Tags are taken as templates take them: what stands before a lone `</think>` was thought (the prompt
+opened it), what follows a lone `<think>` was never answered.
+"""
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["THOUGHT", "has_thinking", "thought_spans", "without_thinking"]
+
+THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)
+_THOUGHT_BYTES = re.compile(THOUGHT.pattern.encode(), re.DOTALL)
+
+
+def has_thinking(messages: pa.StructArray) -> npt.NDArray[np.bool_]:
+    """Which messages are answers with thinking, in a field or between tags."""
+    is_answer = pc.equal(messages.field("role"), "assistant")
+    in_field = pc.not_equal(pc.fill_null(messages.field("reasoning"), ""), "")
+    content = messages.field("content")
+    tagged = pc.or_(pc.match_substring(content, "<think>"), pc.match_substring(content, "</think>"))
+    found = pc.and_(is_answer, pc.or_(in_field, tagged))
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def without_thinking(content: str) -> str:
+    r"""A content without what was thought.
+
+    Example:
+        >>> without_thinking("<think>\nThey greet.\n</think>\n\nHello!")
+        'Hello!'
+        >>> without_thinking("They greet.</think>Hello!"), without_thinking("<think>They gr")
+        ('Hello!', '')
+    """
+    return THOUGHT.sub("", content)
+
+
+def thought_spans(text: bytes) -> list[tuple[int, int]]:
+    """Byte spans of the thoughts in an answer, tags and white space behind them included.
+
+    Example:
+        >>> thought_spans(b"<think>a</think> Hello")
+        [(0, 17)]
+    """
+    return [match.span() for match in _THOUGHT_BYTES.finditer(text)]

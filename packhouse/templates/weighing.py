@@ -1,0 +1,63 @@
+"""Which messages are trained, and how much: one number for each, decided before any rendering.
+
+What a row says of a message (`weight`, `loss_weight`, `train`) goes before `format.train_on`,
+whatever the message's role and the template; but roles of `format.never_train` weigh 0, and tool
+results weigh more than that only under `train_on: all`. A few numpy passes over all messages.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.recipe import FormatConfig
+
+__all__ = ["ROLES", "decide_weights"]
+
+ROLES = ("system", "user", "assistant", "tool")
+
+Weights = npt.NDArray[np.float32]
+
+
+def decide_weights(
+    messages: pa.StructArray, starts: npt.NDArray[np.int64], config: FormatConfig
+) -> Weights:
+    """Loss weight of each message; 0: not trained.
+
+    Args:
+        messages: all messages of all conversations, type MESSAGE.
+        starts: where each conversation's begin, shape [num_conversations + 1].
+        config: `train_on`, `never_train` and `template` are read.
+
+    Example:
+        >>> from packhouse.tables import MESSAGE
+        >>> turns = [("user", None), ("assistant", 0.5), ("user", 1.0), ("assistant", None)]
+        >>> messages = [{"role": role, "content": "", "weight": weight} for role, weight in turns]
+        >>> decide_weights(pa.array(messages, MESSAGE), np.array([0, 4]), FormatConfig()).tolist()
+        [0.0, 0.5, 1.0, 1.0]
+    """
+    role = pc.fill_null(pc.index_in(messages.field("role"), value_set=pa.array(ROLES)), 4)
+    role = role.to_numpy(zero_copy_only=False)
+    weights = _by_role(role, starts, config).astype(np.float32)
+    given = messages.field("weight")
+    if given.null_count < len(given):
+        own = given.to_numpy(zero_copy_only=False)  # NaN where null
+        weights = np.where(np.isnan(own), weights, own).astype(np.float32)
+    never = [ROLES.index(name) for name in config.never_train]
+    if config.train_on != "all":
+        never.append(ROLES.index("tool"))
+    weights[np.isin(role, never)] = 0
+    return weights
+
+
+def _by_role(
+    role: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], config: FormatConfig
+) -> npt.NDArray[np.bool_]:
+    if config.train_on == "all" or config.template == "text":
+        return np.ones(len(role), np.bool_)
+    is_answer = role == ROLES.index("assistant")
+    if config.train_on == "last_assistant":
+        through = np.cumsum(is_answer)
+        total = np.append(0, through)[starts]
+        is_answer &= through == np.repeat(total[1:], np.diff(starts))
+    return np.asarray(is_answer)

@@ -1,0 +1,138 @@
+"""Chat templates: conversations to text, against `apply_chat_template` row by row.
+
+`python -m bench.templates [--rows N]`: real files, repeated until there are N rows (shapes are
+remembered, contents are not), with three tokenizers. The text of every row is compared. Both sides
+are timed by CPU in one process, in turn, three times; the ratio is of the medians.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.inputs import find_shared
+from bench.measuring import spread
+from bench.reporting import markdown_table
+
+__all__ = ["main"]
+
+FILES = {
+    "alpaca_data.json": "alpaca",
+    "fastchat_dummy_conversation.json": "sharegpt",
+    "xtuner_openai_sft.jsonl": "chat",
+    "glaive_toolcall_en_demo.json": "sharegpt",
+    "reason_tool_use_demo_50.jsonl": "chat",
+}
+TOKENIZERS = ("qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3")
+HEAD = ("file", "tokenizer", "rows", "us a row", "apply_chat_template", "ratio", "refused")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure every file with every tokenizer."""
+    parser = argparse.ArgumentParser(prog="python -m bench.templates")
+    parser.add_argument("--rows", type=int, default=5000)
+    num_rows = parser.parse_args(arguments).rows
+    shared = find_shared()
+    if shared is None:
+        print("skipped: PACKHOUSE_SHARED names no folder of real data")
+        return 0
+    rows = []
+    for file, row_format in FILES.items():
+        table = _validated(shared / "data" / file, row_format, num_rows)
+        rows += [_measure(file, shared / "tokenizers" / name, table) for name in TOKENIZERS]
+    print(markdown_table(HEAD, rows))
+    return 0
+
+
+def _validated(path: Path, row_format: str, num_rows: int) -> pa.Table:
+    from packhouse.recipe import SourceConfig, ValidateConfig
+    from packhouse.sources import read_shard, scan_source
+
+    source = SourceConfig.model_validate({"path": str(path), "format": row_format})
+    parts = [
+        read_shard(shard, source, ValidateConfig(), "prompt").validated
+        for shard in scan_source(source)
+    ]
+    table = pa.concat_tables(parts)
+    times = -(-num_rows // table.num_rows)
+    return pa.concat_tables([table] * times).slice(0, num_rows).combine_chunks()
+
+
+def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
+    from transformers import AutoTokenizer
+
+    from packhouse.recipe import FormatConfig
+    from packhouse.templates import make_renderer
+    from packhouse.templates.groups import chat_messages
+    from packhouse.tokenization import load_snapshot
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    snapshot = load_snapshot(folder)
+    given = [
+        (chat_messages(_without_nulls(row["messages"])), row["tools"])
+        for row in table.select(["messages", "tools"]).to_pylist()
+    ]
+
+    def theirs() -> list[str | None]:
+        return [_applied(tokenizer, messages, tools) for messages, tools in given]
+
+    def ours() -> Any:
+        return make_renderer(FormatConfig(), snapshot).render(table)
+
+    own, peer = [], []
+    for _ in range(3):
+        seconds, rendered = _timed(ours)
+        own.append(seconds)
+        seconds, texts = _timed(theirs)
+        peer.append(seconds)
+    _compare(rendered, texts, table.num_rows)
+    micros = [spread(values).median / table.num_rows * 1e6 for values in (own, peer)]
+    refused = rendered.quarantined.num_rows
+    return [
+        file,
+        folder.name,
+        f"{table.num_rows:,}",
+        *(f"{value:.1f}" for value in micros),
+        f"{micros[1] / micros[0]:.1f}",
+        f"{refused:,}",
+    ]
+
+
+def _without_nulls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in message.items() if v is not None} for message in messages]
+
+
+def _applied(tokenizer: Any, messages: list[dict[str, Any]], tools: str | None) -> str | None:
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, tools=json.loads(tools) if tools else None, tokenize=False
+        )
+    except Exception:  # whatever a template raises: the row cannot be rendered
+        return None
+    return text
+
+
+def _timed(do: Callable[[], Any]) -> tuple[float, Any]:
+    gc.collect()
+    start = time.process_time()
+    made = do()
+    return time.process_time() - start, made
+
+
+def _compare(rendered: Any, texts: list[str | None], num_rows: int) -> None:
+    """Every text that came out is the one that transformers makes."""
+    kept = rendered.formatted["text"].to_pylist()
+    assert len(kept) + rendered.quarantined.num_rows == num_rows
+    expected = iter(texts)
+    for text in kept:
+        assert any(text == other for other in expected), f"not what transformers makes: {text[:80]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

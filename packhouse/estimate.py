@@ -5,7 +5,7 @@ the run, then scales by bytes. Shards that are tokenized already are counted exa
 estimate is as good as the sample is like the rest: a file sorted by length is estimated badly.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from packhouse.jobs import Plan
 from packhouse.packing import plan_packs
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import read_shard, scan_source
+from packhouse.sources.files import source_name
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 from packhouse.workspace import Workspace, read_table
@@ -38,12 +39,14 @@ class Estimate:
     is_exact: bool
     """True where every shard is tokenized already."""
     sources: Mapping[str, Mapping[str, int]]
-    """Rows and tokens by source file."""
+    """Rows and tokens by source file, before sources are mixed."""
+    notes: tuple[str, ...] = ()
+    """What is not in the numbers."""
 
 
 def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     """Estimate the run of `recipe`; costs a second or two for each source that is not cached."""
-    lengths: list[_Lengths] = []
+    lengths: dict[str, list[_Lengths]] = {}
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, tuple[_Lengths, int]] = {}
     for validate, tokenize in zip(plan.validate, plan.tokenize, strict=True):
@@ -61,19 +64,38 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             checked = workspace.steps.peek("validate", validate.key)
             rows = checked.facts["rows_out"] if checked else round(len(sampled) * scale)
             counted = np.resize(sampled, rows)
-        lengths.append(counted)
+        lengths.setdefault(source_name(validate.source), []).append(counted)
         line = sources.setdefault(shard.file, {"rows": 0, "tokens": 0})
         line["rows"] += len(counted)
         line["tokens"] += int(counted.sum())
-    tokens = sum(line["tokens"] for line in sources.values())
+    mixed = _mixed(recipe, lengths)
+    tokens = sum(int(each.sum()) for each in mixed)
     return Estimate(
-        rows=sum(line["rows"] for line in sources.values()),
+        rows=sum(len(each) for each in mixed),
         tokens=tokens,
-        packs=_packs(recipe, lengths),
+        packs=_packs(recipe, mixed),
         bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
         is_exact=not samples,
         sources=sources,
+        notes=tuple(_not_counted(recipe)),
     )
+
+
+def _mixed(recipe: Recipe, lengths: Mapping[str, list[_Lengths]]) -> list[_Lengths]:
+    """Lengths by source as often as its `weight` and `max_records` will take them, about."""
+    mixed = []
+    for source in recipe.sources:
+        own = np.concatenate([np.zeros(0, np.int32), *lengths.get(source_name(source), [])])
+        taken = len(own) if source.max_records is None else min(len(own), source.max_records)
+        mixed.append(np.resize(own, round(taken * source.weight)))
+    return mixed
+
+
+def _not_counted(recipe: Recipe) -> Iterator[str]:
+    policies = {"exact": recipe.dedup.exact, "near": recipe.dedup.near}
+    dropped = [f"dedup.{name}" for name, policy in policies.items() if policy == "drop"]
+    if dropped:
+        yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"
 
 
 def _sample(

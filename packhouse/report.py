@@ -6,6 +6,7 @@ from typing import Any
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
 from packhouse.jobs import STEPS
+from packhouse.sources.extra_fields import CONVERSATIONAL
 
 __all__ = ["audit_table", "ledger_table", "print_report", "report_json"]
 
@@ -27,6 +28,8 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "mirrors": prepared.facts.get("mirrors"),
         "golden": prepared.facts.get("golden"),
         "audit": prepared.facts.get("audit"),
+        "sources": _pack_facts(prepared).get("sources"),
+        "dedup": _pack_facts(prepared).get("dedup"),
     }
 
 
@@ -44,6 +47,9 @@ def print_report(prepared: Prepared) -> None:
     for line in lines:
         _print_reasons(console, line)
     _print_notes(console, prepared)
+    _print_extra_fields(console, prepared)
+    _print_mixing(console, prepared)
+    _print_repeats(console, prepared)
     console.print(_splits_table(prepared.facts["statistics"]))
     console.print(audit_table(prepared.facts["audit"]))
     if "contamination" in prepared.facts["audit"]:
@@ -121,6 +127,7 @@ def _print_reasons(console: Any, line: dict[str, Any]) -> None:
         ("quarantined", ""),
         ("dropped", " rows"),
         ("tokens_dropped", " tokens"),
+        ("tokens_added", " tokens"),
     ):
         if line[what]:
             reasons = ", ".join(f"{reason} {n:,}{unit}" for reason, n in line[what].items())
@@ -153,6 +160,62 @@ def _print_notes(console: Any, prepared: Prepared) -> None:
     for note, meaning in _NOTES.items():
         if counts[note]:
             console.print(f"  note: {counts[note]:,} {meaning}")
+
+
+def _print_extra_fields(console: Any, prepared: Prepared) -> None:
+    """Fields of rows that no format reads, by source, those that look like conversation first."""
+    found: dict[str, Counter[str]] = {}
+    for receipt in prepared.receipts:
+        if receipt.facts.get("extra_fields"):
+            source = receipt.facts["origin"]["file"].split("/")[0]
+            found.setdefault(source, Counter()).update(receipt.facts["extra_fields"])
+    for source, counts in sorted(found.items()):
+        names = sorted(counts, key=lambda name: (name not in CONVERSATIONAL, name))
+        shown = ", ".join(f"{name} {counts[name]:,}" for name in names[:8])
+        more = f", and {len(names) - 8} more" if len(names) > 8 else ""
+        console.print(
+            f"  note: fields of '{source}' that are not used: {shown}{more}", markup=False
+        )
+        talk = [name for name in names if name in CONVERSATIONAL]
+        if talk:
+            console.print(
+                f"    {', '.join(talk)} may belong to the conversation: look at `format` and "
+                "`fields` of the source"
+            )
+
+
+def _print_mixing(console: Any, prepared: Prepared) -> None:
+    """What was taken of each source, where a source's settings took more or less than all."""
+    lines = _pack_facts(prepared).get("sources", {})
+    if not any(line.get("sampled_out") or line["repeated"] for line in lines.values()):
+        return
+    for name, line in lines.items():
+        console.print(
+            f"  mix: '{name}' {line['packed']:,} of {line['records']:,} records, "
+            f"{line['repeated']:,} repeats of them, {line['tokens']:,} tokens"
+        )
+
+
+def _print_repeats(console: Any, prepared: Prepared) -> None:
+    """How many rows repeat another, and one of each kind."""
+    found = _pack_facts(prepared).get("dedup", {})
+    for kind in ("equal", "near"):
+        facts = found.get(kind, {})
+        if not facts.get("rows"):
+            continue
+        row = facts["samples"][0]
+        first = row["repeats"]
+        console.print(
+            f"  {kind}: {facts['rows']:,} rows repeat another, {facts['dropped']:,} dropped; "
+            f"such as {row['source']} row {row['row']:,} of {first['source']} row {first['row']:,} "
+            f"({row['similarity']:.0%})",
+            markup=False,
+        )
+
+
+def _pack_facts(prepared: Prepared) -> dict[str, Any]:
+    found = [receipt.facts for receipt in prepared.receipts if receipt.step == "pack"]
+    return dict(found[0]) if found else {}
 
 
 def _splits_table(statistics: dict[str, Any]) -> Any:

@@ -52,6 +52,8 @@ def _print(
         f"  {about}{facts.rows:,} rows, {facts.tokens:,} tokens, {facts.packs:,} packs, "
         f"{facts.bytes / 2**20:,.1f} MiB"
     )
+    for note in facts.notes:
+        console.print(f"  note: {note}")
     table = Table(box=None, pad_edge=False)
     for name in ("source", "rows", "tokens"):
         table.add_column(name, justify="left" if name == "source" else "right")

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,13 @@ def _api() -> Any:
 
 
 def _silent() -> Any:
-    from huggingface_hub.utils import tqdm
+    """Its bar, never shown: the run has one of its own."""
+    utils: Any = import_module("huggingface_hub.utils")
 
-    class Silent(tqdm):  # type: ignore[misc]
-        """No bar: the run has one of its own."""
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        utils.tqdm.__init__(self, *args, **{**kwargs, "disable": True})
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
-
-    return Silent
+    return type("Silent", (utils.tqdm,), {"__init__": init})
 
 
 def _commit_of(wanted: HubFile) -> str:

@@ -49,6 +49,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
             "ledger": [line.to_json() for line in ledger],
             "statistics": _statistics(packed, inputs_of(job, workspace, "gather")),
             "sides": split.facts["sides"],
+            **{name: packed.facts[name] for name in ("sources", "dedup") if name in packed.facts},
         },
         "lineage": {
             "sources": [

@@ -25,6 +25,7 @@ from packhouse.packing.lists import one_chunk
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
 from packhouse.step_store import Receipt
+from packhouse.steps.format_step import conversations
 from packhouse.tables import TOKENIZED
 from packhouse.workspace import Workspace, read_table, write_table
 
@@ -134,25 +135,18 @@ def fingerprint_shard(
     }
 
     def compute(folder: Path) -> dict[str, Any]:
-        rows = _conversations(validated, formatted)
+        rows = conversations(validated, formatted)
         write_table(folder / "fingerprints.arrow", fingerprint_table(rows, recipe.dedup))
         return {"rows": rows.num_rows}
 
     return workspace.steps.run("fingerprints", digest(parts), compute)
 
 
-def _conversations(validated: Receipt, formatted: Receipt) -> pa.Table:
-    """What a shard's texts are renderings of: the rows, or what format made of them."""
-    if "examples.arrow" in formatted.files:
-        return read_table(formatted.path("examples.arrow"))
-    return read_table(validated.path("validated.arrow"))
-
-
 def _aligned(fingerprints: Receipt, receipts: tuple[Receipt, Receipt], shard: pa.Table) -> pa.Table:
     """The fingerprints of the records that are still there, in their order."""
     record_ids = one_chunk(shard["record_id"])
     table = read_table(fingerprints.path("fingerprints.arrow"))
-    before = one_chunk(_conversations(*receipts)["record_id"])
+    before = one_chunk(conversations(*receipts)["record_id"])
     if before.equals(record_ids):
         return table
     if not len(record_ids):

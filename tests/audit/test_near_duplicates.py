@@ -1,0 +1,244 @@
+"""Near duplicates: found where planted and nowhere else, dropped or kept on one side by policy."""
+
+import json
+import random
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse.dedup import FINGERPRINTS, fingerprint_table
+from packhouse.dedup.near import bands_for, find_near
+from packhouse.dedup.policy import _drop_in_order
+from packhouse.errors import ConfigError
+from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
+from packhouse.sources import read_shard, scan_source
+from tests.audit.test_audit_gate import House
+
+WORDS = [f"w{n}" for n in range(3000)]
+
+
+def text(rng, num_words):
+    return " ".join(rng.choices(WORDS, k=num_words))
+
+
+def planted(num_rows, seed=0):
+    """Rows, each followed later by a copy with one of its 60 words replaced."""
+    rng = random.Random(seed)
+    rows = [{"instruction": text(rng, 20), "output": text(rng, 40)} for _ in range(num_rows)]
+    copies = []
+    for row in rows:
+        words = row["output"].split()
+        words[rng.randrange(40)] = "another"
+        copies.append({**row, "output": " ".join(words)})
+    return rows + copies
+
+
+def conversations(tmp_path, rows, **config):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    source = SourceConfig(path=str(path), **config)
+    parts = [read_shard(s, source, ValidateConfig(), "prompt") for s in scan_source(source)]
+    return pa.concat_tables([part.validated for part in parts]).combine_chunks()
+
+
+def near_of(table, config, num_parts=1):
+    cuts = np.linspace(0, table.num_rows, num_parts + 1).astype(int)
+    parts = [table.slice(a, b - a) for a, b in pairwise(cuts)]
+    prints = [fingerprint_table(part, config) for part in parts]
+    rows = [np.arange(part.num_rows) for part in parts]
+    return find_near(prints, rows, config.near_threshold)
+
+
+def test_planted_copies_are_found_and_nothing_else(tmp_path):
+    table = conversations(tmp_path, planted(300))
+    near = near_of(table, DedupConfig(near="drop"))
+    found = set(zip(near.first.tolist(), near.second.tolist(), strict=True))
+    assert found <= {(n, n + 300) for n in range(300)}
+    assert len(found) >= 297
+    assert near.similarity.min() >= 0.8
+
+
+def test_the_shards_change_nothing(tmp_path):
+    table = conversations(tmp_path, planted(60))
+    whole, parts = (near_of(table, DedupConfig(near="drop"), n) for n in (1, 7))
+    assert whole.first.tolist() == parts.first.tolist()
+    assert whole.second.tolist() == parts.second.tolist()
+    assert np.array_equal(whole.similarity, parts.similarity)
+
+
+def test_candidates_are_those_of_datasketch(tmp_path):
+    from datasketch import MinHash, MinHashLSH
+
+    from packhouse.dedup import near as room
+
+    rng = random.Random(3)
+    rows = planted(40) + [{"instruction": "a b c", "output": text(rng, 3)} for _ in range(40)]
+    table = conversations(tmp_path, rows)
+    prints = fingerprint_table(table, DedupConfig(near="drop"))
+    hashes = np.array(prints["minhash"].to_pylist(), np.uint32)
+    lsh = MinHashLSH(num_perm=128, params=bands_for(0.8, 128))
+    sketches = [MinHash(hashvalues=each, scheme="affine32") for each in hashes]
+    due = set()
+    for number, sketch in enumerate(sketches):
+        due |= {(other, number) for other in lsh.query(sketch)}
+        lsh.insert(number, sketch)
+    every = np.ones(len(rows), np.int64)
+    ours = room._candidates([prints], [np.arange(len(rows))], 0.8, every)
+    assert {(n % len(rows), n // len(rows)) for n in ours.tolist()} == due
+    assert len(due) >= 40
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=2, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_similarity_is_that_of_sets(sets):
+    """With as many permutations as make every alike pair a candidate, pairs are exact."""
+    sets = [sorted({2 * n for n in each}) for each in sets]
+    hashes = np.zeros((len(sets), 32), np.uint32)
+    columns = {
+        "normal_id": [f"{n:020x}" for n in range(len(sets))],
+        "shingles": sets,
+        "minhash": hashes.tolist(),  # one band for all: everything is a candidate
+    }
+    near = find_near([pa.table(columns, FINGERPRINTS)], [np.arange(len(sets))], 0.5)
+    due = {
+        (i, j): len(set(sets[i]) & set(sets[j])) / len(set(sets[i]) | set(sets[j]))
+        for j in range(len(sets))
+        for i in range(j)
+        if sets[i] and sets[j]
+    }
+    due = {pair: share for pair, share in due.items() if share >= 0.5}
+    found = zip(near.first.tolist(), near.second.tolist(), near.similarity.tolist(), strict=True)
+    assert {(i, j): share for i, j, share in found} == due
+
+
+def test_a_row_falls_only_for_one_that_stays():
+    chain = np.array([[0, 1], [1, 2], [2, 3], [0, 3]])
+    assert _drop_in_order(chain).tolist() == [[0, 1], [2, 3]]
+
+
+def test_rows_of_one_band_cost_linear_work(tmp_path):
+    """3,000 rows alike would be 4.5 million pairs."""
+    rows = [{"instruction": f"{' '.join(WORDS[:60])} {n}", "output": "Yes."} for n in range(3000)]
+    near = near_of(conversations(tmp_path, rows), DedupConfig(near="same_side"))
+    assert len(near.first) < 64 * 3000
+    assert len(np.unique(near.second)) == 2999
+
+
+def test_other_answers_to_a_long_text_are_no_duplicates_but_share_a_side(tmp_path):
+    long = text(random.Random(1), 200)
+    rows = [
+        {"instruction": f"{long} {n}", "output": o} for n, o in enumerate(["Yes it is.", "Never."])
+    ]
+    near = near_of(conversations(tmp_path, rows), DedupConfig(near="drop"))
+    assert near.similarity[0] > 0.9
+    assert near.answers.tolist() == [0.0]
+
+
+def test_ideographs_are_words(tmp_path):
+    rows = [
+        {
+            "instruction": "请告诉我北京今天的天气怎么样呢谢谢",
+            "output": "北京今天晴朗气温二十度适合出门散步",
+        },
+        {
+            "instruction": "请告诉我北京今天的天气怎么样啊谢谢",
+            "output": "北京今天晴朗气温二十度适合出门散步",
+        },
+        {"instruction": "写一首关于春天的诗", "output": "春眠不觉晓处处闻啼鸟"},
+    ]
+    near = near_of(conversations(tmp_path, rows), DedupConfig(near="drop"))
+    assert list(zip(near.first.tolist(), near.second.tolist(), strict=True)) == [(0, 1)]
+
+
+def test_without_datasketch_the_remedy_is_named(tmp_path, monkeypatch):
+    table = conversations(tmp_path, planted(2))
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    assert fingerprint_table(table, DedupConfig(exact="drop")).num_rows == 4
+    with pytest.raises(ConfigError, match=r"pip install 'packhouse\[dedup\]'"):
+        fingerprint_table(table, DedupConfig(near="drop"))
+
+
+@pytest.fixture
+def house(tmp_path):
+    """40 rows, their near copies, and one row that differs from the first in white space only."""
+    house = House(tmp_path)
+    rows = planted(40)
+    rows.append({**rows[0], "output": rows[0]["output"].replace(" ", "\n ")})
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    recipe = yaml.safe_load(house.path.read_text())
+    recipe["format"]["template"] = "sound.jinja"
+    recipe["pack"]["seq_len"] = 2048
+    recipe["split"] = {"eval_fraction": 0.4, "group_by": "record"}
+    recipe["audit"] = {"max_duplicates": 1}
+    house.path.write_text(yaml.safe_dump(recipe))
+    return house
+
+
+def records_of(house, prepared):
+    paths = (house.folder / "store").rglob(f"{prepared.version}/records/*.parquet")
+    return pq.read_table(next(paths)).to_pylist()
+
+
+def pack_line(prepared):
+    return next(line for line in prepared.ledger if line.step == "pack")
+
+
+def test_dropped_near_rows_are_counted_and_say_what_they_repeat(house):
+    prepared = house.prepare("dedup.near=drop")
+    line = pack_line(prepared)
+    assert dict(line.dropped) == {"duplicate": 1, "near_duplicate": 40}
+    assert line.rows_out == 40
+    records = records_of(house, prepared)
+    ids = [record["record_id"] for record in records]
+    assert [r["repeats"] for r in records[40:]] == [*ids[:40], ids[0]]
+    assert [r["times"] for r in records] == [1] * 40 + [0] * 41
+    found = prepared.facts["counts"]["dedup"]
+    assert (found["equal"]["rows"], found["near"]["rows"]) == (1, 40)
+    assert found["near"]["samples"][0]["repeats"]["row"] == 0
+    assert prepared.facts["audit"]["dataset"]["near_duplicates"] == 0
+
+
+def test_same_side_keeps_all_and_parts_none(house):
+    split = house.prepare()
+    sides = [record["split"] for record in records_of(house, split)]
+    assert sum(a != b for a, b in zip(sides[:40], sides[40:80], strict=True)) > 5
+    together = house.prepare("dedup.near=same_side")
+    records = records_of(house, together)
+    sides = [record["split"] for record in records]
+    assert sides[:40] == sides[40:80]
+    assert sides[80] == sides[0]
+    assert {"train", "eval"} == set(sides)
+    assert pack_line(together).dropped == {}
+    audit = together.facts["audit"]["dataset"]
+    assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
+
+
+def test_exact_same_side_joins_what_differs_in_white_space(house):
+    prepared = house.prepare("dedup.exact=same_side")
+    sides = [record["split"] for record in records_of(house, prepared)]
+    assert sides[80] == sides[0]
+    assert pack_line(prepared).rows_out == 81
+
+
+def test_appended_rows_take_nothing_from_train_to_eval(house):
+    before = records_of(house, house.prepare("dedup.near=same_side"))
+    more = planted(80, seed=0)[80:] + planted(30, seed=9)
+    with (house.folder / "sums.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in more)
+    after = records_of(house, house.prepare("dedup.near=same_side"))
+    moved = [(a["split"], b["split"]) for a, b in zip(before, after, strict=False)]
+    assert ("train", "eval") not in moved
+
+
+def test_fingerprints_are_made_once_for_all_pack_sizes(house):
+    house.prepare("dedup.near=drop")
+    made = sorted((house.cache / "steps" / "fingerprints").iterdir())
+    house.prepare("dedup.near=drop", "pack.seq_len=1024", "dedup.near_threshold=0.9")
+    assert sorted((house.cache / "steps" / "fingerprints").iterdir()) == made

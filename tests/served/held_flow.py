@@ -1,7 +1,7 @@
 """The flow `prepare` with a step that waits: for tests that kill or cancel a run in its middle.
 
 While HELD_FOLDER holds a file `hold-<step>`, that step waits and says so with a file `<step>`.
-`done` there gets a line for each job that is really done.
+`done` there gets a line for each job that is really done: dataset, step and shard.
 """
 
 import os
@@ -24,7 +24,7 @@ def held(step, compute):
         (folder / "half-done").unlink()
         facts = compute(job, recipe, workspace, folder)
         with (FOLDER / "done").open("a") as log:
-            log.write(f"{step} {job.label}\n")
+            log.write(f"{recipe.dataset} {step} {job.label}\n")
         return facts
 
     return hold_and_compute

@@ -56,7 +56,7 @@ class Served:
     def state(self, run):
         return self.call(f"/flow_runs/{run}")[1]["state"]
 
-    def wait(self, run, states=FINAL, seconds=240):
+    def wait(self, run, states=FINAL, seconds=400):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             state = self.state(run)
@@ -109,7 +109,7 @@ def serve(home, held):
             stderr=log,
             start_new_session=True,
         )
-    deadline = time.monotonic() + 280
+    deadline = time.monotonic() + 600
     while "Prefect's UI: " not in (home / "serve.log").read_text():
         assert process.poll() is None, (home / "serve.log").read_text()
         assert time.monotonic() < deadline, (home / "serve.log").read_text()

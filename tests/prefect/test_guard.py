@@ -1,0 +1,121 @@
+"""Secret blocks, progress, and texts that mean harm: what a run shows, and what it hides."""
+
+import json
+import os
+import time
+
+import pytest
+
+from packhouse import progress
+from packhouse.errors import ConfigError
+from packhouse.recipe import Recipe
+from packhouse.recipe.section import Section
+from tasks.guard import allowed_recipe, worker_cache
+
+CANARY = "canary-0f3a-not-to-be-seen"
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    file = tmp_path / "sources.yaml"
+    file.write_text(
+        "sources: {rows: rows.jsonl}\ntokenizers: {t: t}\nstores: {main: store}\n"
+        "recipes: {}\nsecrets: {PACKHOUSE_TEST_SECRET: test-secret}\n"
+    )
+    monkeypatch.setenv("PACKHOUSE_SOURCES", str(file))
+    return file
+
+
+def form():
+    raw = {"dataset": "d", "sources": [{"path": "rows"}], "tokenizer": "t"}
+    return Recipe.model_validate(raw | {"publish": {"store": "main"}})
+
+
+def test_a_secret_block_becomes_an_environment_variable_and_no_parameter(places, monkeypatch):
+    from prefect.blocks.system import Secret
+
+    monkeypatch.delenv("PACKHOUSE_TEST_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="no Secret block 'test-secret'"):
+        allowed_recipe(form(), deployed=True)
+    Secret(value=CANARY).save("test-secret")
+    resolved = allowed_recipe(form(), deployed=True)
+    assert os.environ.pop("PACKHOUSE_TEST_SECRET") == CANARY
+    assert CANARY not in resolved.model_dump_json()
+
+
+def test_a_name_that_the_worker_lacks_is_said(places):
+    with pytest.raises(ConfigError, match=r"has no recipe 'demo' \(none\)"):
+        allowed_recipe("demo")
+
+
+def test_a_deployment_takes_the_workers_cache(monkeypatch, tmp_path):
+    from tasks import guard
+
+    monkeypatch.setattr(guard, "_is_deployed", lambda: True)
+    with pytest.raises(ConfigError, match="leave `cache` empty"):
+        worker_cache(str(tmp_path))
+
+
+def test_a_long_step_has_a_progress_artifact_and_a_quick_one_none(monkeypatch):
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+
+    from tasks import progress as shown
+
+    monkeypatch.setattr(shown, "APPEARS_AFTER_S", 0.3)
+    monkeypatch.setattr(shown, "EVERY_S", 0.05)
+
+    @flow
+    def slow():
+        with shown.progress_artifacts("my_data"):
+            with progress.step_progress("pack", 1):
+                progress.job_done(1)
+            with progress.step_progress("tokenize", 4):
+                progress.job_done(1)
+                time.sleep(1.5)  # the step that takes long
+                progress.job_done(4)
+
+    slow()
+    with get_client(sync_client=True) as client:
+        found = {a.key: a for a in client.read_artifacts() if a.type == "progress"}
+    assert "my-data-pack" not in found
+    assert float(found["my-data-tokenize"].data) == 100.0
+
+
+def test_a_server_that_does_not_answer_costs_the_picture_and_never_the_run(monkeypatch):
+    from tasks import progress as shown
+
+    def down(**_):
+        raise OSError("no answer")
+
+    monkeypatch.setattr(shown, "APPEARS_AFTER_S", 0.0)
+    monkeypatch.setattr(shown, "EVERY_S", 0.01)
+    monkeypatch.setattr(shown, "create_progress_artifact", down)
+    with shown.progress_artifacts("d"), progress.step_progress("pack", 2):
+        time.sleep(0.1)  # the thread tries, and stops
+
+
+def test_a_page_shows_neither_html_nor_broken_tables():
+    from tasks.artifacts import markdown_table
+
+    lines = markdown_table(("a",), [("<img src=x onerror=alert(1)>|\n# x",)])
+    assert lines[-1] == "| &lt;img src=x onerror=alert(1)>&#124; # x |"
+    assert len(lines) == 3
+
+
+def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():
+    """So that a server refuses them: a new field with a place must take `Uri`, too."""
+    schema = Recipe.model_json_schema()
+    found = {
+        f"{name}.{field}"
+        for name, model in {**schema["$defs"], "Recipe": schema}.items()
+        for field, facts in model.get("properties", {}).items()
+        if "://" in json.dumps(facts.get("pattern", "")) or "://" in json.dumps(facts.get("anyOf"))
+    }
+    assert {
+        "SourceConfig.path",
+        "PublishConfig.store",
+        "Recipe.tokenizer",
+        "Recipe.golden",
+    } <= found
+    assert issubclass(Recipe, Section)

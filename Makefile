@@ -44,6 +44,16 @@ test: $(TEST_STAMP) ## run the tests (PYTEST_ARGS adds to the command)
 gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
+e2e: $(TEST_STAMP) ## the stack of docker/compose.yaml by hand: PostgreSQL, S3, server, worker, browser
+	$(BIN)/python -m pytest -v -rs tests/e2e tests/browser tests/security tests/load
+
+load: $(TEST_STAMP) ## RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: about 10 min
+	$(BIN)/python -m tests.load.load --runs $(or $(RUNS),200) --at-once $(or $(AT_ONCE),20) \
+		$(if $(PROCESSES),--processes)
+
+audit: $(TEST_STAMP) ## known vulnerabilities of the pinned versions, from PyPI; needs network
+	$(BIN)/python requirements/audit.py
+
 soak: $(TEST_STAMP) ## try to lose a version for MINUTES (default 10): faults, kills, races
 	$(BIN)/python -m tests.store.soak all --minutes $(or $(MINUTES),10)
 
@@ -106,4 +116,4 @@ $(BENCH_PEERS)/.done: bench/requirements.txt requirements/trainers.txt
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: bench help setup demo serve deploy check lint types imports test gpu soak fuzz fix lock build clean
+.PHONY: bench help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz fix lock build clean

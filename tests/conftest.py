@@ -1,7 +1,9 @@
 """Fixtures that every room shares."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,3 +21,34 @@ def shared() -> Path:
     if folder is None:
         pytest.skip("no real data here: set PACKHOUSE_SHARED to the folder that holds it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ceph_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of Ceph's S3 gateway, one for the whole test run: it takes 20 s to start."""
+    from tests.store import ceph
+
+    if not ceph.is_installed():
+        pytest.skip("no Ceph here: apt-get install radosgw ceph-mon ceph-mgr ceph-osd")
+    with ceph.running(tmp_path_factory.mktemp("ceph"), ceph.free_port()) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, ceph_endpoint: str) -> Iterator[Any]:
+    """The stack of docker/compose.yaml, without containers; see tests/e2e/stack.py."""
+    from tests.e2e import stack as by_hand
+
+    if lacking := by_hand.missing():
+        pytest.skip(lacking)
+    with by_hand.running(tmp_path_factory.mktemp("stack"), ceph_endpoint) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def deployed(stack: Any) -> Any:
+    """The stack with deployments/prefect.yaml deployed on it."""
+    from tests.e2e.deployments import deploy
+
+    deploy(stack)
+    return stack

@@ -1,0 +1,74 @@
+"""Known vulnerabilities of the pinned versions, by pip-audit; `make audit` runs it.
+
+    python requirements/audit.py [--service pypi|osv]
+
+Exit codes: 0 none is known, 1 some are (listed, with the versions that mend them), 2 the service
+did not answer for some packages: pip-audit itself calls these "skipped" and would pass.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+FILES = ("run.txt", "image.txt", "test.txt")
+
+
+def audit(file: Path, service: str) -> list[Mapping[str, Any]]:
+    """Return what pip-audit knows of every pinned package of a file."""
+    command = [str(Path(sys.executable).parent / "pip-audit"), "--require-hashes", "--disable-pip"]
+    command += ["--vulnerability-service", service, "--progress-spinner", "off", "--format", "json"]
+    done = subprocess.run(
+        [*command, "--requirement", str(file)], capture_output=True, text=True, check=False
+    )
+    try:
+        found: list[Mapping[str, Any]] = json.loads(done.stdout)["dependencies"]
+    except (ValueError, KeyError):
+        sys.exit(f"pip-audit failed on {file.name}: {done.stderr.strip()[-500:]}")
+    return found
+
+
+def report(dependencies: Iterable[Mapping[str, Any]]) -> int:
+    """Print what is vulnerable or unknown; gives the exit code."""
+    unknown, bad = [], []
+    for package in dependencies:
+        if "skip_reason" in package:
+            unknown.append(package["name"])
+        bad += [(package, finding) for finding in package.get("vulns", [])]
+    for package, finding in bad:
+        mended = ", ".join(finding["fix_versions"]) or "no version yet"
+        print(f"{package['name']} {package['version']}: {finding['id']}, mended by {mended}")
+    if bad:
+        print("pin newer versions: raise them in pyproject.toml, `make lock`, `make check`")
+        return 1
+    if unknown:
+        some = ", ".join(sorted(set(unknown))[:5])
+        print(
+            f"NOT AUDITED: {len(set(unknown))} packages ({some}, ...): the service did not answer"
+            " for them; run it where PyPI can be reached, or try --service osv"
+        )
+        return 2
+    print("no known vulnerabilities")
+    return 0
+
+
+def main() -> int:
+    """Audit all files of pinned versions."""
+    parser = argparse.ArgumentParser(description="known vulnerabilities of the pinned versions")
+    parser.add_argument("--service", choices=["pypi", "osv"], default="pypi")
+    parser.add_argument("files", nargs="*", type=Path, default=[FOLDER / name for name in FILES])
+    arguments = parser.parse_args()
+    packages = {
+        (package["name"], package.get("version")): package
+        for file in arguments.files
+        for package in audit(file, arguments.service)
+    }
+    return report(packages.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What is deployed on a test's stack: deployments/prefect.yaml, as an operator deploys it."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import find_shared
+from tests.e2e.places import DEMO
+from tests.e2e.stack import BUCKET, Stack, s3_client
+
+RAW = f"s3://{BUCKET}/raw"
+
+
+def deploy(stack: Stack) -> None:
+    """Put the demo's raw files into the store, name the worker's places, deploy everything."""
+    upload(stack, DEMO / "instructions.jsonl", DEMO / "chats.jsonl")
+    done = stack.call("python", "deployments/deploy.py")  # as `make deploy` does
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def upload(stack: Stack, *files: Path) -> None:
+    """Put raw files into the bucket, under raw/."""
+    client = s3_client(stack.environment)
+    try:
+        for file in files:
+            client.upload_file(str(file), BUCKET, f"raw/{file.name}")
+    finally:
+        client.close()
+
+
+def real_recipe() -> str:
+    """Return the name of a recipe on real data, or of the demo where there is none."""
+    return "gsm8k" if find_shared() else "demo"
+
+
+def demo_recipe(dataset: str, **changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the demo's recipe as a run form sends it, sections updated by `changes`."""
+    recipe: dict[str, Any] = {
+        "dataset": dataset,
+        "sources": [
+            {"path": "demo-instructions", "format": "alpaca"},
+            {"path": f"{RAW}/chats.jsonl", "format": "chat"},
+        ],
+        "tokenizer": "demo",
+        "validate": {"max_quarantined": 0.05},
+        "pack": {"seq_len": 512},
+        "split": {"eval_fraction": 0.1},
+        "publish": {"store": "main"},
+    }
+    for section, values in changes.items():
+        recipe[section] = {**recipe.get(section, {}), **values}
+    return recipe

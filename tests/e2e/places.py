@@ -1,0 +1,29 @@
+"""What the worker of a test's stack may touch: its `sources.yaml`."""
+
+import json
+from pathlib import Path
+
+from tests.e2e.services import ROOT
+
+__all__ = ["DEMO", "write_places"]
+
+DEMO = ROOT / "deployments" / "demo"
+
+
+def write_places(folder: Path, bucket: str) -> None:
+    """Write names for run forms, and what runs may read and write."""
+    raw = f"s3://{bucket}/raw"
+    places = {
+        "sources": {
+            "demo-instructions": f"{raw}/instructions.jsonl",
+            "demo-chats": f"{raw}/chats.jsonl",
+        },
+        "tokenizers": {"demo": str(DEMO / "tokenizer")},
+        "stores": {"main": f"s3://{bucket}"},
+        "recipes": {
+            "demo": str(DEMO / "recipe.yaml"),
+            "gsm8k": str(ROOT / "deployments" / "recipes" / "gsm8k.yaml"),
+        },
+        "allow": {"read": [f"{raw}/"], "write": [f"s3://{bucket}/"]},
+    }
+    (folder / "sources.yaml").write_text(json.dumps(places, indent=1))  # JSON is YAML

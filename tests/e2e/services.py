@@ -1,0 +1,233 @@
+"""Servers for tests, started by hand on the loopback and ended by their process ids.
+
+What docker/compose.yaml starts in containers, from Debian's packages and this environment:
+PostgreSQL, Prefect's server with a password and CSRF tokens, a process worker.
+The S3 store is Ceph's gateway, in tests/store/ceph.py.
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.store.ceph import _accepts, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+PREFECT_QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without what would lead to a user's own servers."""
+    led_astray = ("PREFECT_", "AWS_", "PACKHOUSE_CACHE", "HF_TOKEN", "WANDB_", "PG")
+    return {k: v for k, v in os.environ.items() if not k.startswith(led_astray)}
+
+
+def find_postgres() -> Path | None:
+    """Return the folder of PostgreSQL's programs: the newest of Debian's, or that on PATH."""
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4])
+    )
+    if found:
+        return found[-1].parent
+    on_path = shutil.which("initdb")
+    return Path(on_path).resolve().parent if on_path else None
+
+
+def wait_until(
+    is_ready: Callable[[], bool],
+    what: str,
+    process: "subprocess.Popen[bytes] | None" = None,
+    timeout_s: float = 120,
+) -> None:
+    """Ask again and again until it is ready; fail at once if its process ended."""
+    deadline = time.monotonic() + timeout_s
+    while not is_ready():
+        if process is not None and process.poll() is not None:
+            raise RuntimeError(f"{what} ended with {process.returncode}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} was not ready after {timeout_s:.0f} s")
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def process(
+    command: list[str], log: Path, environment: Mapping[str, str], **options: object
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server in the background, its output in a file; end it and all that it started."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        started = subprocess.Popen(  # type: ignore[call-overload]
+            command, env=dict(environment), stdout=sink, stderr=sink, cwd=ROOT, **options
+        )
+    try:
+        yield started
+    finally:
+        stop(started)
+
+
+def stop(started: "subprocess.Popen[bytes]", patience_s: float = 20) -> None:
+    """Ask a process to end, and see that it and its children do."""
+    try:
+        family = psutil.Process(started.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    if started.poll() is None:
+        started.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        started.wait(patience_s)
+    for survivor in [*family, started]:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            survivor.kill()
+    started.wait(10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Database:
+    """A PostgreSQL server for one test run."""
+
+    port: int
+    password: str
+    programs: Path
+    pid: int
+    user: str = "prefect"
+    name: str = "prefect"
+
+    def dump(self) -> str:
+        """Return every row of every table as text."""
+        return self._call("pg_dump", "--data-only", "--inserts", self.name)
+
+    def ask(self, query: str) -> list[list[str]]:
+        """Return the rows of a query, fields as text."""
+        out = self._call("psql", "-qtAF\t", "-c", query, self.name)
+        return [line.split("\t") for line in out.splitlines()]
+
+    def _call(self, program: str, *args: str) -> str:
+        address = ["-h", "127.0.0.1", "-p", str(self.port), "-U", self.user]
+        done = subprocess.run(
+            [str(self.programs / program), *address, *args],
+            env=clean_environment() | {"PGPASSWORD": self.password},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stderr}")
+        return done.stdout
+
+
+@contextlib.contextmanager
+def postgres(password: str) -> Iterator[Database]:
+    """Start an empty PostgreSQL server; as `postgres` where we are root, which it refuses."""
+    programs = find_postgres()
+    assert programs is not None
+    user = "postgres" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="packhouse-postgres-"))  # a short path: it holds sockets
+    data, word = folder / "data", folder / "password"
+    word.write_text(password)
+    if user:
+        owner = pwd.getpwnam(user)
+        for path in (folder, word):
+            os.chown(path, owner.pw_uid, owner.pw_gid)
+    options = {"user": user, "group": user, "extra_groups": []} if user else {}
+    port = free_port()
+    # fsync off: what a test loses in a power cut is not missed.
+    settings = [
+        f"-cport={port}", f"-cunix_socket_directories={folder}", "-clisten_addresses=127.0.0.1",
+        "-cfsync=off", "-cfull_page_writes=off", "-cmax_connections=100",
+    ]  # fmt: skip
+    try:
+        subprocess.run(
+            [programs / "initdb", "-D", data, "-U", "prefect", "-A", "scram-sha-256",
+             f"--pwfile={word}", "--no-sync", "--locale=C.UTF-8"],
+            check=True, capture_output=True, cwd="/", **options,
+        )  # fmt: skip
+        command = [str(programs / "postgres"), "-D", str(data), *settings]
+        with process(command, folder / "log", clean_environment(), **options) as server:
+            database = Database(port=port, password=password, programs=programs, pid=server.pid)
+            ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+            wait_until(
+                lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL", server
+            )
+            replace(database, name="postgres").ask("create database prefect")
+            yield database
+            server.send_signal(signal.SIGINT)  # fast: clients are cut off
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def prefect_server(
+    folder: Path, auth: str, database: Database | None
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Start Prefect's server as docker/compose.yaml does; on SQLite where no database is given."""
+    port = free_port()
+    origin = f"http://127.0.0.1:{port}"
+    environment = clean_environment() | PREFECT_QUIET | {
+        "PREFECT_HOME": str(folder / "server"),
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_API_AUTH_STRING": auth,
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
+        "PREFECT_UI_API_URL": f"{origin}/api",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+            "prefect.server.concurrency.lease_storage.filesystem"
+        ),
+    }  # fmt: skip
+    if database:
+        environment |= {
+            "PREFECT_SERVER_DATABASE_DRIVER": "postgresql+asyncpg",
+            "PREFECT_SERVER_DATABASE_HOST": "127.0.0.1",
+            "PREFECT_SERVER_DATABASE_PORT": str(database.port),
+            "PREFECT_SERVER_DATABASE_USER": database.user,
+            "PREFECT_SERVER_DATABASE_NAME": database.name,
+            "PREFECT_SERVER_DATABASE_PASSWORD": database.password,
+        }
+    command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with process(command, folder / "logs" / "server.log", environment) as server:
+        wait_until(lambda: _is_ready(f"{origin}/api/ready", port), "Prefect's server", server)
+        yield origin, server
+
+
+def _is_ready(url: str, port: int) -> bool:
+    if not _accepts(port):
+        return False
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextlib.contextmanager
+def worker(
+    pool: str, folder: Path, environment: Mapping[str, str], limit: int = 2
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a worker, which makes its process pool; wait until it says that it is well."""
+    port = free_port()
+    settings = {
+        "PREFECT_HOME": str(folder / "worker"),
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
+        "PREFECT_WORKER_WEBSERVER_PORT": str(port),
+    }
+    command = [str(BIN / "prefect"), "worker", "start", "--pool", pool, "--type", "process",
+               "--limit", str(limit), "--with-healthcheck"]  # fmt: skip
+    log = folder / "logs" / "worker.log"
+    with process(command, log, {**environment, **settings}) as started:
+        wait_until(lambda: _is_ready(f"http://127.0.0.1:{port}/health", port), "worker", started)
+        yield started

@@ -1,0 +1,281 @@
+"""Many flow runs at once on a real server: none lost, none doubled, memory flat.
+
+    python -m tests.load.load --runs 200 --at-once 20      # what `make load` runs
+
+Prefect's server on PostgreSQL, with password and CSRF tokens; runs of the deployment
+`prepare/load`, created at the rate of an hour's schedule pressed into the time that they take; a
+worker that takes at most `--at-once` of them. Each run publishes a version that no other makes, and
+four runs share a dataset, so that some must queue for its slot. Memory of server, worker and
+database is sampled throughout.
+
+With `--processes`, Prefect's own process worker starts a process for each run, which costs 5 to 8 s
+of CPU before any work; without, a worker of the same base class runs each in a thread of its own
+process, and 200 runs fit into minutes of two cores.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.e2e import services
+from tests.e2e.places import DEMO
+from tests.e2e.stack import Api, Secrets
+
+POOL = "load"
+RUNS_PER_DATASET = 4
+ROWS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of the runs, and what it cost."""
+
+    runs: int
+    completed: int
+    started_more_than_once: int
+    versions: int
+    doubled_versions: int
+    seconds: float
+    median_run_s: float
+    most_at_once: int
+    memory_mib: dict[str, list[float]]
+    """By process: at the first and second fifth of the time, the end, and the highest."""
+
+    def is_sound(self) -> bool:
+        """Whether none was lost and none was doubled."""
+        return (
+            self.completed == self.runs == self.versions
+            and self.started_more_than_once == 0
+            and self.doubled_versions == 0
+        )
+
+
+def write_source(folder: Path) -> Path:
+    """Write a small source: the demo's first good rows."""
+    lines = (DEMO / "instructions.jsonl").read_bytes().splitlines(keepends=True)
+    file = folder / "load.jsonl"
+    file.write_bytes(b"".join([line for line in lines if _is_good(line)][:ROWS]))
+    return file
+
+
+def _is_good(line: bytes) -> bool:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    keys = ("instruction", "output")
+    return isinstance(row, dict) and all(row.get(k) and isinstance(row[k], str) for k in keys)
+
+
+def recipe(number: int, source: str, tokenizer: str, store: str) -> dict[str, Any]:
+    """Return the recipe of a run: every number makes another version."""
+    return {
+        "dataset": f"load-{number // RUNS_PER_DATASET}",
+        "sources": [{"path": source, "format": "alpaca"}],
+        "tokenizer": tokenizer,
+        "validate": {"max_quarantined": 0.5},
+        "pack": {"seq_len": 256 + number},
+        "publish": {"store": store},
+        "audit": {"max_duplicates": 1},
+    }
+
+
+def create_runs(api: Api, deployment: str, recipes: list[dict[str, Any]], seconds: float) -> None:
+    """Create the runs evenly over the seconds, as schedules do over an hour."""
+    found = api.get(f"/deployments/name/{deployment}")
+    start = time.monotonic()
+    for number, each in enumerate(recipes):
+        time.sleep(max(0.0, start + seconds * number / len(recipes) - time.monotonic()))
+        api.post(f"/deployments/{found['id']}/create_flow_run", parameters={"recipe": each})
+
+
+def runs_of(api: Api, deployment: str) -> list[dict[str, Any]]:
+    """Return every run of a deployment, page by page."""
+    found = api.get(f"/deployments/name/{deployment}")
+    rows: list[dict[str, Any]] = []
+    while True:
+        page = api.post(
+            "/flow_runs/filter",
+            deployments={"id": {"any_": [found["id"]]}},
+            offset=len(rows), limit=200, sort="START_TIME_ASC",
+        )  # fmt: skip
+        rows += page
+        if len(page) < 200:
+            return rows
+
+
+def most_at_once(runs: list[dict[str, Any]]) -> int:
+    """Return the largest number of runs that were under way at one time."""
+    edges = [(run["start_time"], 1) for run in runs if run["start_time"]]
+    edges += [(run["end_time"], -1) for run in runs if run["end_time"]]
+    now = most = 0
+    for _, step in sorted(edges):
+        now += step
+        most = max(most, now)
+    return most
+
+
+def _resident(pid: int) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(_private(p) for p in family) / 2**20
+    return 0.0
+
+
+def _private(process: psutil.Process) -> int:
+    """Return bytes that only it holds: PostgreSQL's processes share most of theirs."""
+    with contextlib.suppress(psutil.Error):
+        memory = process.memory_full_info()
+        return int(memory.uss)
+    return 0
+
+
+def _fifths(series: list[float]) -> list[float]:
+    """Return the medians of the first, second and last fifth, and the highest."""
+    size = max(1, len(series) // 5)
+    parts = series[:size], series[size : 2 * size] or series, series[-size:]
+    return [*(round(sorted(p)[len(p) // 2], 1) for p in parts), round(max(series), 1)]
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    """Start everything, run the runs, end everything."""
+    words = Secrets()
+    with contextlib.ExitStack() as started:
+        folder = Path(started.enter_context(tempfile.TemporaryDirectory(prefix="packhouse-load-")))
+        database = started.enter_context(services.postgres(words.database))
+        origin, server = started.enter_context(
+            services.prefect_server(folder, words.auth, database)
+        )
+        api = started.enter_context(contextlib.closing(Api(origin, words.auth)))
+        environment = _environment(folder, origin, words)
+        worker = started.enter_context(_worker(folder, environment, arguments))
+        services.wait_until(lambda: _has_pool(api), "the worker's pool", worker)
+        _deploy(folder, environment)
+        processes = {"server": server.pid, "worker": worker.pid, "database": database.pid}
+        return _run(folder, api, processes, arguments)
+
+
+def _run(
+    folder: Path, api: Api, processes: dict[str, int], arguments: argparse.Namespace
+) -> Outcome:
+    store = folder / "store"
+    source = write_source(folder)
+    tokenizer = str(DEMO / "tokenizer")
+    recipes = [recipe(n, str(source), tokenizer, str(store)) for n in range(arguments.runs)]
+    memory: dict[str, list[float]] = {name: [] for name in processes}
+    start = time.monotonic()
+    create_runs(api, "prepare/load", recipes, arguments.spread)
+    deadline = time.monotonic() + arguments.patience
+    shown = 0.0
+    while True:
+        runs = runs_of(api, "prepare/load")
+        states = Counter(run["state_name"] for run in runs)
+        for name, pid in processes.items():
+            memory[name].append(_resident(pid))
+        if time.monotonic() - shown > 30:
+            shown = time.monotonic()
+            sys.stderr.write(f"{shown - start:6.0f} s {dict(states)}\n")
+        ended = states["Completed"] + states["Failed"] + states["Crashed"]
+        if ended == arguments.runs or time.monotonic() > deadline:
+            break
+        time.sleep(2)
+    return _outcome(runs, store, time.monotonic() - start, memory)
+
+
+def _outcome(
+    runs: list[dict[str, Any]], store: Path, seconds: float, memory: dict[str, list[float]]
+) -> Outcome:
+    versions = [path.parent.name for path in store.glob("*/v/*/manifest.json")]
+    addresses = [name.split(".")[0] for name in versions]
+    times = sorted(run["total_run_time"] for run in runs)
+    return Outcome(
+        runs=len(runs),
+        completed=sum(run["state_name"] == "Completed" for run in runs),
+        started_more_than_once=sum(run["run_count"] != 1 for run in runs),
+        versions=len(versions),
+        doubled_versions=len(addresses) - len(set(addresses)),
+        seconds=round(seconds, 1),
+        median_run_s=round(times[len(times) // 2], 2),
+        most_at_once=most_at_once(runs),
+        memory_mib={name: _fifths(series) for name, series in memory.items()},
+    )
+
+
+def _environment(folder: Path, origin: str, words: Secrets) -> dict[str, str]:
+    places = {"allow": {"read": [str(folder), str(DEMO)], "write": [str(folder)]}}
+    (folder / "sources.yaml").write_text(json.dumps(places))
+    own = {
+        "PREFECT_HOME": str(folder / "client"),
+        "PREFECT_API_URL": f"{origin}/api",
+        "PREFECT_API_AUTH_STRING": words.auth,
+        "PACKHOUSE_CACHE": str(folder / "cache"),
+        "PACKHOUSE_SOURCES": str(folder / "sources.yaml"),
+        "PYTHONPATH": str(services.ROOT),
+    }
+    return services.clean_environment() | services.PREFECT_QUIET | own
+
+
+@contextlib.contextmanager
+def _worker(
+    folder: Path, environment: dict[str, str], arguments: argparse.Namespace
+) -> Iterator[Any]:
+    if arguments.processes:
+        with services.worker(POOL, folder, environment, arguments.at_once) as started:
+            yield started
+        return
+    command = [sys.executable, "-m", "tests.load.thread_worker", POOL, str(arguments.at_once)]
+    settings = {"PREFECT_HOME": str(folder / "worker"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
+    log = folder / "logs" / "worker.log"
+    with services.process(command, log, {**environment, **settings}) as started:
+        yield started
+
+
+def _has_pool(api: Api) -> bool:
+    return bool(api.post("/work_pools/filter", work_pools={"name": {"any_": [POOL]}}))
+
+
+def _deploy(folder: Path, environment: dict[str, str]) -> None:
+    file = folder / "prefect.yaml"
+    deployment = {
+        "name": "load",
+        "entrypoint": "flows.prepare.prepare",
+        "work_pool": {"name": POOL},
+    }
+    file.write_text(json.dumps({"deployments": [deployment]}))
+    command = [str(services.BIN / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file"]
+
+    done = subprocess.run(
+        [*command, str(file)],
+        env=environment, cwd=services.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"prefect deploy: {done.stdout}{done.stderr}")
+
+
+def main() -> None:
+    """Measure, print the outcome as JSON, exit with 1 if a run was lost or doubled."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=20)
+    parser.add_argument("--spread", type=float, default=60, help="seconds over which runs come")
+    parser.add_argument("--patience", type=float, default=3600, help="seconds until giving up")
+    parser.add_argument("--processes", action="store_true", help="a process for each run")
+    outcome = measure(parser.parse_args())
+    sys.stdout.write(json.dumps(asdict(outcome), indent=1) + "\n")
+    sys.exit(not outcome.is_sound())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""`make load` in small, and what it adds up: eight runs through the real process worker."""
+
+import pytest
+
+from tests.load.load import Outcome, most_at_once
+
+OUTCOME = {
+    "runs": 8,
+    "completed": 8,
+    "started_more_than_once": 0,
+    "versions": 8,
+    "doubled_versions": 0,
+    "seconds": 1.0,
+    "median_run_s": 1.0,
+    "most_at_once": 4,
+    "memory_mib": {},
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"completed": 7},
+        {"versions": 7},
+        {"versions": 9},
+        {"started_more_than_once": 1},
+        {"doubled_versions": 1},
+    ],
+)
+def test_a_lost_or_doubled_run_is_found(damage):
+    assert Outcome(**OUTCOME).is_sound()
+    assert not Outcome(**{**OUTCOME, **damage}).is_sound()
+
+
+def test_runs_under_way_are_counted():
+    times = [("01", "05"), ("02", "04"), ("03", "06"), ("05", "07"), (None, None)]
+    assert most_at_once([{"start_time": a, "end_time": b} for a, b in times]) == 3
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
+    """Two share a dataset and queue for its slot; every run makes a version of its own."""
+    from tests.e2e.deployments import demo_recipe
+    from tests.e2e.stack import BUCKET, s3_client
+
+    recipes = [
+        demo_recipe(f"load-{number // 2}", pack={"seq_len": 600 + number}) for number in range(8)
+    ]
+    started = [deployed.api.start("prepare/manual", recipe=recipe) for recipe in recipes]
+    ended = [deployed.api.wait(run_id, 600) for run_id in started]
+    assert [run["state_type"] for run in ended] == ["COMPLETED"] * 8
+    assert [run["run_count"] for run in ended] == [1] * 8
+    client = s3_client(deployed.environment)
+    try:
+        found = client.list_objects_v2(Bucket=BUCKET, Prefix="load-")["Contents"]
+    finally:
+        client.close()
+    versions = [key["Key"] for key in found if key["Key"].endswith("/manifest.json")]
+    assert len(versions) == len({key.split("/")[2].split(".")[0] for key in versions}) == 8

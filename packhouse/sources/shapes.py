@@ -14,6 +14,7 @@ import orjson
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
+from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.records import parse_text
 from packhouse.sources.sniffing import BOM
 from packhouse.sources.structure import line_spans, split_elements
@@ -125,6 +126,10 @@ def find_row_format(
     """
     if file_format in ("csv", "tsv"):
         rows: list[Any] = [dict.fromkeys(header, "")] if header else []
+        if header and not _TALK_FIELDS.isdisjoint(header):  # whose format their texts tell
+            delimiter = "," if file_format == "csv" else "\t"
+            data = head.removeprefix(BOM)
+            rows += parse_delimited(data, header, delimiter, len(data) + 1).rows[1:]
     else:
         rows = _sample(head, file_format)
     return find_row_format_of_rows(rows, config, uri)

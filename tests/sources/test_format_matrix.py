@@ -1,0 +1,142 @@
+"""Every row format in every kind of file, plain and compressed: the same conversations."""
+
+import gzip
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+TALK = [("user", "Two & two?"), ("assistant", 'It is "4",\nI think.')]
+ANSWER = TALK[1][1]
+CHAT = [{"role": role, "content": text} for role, text in TALK]
+SHAREGPT = [
+    {"from": "human", "value": TALK[0][1]},
+    {"from": "gpt", "value": ANSWER},
+]
+PARTS = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in TALK]
+CALLS = [
+    {"from": "human", "value": "Add 2 and 2."},
+    {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2, "b": 2}}'},
+    {"from": "observation", "value": "4"},
+    {"from": "gpt", "value": "It is 4."},
+]
+CALLS_TALK = [("user", "Add 2 and 2."), ("assistant", ""), ("tool", "4"), ("assistant", "It is 4.")]
+TREE = {
+    "text": TALK[0][1],
+    "role": "prompter",
+    "replies": [{"text": ANSWER, "role": "assistant", "rank": 0, "replies": []}],
+}
+
+# format -> a row of it, and the conversation that it must give
+ROWS = {
+    "alpaca": ({"instruction": TALK[0][1], "input": "", "output": ANSWER}, TALK),
+    "alpaca-history": (
+        {"instruction": TALK[0][1], "output": ANSWER, "system": "S", "history": [["a", "b"]]},
+        [("system", "S"), ("user", "a"), ("assistant", "b"), *TALK],
+    ),
+    "prompt_completion": ({"prompt": TALK[0][1], "completion": ANSWER}, TALK),
+    "prompt_completion-response": ({"prompt": TALK[0][1], "response": ANSWER}, TALK),
+    "chat": ({"messages": CHAT}, TALK),
+    "chat-conversations": ({"conversations": CHAT}, TALK),
+    "chat-parts": ({"messages": PARTS}, TALK),
+    "chat-system": ({"system": "S", "messages": CHAT}, [("system", "S"), *TALK]),
+    "sharegpt": ({"conversations": SHAREGPT}, TALK),
+    "sharegpt-calls": ({"conversations": CALLS}, CALLS_TALK),
+    "messages": (CHAT, TALK),
+    "oasst": (TREE, TALK),
+    "dolly": (
+        {"instruction": TALK[0][1], "context": "", "response": ANSWER, "category": "x"},
+        TALK,
+    ),
+    "question_answer": ({"question": TALK[0][1], "answer": ANSWER}, TALK),
+    "classification": ({"text": TALK[0][1], "label": 1}, TALK[:1]),
+    "text": ({"text": ANSWER}, TALK[1:]),
+    "preference": ({"prompt": TALK[0][1], "chosen": ANSWER, "rejected": "No."}, TALK),
+    "preference-messages": ({"chosen": CHAT, "rejected": [CHAT[0]]}, TALK),
+}
+NO_COLUMNS = ("messages",)  # a row that is a list has no columns
+
+
+def as_json(rows):
+    return json.dumps(rows, indent=2).encode()
+
+
+def as_lines(rows):
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def as_delimited(rows, delimiter):
+    flat = [
+        {key: v if isinstance(v, str | int) else json.dumps(v) for key, v in row.items()}
+        for row in rows
+    ]
+    sink = io.BytesIO()
+    options = pa.csv.WriteOptions(delimiter=delimiter, quoting_style="needed")
+    pa.csv.write_csv(pa.Table.from_pylist(flat), sink, options)
+    return sink.getvalue()
+
+
+def as_parquet(rows):
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+def as_arrow(rows, new=pa.ipc.new_file):
+    sink, table = io.BytesIO(), pa.Table.from_pylist(rows)
+    with new(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+FILES = {
+    "rows.json": as_json,
+    "rows.jsonl": as_lines,
+    "rows.ndjson": as_lines,
+    "rows.csv": lambda rows: as_delimited(rows, ","),
+    "rows.tsv": lambda rows: as_delimited(rows, "\t"),
+    "rows.parquet": as_parquet,
+    "rows.arrow": as_arrow,
+    "rows.feather": lambda rows: as_arrow(rows, pa.ipc.new_stream),
+}
+COLUMNS = ("rows.csv", "rows.tsv", "rows.parquet", "rows.arrow", "rows.feather")
+COMPRESSIONS = {
+    "": lambda data: data,
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+    ".zst": zstandard.compress,
+}
+CASES = [
+    (case, name, ending)
+    for case in ROWS
+    for name in FILES
+    for ending in COMPRESSIONS
+    if not (case in NO_COLUMNS and name in COLUMNS)
+    and not (ending and name in ("rows.parquet", "rows.arrow", "rows.feather"))
+]
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["stated", "auto"])
+@pytest.mark.parametrize(("case", "name", "ending"), CASES)
+def test_the_conversation_is_the_same(case, name, ending, stated, read_bytes):
+    row, talk = ROWS[case]
+    row_format = case.split("-")[0]
+    data = COMPRESSIONS[ending](FILES[name]([row, row]))
+
+    source = read_bytes(data, name + ending, format=row_format if stated else "auto")
+
+    assert source.texts == [talk, talk], source.quarantined.to_pylist()
+    assert source.notes == {}
+    assert {shard.row_format for shard in source.shards} == {row_format}
+
+
+def test_fields_go_by_the_names_that_the_recipe_gives(read_bytes):
+    row = {"frage": TALK[0][1], "antwort": ANSWER}
+    fields = {"question": "frage", "answer": "antwort"}
+    for name in COLUMNS:
+        source = read_bytes(FILES[name]([row]), name, format="question_answer", fields=fields)
+        assert source.texts == [TALK]
+        assert source.extra_fields == {}

@@ -5,6 +5,7 @@ jobs before it, writes its own into a folder, and returns its counts. `execute` 
 cache and is what both the local runner and Prefect's tasks call.
 """
 
+from packhouse.dedup import needs_fingerprints
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
@@ -19,6 +20,8 @@ from packhouse.steps import (
     tokenize_step,
     validate,
 )
+from packhouse.steps.selection import fingerprint_shard
+from packhouse.steps.shard_io import inputs_of
 from packhouse.workspace import Workspace
 
 __all__ = ["execute"]
@@ -46,6 +49,9 @@ def execute(job: Job, recipe: Recipe, workspace: Workspace) -> Receipt:
     receipt = workspace.steps.run(
         job.step, job.key, lambda folder: compute(job, recipe, workspace, folder)
     )
+    if job.step == "format" and needs_fingerprints(recipe.dedup):
+        (validated,) = inputs_of(job, workspace, "validate")
+        fingerprint_shard(validated, receipt, recipe, workspace)  # here, where shards are parallel
     if job.step == "publish":
         return publish.commit(job, recipe, receipt, workspace)
     return receipt

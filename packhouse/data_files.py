@@ -233,5 +233,7 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
             yield from _flat(child)
     elif pa.types.is_string(column.type):
         yield "\x00".join(column.to_pylist()).encode()
+    elif pa.types.is_floating(column.type):
+        yield column.to_numpy(zero_copy_only=False).data  # loss weights, never null
     else:
         yield column.fill_null(-(2**31)).to_numpy(zero_copy_only=False).data

@@ -172,6 +172,11 @@ def _unlabelled(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[
                 f"format '{export_format}' has no place for the class of classification rows; "
                 "export to 'arrow'"
             )
+        if export_format == "axolotl" and "loss_weights" in batch.schema.names:
+            raise ConfigError(
+                "format 'axolotl' has no place for loss weights: every trained token would weigh "
+                "the same; export to 'trl', 'arrow', 'megatron', 'mds' or 'jsonl'"
+            )
         yield batch
 
 

@@ -27,7 +27,8 @@ def to_sequences(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     Labels stay unshifted: the model shifts. No `attention_mask`: all ones, it would undo packing.
     """
-    return batch.select(["input_ids", "labels", "seq_lengths", "position_ids"])
+    columns = ["input_ids", "labels", "seq_lengths", "position_ids"]
+    return batch.select([*columns, *(n for n in ("loss_weights",) if n in batch.schema.names)])
 
 
 def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -58,7 +59,7 @@ def to_megatron(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Packs for Megatron-Bridge: unshifted ids, a loss mask already moved to the predicting token.
 
     Its reader makes inputs `ids[:-1]` and targets `ids[1:]` of each sequence, with `mask[:-1]`: so
-    `mask[t]` says whether token `t + 1` is trained.
+    `mask[t]` says whether token `t + 1` is trained; with loss weights, how much.
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9, 5, 6],
@@ -70,12 +71,15 @@ def to_megatron(batch: pa.RecordBatch) -> pa.RecordBatch:
     trained = labels != IGNORE_INDEX
     # A record's last token gets the mark of the next record's first one, which is never trained.
     mask = np.append(trained[1:], False).astype(np.uint8)
+    if "loss_weights" in batch.schema.names:
+        weights, _ = zero_based(*flat_list(batch["loss_weights"]))
+        mask = np.append(weights[1:], np.float32(0)).astype(np.float32)
     lengths, pack_offsets = flat_int32s(batch, "seq_lengths")
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths - np.repeat(offsets[:-1], np.diff(pack_offsets))
     columns = {
         "input_ids": batch["input_ids"],
-        "loss_mask": list_array(pa.array(mask), offsets, pa.uint8()),
+        "loss_mask": list_array(pa.array(mask), offsets, pa.from_numpy_dtype(mask.dtype)),
         "seq_start_id": list_array(pa.array(starts.astype(np.int32)), pack_offsets, pa.int32()),
     }
     return pa.RecordBatch.from_pydict(columns)

@@ -2,12 +2,14 @@
 
 A shard is: number of samples, offsets (uint32), a JSON header, samples; a sample is the byte size
 of each of its columns (in order of name) and then the columns. A column here is a one-dimensional
-int32 array: one byte for number of dimensions and width of the length, the length, the values.
+array of int32 (float32: `loss_weights`, where there are some): one byte for number of dimensions
+and width of the length, the length, the values.
 `index.json` is written last, so that a folder with one is whole.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.exports.columns import flat_int32s
+from packhouse.packing.lists import flat_list, zero_based
 
 __all__ = ["write_mds"]
 
-_COLUMNS = ("input_ids", "labels", "position_ids", "seq_lengths")  # in order of name
+_COLUMNS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_lengths")  # by name
 _SHARD_BYTES = 64 * 2**20
 
 
@@ -30,49 +32,60 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
     shards: list[dict[str, Any]] = []
     samples: list[bytes] = []
     num_bytes = 0
-    for sample in _samples(batches):
+    first = next(batches, None)
+    names = [name for name in _COLUMNS if first is not None and name in first.schema.names]
+    for sample in _samples(chain([] if first is None else [first], batches), names):
         if samples and num_bytes + len(sample) > _SHARD_BYTES:
-            shards.append(_write_shard(place, len(shards), samples))
+            shards.append(_write_shard(place, len(shards), samples, names))
             samples, num_bytes = [], 0
         samples.append(sample)
         num_bytes += len(sample) + 4
     if samples:
-        shards.append(_write_shard(place, len(shards), samples))
+        shards.append(_write_shard(place, len(shards), samples, names))
     index = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
     (place / "index.json").write_text(index, encoding="utf-8")
 
 
-def _samples(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+def _samples(batches: Iterable[pa.RecordBatch], names: list[str]) -> Iterator[bytes]:
     for batch in batches:
-        columns = [flat_int32s(batch, name) for name in _COLUMNS]
+        columns = [zero_based(*flat_list(batch[name])) for name in names]
         for row in range(batch.num_rows):
             coded = [_encode(v[offsets[row] : offsets[row + 1]]) for v, offsets in columns]
             sizes = np.array([len(each) for each in coded], dtype="<u4")
             yield sizes.tobytes() + b"".join(coded)
 
 
-def _encode(values: npt.NDArray[np.int32]) -> bytes:
+_KINDS = {np.dtype(np.int32): "<i4", np.dtype(np.float32): "<f4"}
+
+
+def _encode(values: npt.NDArray[Any]) -> bytes:
     """One dimension, its length in the narrowest of uint8, uint16, uint32, the values."""
     code = 0 if len(values) < 2**8 else 1 if len(values) < 2**16 else 2
     length = len(values).to_bytes(1 << code, "little")
-    return bytes([1 << 2 | code]) + length + values.astype("<i4", copy=False).tobytes()
+    return (
+        bytes([1 << 2 | code]) + length + values.astype(_KINDS[values.dtype], copy=False).tobytes()
+    )
 
 
-def _settings() -> dict[str, Any]:
+def _settings(names: list[str]) -> dict[str, Any]:
     return {
         "version": 2,
         "format": "mds",
         "compression": None,
         "hashes": [],
         "size_limit": _SHARD_BYTES,
-        "column_names": list(_COLUMNS),
-        "column_encodings": ["ndarray:int32"] * len(_COLUMNS),
-        "column_sizes": [None] * len(_COLUMNS),
+        "column_names": names,
+        "column_encodings": [
+            f"ndarray:{'float32' if name == 'loss_weights' else 'int32'}" for name in names
+        ],
+        "column_sizes": [None] * len(names),
     }
 
 
-def _write_shard(folder: Path, number: int, samples: list[bytes]) -> dict[str, Any]:
-    header = json.dumps(_settings(), sort_keys=True).encode()
+def _write_shard(
+    folder: Path, number: int, samples: list[bytes], names: list[str]
+) -> dict[str, Any]:
+    header = json.dumps(_settings(names), sort_keys=True).encode()
     offsets = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int64)
     offsets += 4 + 4 * len(offsets) + len(header)
     parts = [len(samples).to_bytes(4, "little"), offsets.astype("<u4").tobytes(), header, *samples]
@@ -80,4 +93,4 @@ def _write_shard(folder: Path, number: int, samples: list[bytes]) -> dict[str, A
     data = b"".join(parts)
     (folder / name).write_bytes(data)
     raw = {"basename": name, "bytes": len(data), "hashes": {}}
-    return _settings() | {"samples": len(samples), "raw_data": raw, "zip_data": None}
+    return _settings(names) | {"samples": len(samples), "raw_data": raw, "zip_data": None}

@@ -1,8 +1,8 @@
 """Exports that are one row behind another: JSON Lines and MessagePack.
 
-Each row is a map of `input_ids`, `labels`, `position_ids`. MessagePack is written by numpy, an
-array at a time in the narrowest of three fixed widths (3 to 5 bytes a number): valid for every
-reader, and without a dependency.
+Each row is a map of `input_ids`, `labels`, `position_ids`, and `loss_weights` where there are some.
+MessagePack is written by numpy, an array at a time in the narrowest of three fixed widths (3 to 5
+bytes a number): valid for every reader, and without a dependency.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.exports.columns import flat_int32s
+from packhouse.packing.lists import flat_list, zero_based
 
-__all__ = ["pack_ints", "write_jsonl", "write_msgpack"]
+__all__ = ["pack_floats", "pack_ints", "write_jsonl", "write_msgpack"]
 
-_COLUMNS = ("input_ids", "labels", "position_ids")
+_COLUMNS = ("input_ids", "labels", "position_ids", "loss_weights")
 
 
 def write_jsonl(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> None:
@@ -36,7 +36,8 @@ def write_msgpack(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -
         for row in _rows(batches):
             parts = [bytes([0x80 | len(row)])]
             for name, values in row.items():
-                parts += [bytes([0xA0 | len(name)]), name.encode(), pack_ints(values)]
+                pack = pack_floats if values.dtype == np.float32 else pack_ints
+                parts += [bytes([0xA0 | len(name)]), name.encode(), pack(values)]
             file.write(b"".join(parts))
 
 
@@ -59,9 +60,22 @@ def pack_ints(values: npt.NDArray[np.int32]) -> bytes:
     return b"\xdd" + len(values).to_bytes(4, "big") + coded.tobytes()
 
 
+def pack_floats(values: npt.NDArray[np.float32]) -> bytes:
+    """A MessagePack array of single-precision numbers.
+
+    Example:
+        >>> pack_floats(np.array([0.5], dtype=np.float32)).hex(" ")
+        'dd 00 00 00 01 ca 3f 00 00 00'
+    """
+    coded = np.empty(len(values), dtype=[("tag", "u1"), ("value", ">f4")])
+    coded["tag"], coded["value"] = 0xCA, values
+    return b"\xdd" + len(values).to_bytes(4, "big") + coded.tobytes()
+
+
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     for batch in batches:
-        columns = {name: flat_int32s(batch, name) for name in _COLUMNS}
+        names = [name for name in _COLUMNS if name in batch.schema.names]
+        columns = {name: zero_based(*flat_list(batch[name])) for name in names}
         for row in range(batch.num_rows):
             yield {
                 name: values[offsets[row] : offsets[row + 1]]

@@ -331,10 +331,10 @@ def expand_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         >>> expand_rows(batch)["position_ids"].to_pylist()
         [[0, 1, 0]]
     """
-    schema = published_schema("labels", True, "label" in batch.schema.names)
-    if "loss_weights" in batch.schema.names:
-        schema = schema.append(_LOSS_WEIGHTS)
-    columns = {name: batch[name] for name in ("record_ids", "label") if name in schema.names}
+    names = batch.schema.names
+    schema = published_schema("labels", True, "label" in names, "loss_weights" in names)
+    kept = ("record_ids", "label")
+    columns = {name: batch[name] for name in kept if name in schema.names}
     _, offsets = flat_list(batch["input_ids"])
     flat: dict[str, tuple[Any, Any]] = {}
     for name in ("input_ids", "labels", "seq_lengths", "position_ids"):
@@ -353,19 +353,14 @@ def expand_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-_LOSS_WEIGHTS = pa.field(
-    "loss_weights", pa.list_(pa.field("item", pa.float32(), nullable=False)), nullable=False
-)
-
-
 def _jsonl_batches(path: Path) -> Iterator[pa.RecordBatch]:
     from pyarrow import json as pa_json
 
     with path.open("rb") as file:
         present = json.loads(file.readline())
     layout: Layout = "labels" if "labels" in present else "compact"
-    schema = published_schema(layout, "position_ids" in present, "label" in present)
-    if "loss_weights" in present:
-        schema = schema.append(_LOSS_WEIGHTS)
+    schema = published_schema(
+        layout, "position_ids" in present, "label" in present, "loss_weights" in present
+    )
     parse = pa_json.ParseOptions(explicit_schema=schema)
     yield from pa_json.open_json(path, parse_options=parse)

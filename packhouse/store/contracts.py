@@ -83,7 +83,9 @@ def _json_batches(path: Path) -> Iterator[pa.RecordBatch]:
     schema = None
     if "input_ids" in present:
         layout: Layout = "labels" if "labels" in present else "compact"
-        schema = published_schema(layout, "position_ids" in present, "label" in present)
+        schema = published_schema(
+            layout, "position_ids" in present, "label" in present, "loss_weights" in present
+        )
     yield from pyarrow.json.open_json(
         path,
         read_options=pyarrow.json.ReadOptions(block_size=_JSON_BLOCK_BYTES),

@@ -10,11 +10,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock, Timer
 from typing import Any
 
-__all__ = ["CurrentStep", "advance", "current_step", "job_done", "show_progress", "step_progress"]
+__all__ = [
+    "CurrentStep",
+    "advance",
+    "current_step",
+    "job_done",
+    "own_progress",
+    "show_progress",
+    "step_progress",
+]
 
 _APPEARS_AFTER_S = 1.0
 
@@ -63,13 +72,19 @@ class CurrentStep:
     """Since it began."""
 
 
+class _Run:
+    """What runs at a time is one step of it."""
+
+    step: _Step | None = None
+
+
 _display: Any = None
-_step: _Step | None = None
+_run: ContextVar[_Run] = ContextVar("run", default=_Run())  # noqa: B039 - the process's own run
 
 
 def current_step() -> CurrentStep | None:
     """Return how far the running step is; None between steps."""
-    step = _step
+    step = _run.get().step
     if step is None:
         return None
     return CurrentStep(
@@ -95,27 +110,37 @@ def show_progress(*, enabled: bool | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def step_progress(name: str, num_jobs: int) -> Iterator[None]:
-    """Count the jobs of a step while the block runs."""
-    global _step
-    _step = _Step(name, num_jobs, _display)
+def own_progress() -> Iterator[None]:
+    """Keep the steps of this run apart from those of others in the process while the block runs."""
+    token = _run.set(_Run())
     try:
         yield
     finally:
-        _step.close()
-        _step = None
+        _run.reset(token)
+
+
+@contextmanager
+def step_progress(name: str, num_jobs: int) -> Iterator[None]:
+    """Count the jobs of a step while the block runs."""
+    run = _run.get()
+    run.step = step = _Step(name, num_jobs, _display)
+    try:
+        yield
+    finally:
+        step.close()
+        run.step = None
 
 
 def advance(fraction: float) -> None:
     """Say that `fraction` more of a job of the running step is done."""
-    step = _step
+    step = _run.get().step
     if step is not None:
         step.move_to(step.done + fraction)
 
 
 def job_done(num_done: int) -> None:
     """Say that `num_done` jobs of the running step are done by now, cached ones included."""
-    step = _step
+    step = _run.get().step
     if step is not None:
         step.move_to(num_done)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from packhouse.progress import CurrentStep, current_step
+from packhouse.progress import CurrentStep, current_step, own_progress
 from tasks.pictures import artifact_key
 
 __all__ = ["progress_artifacts"]
@@ -28,19 +28,20 @@ EVERY_S = 2.0
 @contextmanager
 def progress_artifacts(dataset: str) -> Iterator[None]:
     """Show the long steps of the run while the block runs."""
-    ended = Event()
-    watcher = Thread(
-        target=copy_context().run,  # artifacts belong to the run that makes them
-        args=(_watch, dataset, ended),
-        name="packhouse-progress",
-        daemon=True,
-    )
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join(10 * EVERY_S)
+    with own_progress():  # other runs may be under way in this process
+        ended = Event()
+        watcher = Thread(
+            target=copy_context().run,  # artifacts belong to the run that makes them
+            args=(_watch, dataset, ended),
+            name="packhouse-progress",
+            daemon=True,
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join(10 * EVERY_S)
 
 
 def _watch(dataset: str, ended: Event) -> None:

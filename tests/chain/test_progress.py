@@ -1,4 +1,5 @@
 import io
+import threading
 
 import pytest
 
@@ -23,7 +24,7 @@ def terminal(monkeypatch):
 
 def test_a_step_that_takes_long_shows_its_name_and_share(terminal):
     with progress.show_progress(enabled=True), progress.step_progress("tokenize", 4):
-        progress._step.timer.join()
+        progress._run.get().step.timer.join()
         progress.advance(0.5)
         progress.job_done(2)
         progress._display.refresh()
@@ -43,3 +44,24 @@ def test_nobody_watches_and_nothing_happens():
     with progress.show_progress(enabled=False), progress.step_progress("pack", 1):
         progress.advance(0.5)
         progress.job_done(1)
+
+
+def test_runs_in_threads_of_one_process_do_not_meet():
+    """Their steps begin and end in any order; each sees its own."""
+    begun, ended = threading.Barrier(2), threading.Barrier(2)
+    seen = {}
+
+    def run(name):
+        with progress.own_progress(), progress.step_progress(name, 4):
+            begun.wait(10)
+            progress.job_done(1 if name == "pack" else 3)
+            ended.wait(10)
+            seen[name] = progress.current_step().name, progress.current_step().share
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("pack", "format")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert seen == {"pack": ("pack", 0.25), "format": ("format", 0.75)}
+    assert progress.current_step() is None

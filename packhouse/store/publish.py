@@ -14,7 +14,7 @@ import itertools
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from packhouse.errors import (
     ContractError,
     IntegrityError,
     StoreRefusedError,
+    VersionNotFoundError,
 )
 from packhouse.store.card import dataset_card
 from packhouse.store.doctor import require_guarded
@@ -130,7 +131,8 @@ def publish_version(
 
     Returns:
         The version; `created` is False if the same bytes were published before. If the drift from
-        the ref's current version is over a limit, `held_back` says so and the ref stays.
+        the ref's current version is over a limit, or another publisher moved the ref meanwhile to
+        a version whose readers would break, `held_back` says so and the ref stays.
 
     Raises:
         ContractError: the schema breaks readers of the ref's current version; nothing was written.
@@ -149,10 +151,11 @@ def publish_version(
         if not any(file.kind == "card" for file in files):
             uploads += (card_file(draft, Path(folder)),)
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
-        drift = _drift(store, draft, ref, gate)
-        held_back = drift.beyond(gate) if drift else ()
-        done = run(store, publish_steps(draft, uploads, None if held_back else ref))
-    return replace(done, drift=drift, held_back=held_back)
+        keeper = _Gatekeeper(draft, gate)
+        held_back = bool(ref) and not run(store, keeper.first_look(str(ref)))
+        steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move)
+        done = run(store, steps)
+    return replace(done, drift=keeper.drift, held_back=keeper.held_back)
 
 
 def find_version(store: ObjectStore, dataset: str, vid: str) -> PublishedVersion | None:
@@ -174,23 +177,60 @@ def card_file(draft: Manifest, folder: Path) -> tuple[FileEntry, FileBody]:
     return entry, body
 
 
-def _drift(store: ObjectStore, draft: Manifest, ref: str | None, gate: Gate) -> Drift | None:
-    """Compare with the version that the ref points to; refuse a schema that breaks its readers."""
-    if ref is None:
-        return None
-    found = run(store, read_ref_steps(draft.dataset, ref))
-    if found is None or split_version(found[0].version)[0] == draft.vid:
-        return None
-    current = run(store, committed_steps(draft.dataset, found[0].version))
-    broken = [] if gate.allow_breaking else breaking_changes(current, draft)
-    if broken:
-        raise ContractError(
-            f"readers of '{draft.dataset}' at ref '{ref}' ({current.version}) would break: "
-            f"{'; '.join(broken)}. Publish to another ref, and move '{ref}' with "
-            "`packhouse ref set` when its readers are ready",
-            changes=broken,
-        )
-    return measure_drift(current, draft)
+class _Gatekeeper:
+    """Holds a ref's move to `draft` against the gate.
+
+    Other publishers may move the ref between our look and our move, so the gate is asked again of
+    every version that the ref is found at. What was refused after the commit holds the ref back.
+    """
+
+    def __init__(self, draft: Manifest, gate: Gate) -> None:
+        self.draft = draft
+        self.gate = gate
+        self.drift: Drift | None = None
+        self.broken: tuple[str, ...] = ()
+        self._seen: str | None = None
+
+    @property
+    def held_back(self) -> tuple[str, ...]:
+        """Why the ref may not move, one sentence each."""
+        drifted = self.drift.beyond(self.gate) if self.drift else ()
+        return (*(f"readers of {self._seen} would break: {what}" for what in self.broken), *drifted)
+
+    def first_look(self, ref: str) -> Steps[bool]:
+        """`may_move`, before anything is written.
+
+        Raises:
+            ContractError: readers of the ref's current version would break.
+        """
+        found = yield from read_ref_steps(self.draft.dataset, ref)
+        may = yield from self.may_move(found[0] if found else None)
+        if self.broken:
+            raise ContractError(
+                f"readers of '{self.draft.dataset}' at ref '{ref}' ({self._seen}) would break: "
+                f"{'; '.join(self.broken)}. Publish to another ref, and move '{ref}' with "
+                "`packhouse ref set` when its readers are ready",
+                changes=list(self.broken),
+            )
+        return may
+
+    def may_move(self, current: Ref | None) -> Steps[bool]:
+        """Whether the ref may move from where it is to the draft."""
+        if current is None or current.version == self._seen:
+            return not self.held_back
+        self._seen, self.drift, self.broken = current.version, None, ()
+        # A ref that held our version does not move; one whose version is gone has no readers.
+        held = [current.version, *(move.version for move in current.past)]
+        if any(split_version(version)[0] == self.draft.vid for version in held):
+            return True
+        try:
+            there = yield from committed_steps(self.draft.dataset, current.version)
+        except VersionNotFoundError:
+            return True
+        self.drift = measure_drift(there, self.draft)
+        if not self.gate.allow_breaking:
+            self.broken = tuple(breaking_changes(there, self.draft))
+        return not self.held_back
 
 
 def name_files(files: Sequence[LocalFile]) -> Uploads:
@@ -293,7 +333,12 @@ def _schema_of(files: Sequence[LocalFile]) -> Any:
     return None
 
 
-def publish_steps(draft: Manifest, uploads: Uploads, ref: str | None) -> Steps[PublishedVersion]:
+def publish_steps(
+    draft: Manifest,
+    uploads: Uploads,
+    ref: str | None,
+    may_move: Callable[[Ref | None], Steps[bool]] | None = None,
+) -> Steps[PublishedVersion]:
     """The protocol of `publish_version`, from the first look at the slot to the moved ref."""
     found, generation = yield from find_slot_steps(draft.dataset, draft.vid)
     manifest, created = found, False
@@ -306,7 +351,9 @@ def publish_steps(draft: Manifest, uploads: Uploads, ref: str | None) -> Steps[P
     _check_same(replace(draft, generation=manifest.generation), manifest)
     moved = None
     if ref is not None:
-        moved = yield from move_ref_steps(draft.dataset, ref, manifest.version, once=True)
+        moved = yield from move_ref_steps(
+            draft.dataset, ref, manifest.version, once=True, may_move=may_move
+        )
     return PublishedVersion(
         dataset=draft.dataset,
         version=manifest.version,

@@ -5,11 +5,13 @@ see a version that is still being written. Every file is hashed as it arrives; a
 digest is fetched once more and then reported, never used.
 """
 
+import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -180,8 +182,9 @@ def pull_version(
     wanted = [e for e in opened.manifest.files if not kinds or e.kind in kinds]
     _in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
     staged = dest / ".manifest.json.partial"
-    staged.write_bytes(opened.manifest.to_bytes())
-    os.replace(staged, marker)
+    with _alone(staged):
+        staged.write_bytes(opened.manifest.to_bytes())
+        os.replace(staged, marker)
     return dest
 
 
@@ -219,7 +222,13 @@ def _file_problems(opened: OpenVersion, entry: FileEntry, folder: Path) -> list[
 
 
 def _check_same_version(marker: Path, opened: OpenVersion) -> None:
-    there = parse_slot(marker.read_bytes(), str(marker))
+    try:
+        there = parse_slot(marker.read_bytes(), str(marker))
+    except IntegrityError:
+        raise IntegrityError(
+            f"'{marker}' is damaged; remove it and pull again: the files beside it are checked, "
+            "and fetched where they differ"
+        ) from None
     if isinstance(there, Manifest) and there.manifest_id == opened.manifest.manifest_id:
         return
     raise ConfigError(
@@ -228,22 +237,27 @@ def _check_same_version(marker: Path, opened: OpenVersion) -> None:
 
 
 def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
-    if path.exists() and _sha256(path) == entry.sha256:
+    if _holds(path, entry):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
+    try:
+        with _alone(partial):
+            return path if _holds(path, entry) else _fetch_alone(opened, entry, path, partial)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
+            "another folder. What has come is kept, and the next try goes on there"
+        ) from error
+
+
+def _fetch_alone(opened: OpenVersion, entry: FileEntry, path: Path, partial: Path) -> Path:
     for _ in range(MAX_READS):
-        try:
-            run(opened.store, _download_steps(opened, entry, partial))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
-                "another folder. What has come is kept, and the next try goes on there"
-            ) from error
+        run(opened.store, _download_steps(opened, entry, partial))
         if _sha256(partial) == entry.sha256:
             os.replace(partial, path)
             return path
-        partial.unlink()
+        os.truncate(partial, 0)
     raise IntegrityError(
         f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), "
         f"{MAX_READS} times in a row: the object is damaged. Restore it, or publish the version "
@@ -252,13 +266,46 @@ def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
     )
 
 
+@contextmanager
+def _alone(partial: Path) -> Iterator[None]:
+    """Hold `partial`, made if need be, against others who pull the same file to the same place.
+
+    They would append to one file, and one of them still after another found it whole. The kernel
+    frees the lock of a killed holder. Where a filesystem has no locks, there is none.
+    """
+    while True:
+        with partial.open("ab") as file:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            held = os.fstat(file.fileno())
+            try:
+                if not os.path.samestat(held, partial.stat()):
+                    continue
+            except FileNotFoundError:  # it was whole and got its name while we waited
+                continue
+            try:
+                yield
+            finally:
+                if held.st_ino == _inode(partial) and not partial.stat().st_size:
+                    partial.unlink()
+            return
+
+
+def _inode(path: Path) -> int | None:
+    return path.stat().st_ino if path.exists() else None
+
+
+def _holds(path: Path, entry: FileEntry) -> bool:
+    return path.exists() and _sha256(path) == entry.sha256
+
+
 def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Steps[None]:
     """Append what is missing; a connection lost in between goes on from where it broke."""
     key, attempt, started = opened.key(entry), 0, None
     while True:
         have = partial.stat().st_size if partial.exists() else 0
         if have > entry.size:
-            partial.unlink()
+            os.truncate(partial, 0)
             have = 0
         if have == entry.size and partial.exists():
             return

@@ -9,7 +9,7 @@ that it pointed to before: a late retry must not turn it back. `set` and `rollba
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -172,7 +172,8 @@ def move_ref_steps(
     once: bool,
     expected: str | None = None,
     force: bool = False,
-) -> Steps[Ref]:
+    may_move: Callable[[Ref | None], Steps[bool]] | None = None,
+) -> Steps[Ref | None]:
     """Point a ref to a version that is committed.
 
     Args:
@@ -182,9 +183,10 @@ def move_ref_steps(
         once: stop if the ref ever pointed there (publishing); else point there now.
         expected: move only from this version.
         force: replace a damaged ref too, which loses its past.
+        may_move: asked before every try of the ref as it is then; it may hold the ref back.
 
     Returns:
-        The ref that holds our move, or that shows it to be unnecessary.
+        The ref that holds our move, or that shows it to be unnecessary; None if it was held back.
 
     Raises:
         ConflictError: the ref does not point to `expected`.
@@ -198,6 +200,8 @@ def move_ref_steps(
         if current is not None and _is_done(current, version, write_id, once, attempt):
             return current
         _check_expected(dataset, name, current, expected)
+        if may_move is not None and not (yield from may_move(current)):
+            return None
         moved = next_ref(name, version, write_id, current)
         try:
             yield _write(ref_key(dataset, name), moved, tag)
@@ -264,9 +268,10 @@ def set_ref_steps(
     """
     split_version(version)
     yield from committed_steps(dataset, version)
-    ref: Ref = yield from move_ref_steps(
+    ref = yield from move_ref_steps(
         dataset, name, version, once=False, expected=expected, force=force
     )
+    assert ref is not None, "nothing holds it back"
     yield from committed_steps(dataset, version)
     return ref
 

@@ -1,11 +1,15 @@
 """Every flipped bit is found, wherever it is: in data, manifest, ref, and in a pulled copy."""
 
+import hashlib
 import os
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
-from packhouse.errors import PackhouseError
+from packhouse.errors import IntegrityError, PackhouseError
 from packhouse.store import open_store, open_version, publish_version, pull_version, verify_version
 from tests.store.versions import FACTS, pack_file
 
@@ -37,6 +41,39 @@ def test_every_flipped_bit_in_a_pulled_copy_is_mended_by_another_pull(store, tmp
         path.write_bytes(flipped(whole, chooser.randrange(len(whole) * 8)))
         pull_version(opened, folder, num_threads=1)
         assert path.read_bytes() == whole
+
+
+def test_a_damaged_manifest_of_a_pulled_copy_says_how_to_mend_it(store, tmp_path):
+    opened = open_version(store, "tiny")
+    folder = pull_version(opened, tmp_path / "copy")
+    (folder / "manifest.json").write_bytes(b'{"half')
+    with pytest.raises(IntegrityError, match="remove it and pull again"):
+        pull_version(opened, folder)
+    (folder / "manifest.json").unlink()
+    pull_version(opened, folder)
+
+
+def test_pulls_to_one_folder_at_once_do_not_mix_their_bytes(store, tmp_path, monkeypatch):
+    """Each appends to what another left; without a lock, both append to one file."""
+    download = type(store).download
+    together = threading.Barrier(2)
+
+    def slow(self, key, path, *, offset=0):
+        with suppress(threading.BrokenBarrierError):  # alone, as it should be
+            together.wait(timeout=0.2)
+        download(self, key, path, offset=offset)
+        with suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.2)
+
+    monkeypatch.setattr(type(store), "download", slow)
+    opened, dest = open_version(store, "tiny"), tmp_path / "copy"
+    with ThreadPoolExecutor(4) as pool:
+        pulls = [pool.submit(pull_version, opened, dest, num_threads=1) for _ in range(4)]
+        assert [pull.result() for pull in pulls] == [dest] * 4
+    left = sorted(path.name for path in dest.rglob("*") if path.is_file())
+    assert left == ["README.md", "manifest.json", opened.files()[0].key.rpartition("/")[2]]
+    for entry in opened.manifest.files:
+        assert hashlib.sha256((dest / entry.path).read_bytes()).hexdigest() == entry.sha256
 
 
 def flips_found(path, look):

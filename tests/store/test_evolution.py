@@ -3,6 +3,7 @@ import pytest
 
 from packhouse.errors import ContractError
 from packhouse.store import Gate, load_ref, open_store, open_version, publish_version, pull_version
+from packhouse.store import publish as publication
 from packhouse.store.evolution import measure_drift
 from tests.store.versions import FACTS, pack_file, pack_table, write_file
 
@@ -33,6 +34,51 @@ def test_a_schema_that_breaks_readers_of_the_ref_is_refused_before_anything_is_w
 
     done = publish(store, tmp_path, "bbbb", wide, gate=Gate(allow_breaking=True))
     assert done.ref.version == "bbbb.g0"
+
+
+def between_look_and_move(monkeypatch, do):
+    """Have another publisher act when the gate was passed and nothing is committed yet."""
+    commit = publication._commit_steps
+
+    def late(ours):
+        monkeypatch.setattr(publication, "_commit_steps", commit)
+        do()
+        return commit(ours)
+
+    monkeypatch.setattr(publication, "_commit_steps", late)
+
+
+@pytest.mark.parametrize("first", [None, "aaaa"])
+def test_a_ref_that_another_publisher_moved_meanwhile_is_held_to_the_gate_again(
+    store, tmp_path, monkeypatch, first
+):
+    narrow = pack_table().drop(["labels"])
+    if first:  # labels come with bbbb: the first look finds nothing to break
+        publish(store, tmp_path, first, narrow)
+    between_look_and_move(monkeypatch, lambda: publish(store, tmp_path, "bbbb", pack_table()))
+    done = publish(store, tmp_path, "cccc", narrow)
+
+    assert done.created
+    assert done.ref is None
+    assert done.held_back == ("readers of bbbb.g0 would break: column 'labels' is gone",)
+    assert load_ref(store, "tiny", "latest").version == "bbbb.g0"
+
+    between_look_and_move(monkeypatch, lambda: publish(store, tmp_path, "dddd", pack_table(9)))
+    assert publish(store, tmp_path, "eeee", pack_table(8)).ref.version == "eeee.g0"
+
+
+def test_publishing_again_what_the_ref_once_held_is_no_break(store, tmp_path):
+    narrow = pack_table().drop(["labels"])
+    publish(store, tmp_path, "aaaa", narrow)
+    publish(store, tmp_path, "bbbb", pack_table())
+    again = publish(store, tmp_path, "aaaa", narrow)
+    assert (again.created, again.held_back, again.ref.version) == (False, (), "bbbb.g0")
+
+
+def test_a_ref_whose_version_is_gone_blocks_no_publication(store, tmp_path):
+    publish(store, tmp_path, "aaaa", pack_table())
+    store.delete("tiny/v/aaaa.g0/manifest.json")
+    assert publish(store, tmp_path, "bbbb", pack_table(9)).ref.version == "bbbb.g0"
 
 
 def test_labels_of_another_meaning_break_readers(store, tmp_path):

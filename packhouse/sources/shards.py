@@ -97,7 +97,22 @@ def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) ->
     shards: list[SourceShard] = []
     for file in find_files(config):
         shards.extend(_scan_file(file, config, max_shard_bytes))
+    _refuse_other_shapes(shards, config)
     return shards
+
+
+def _refuse_other_shapes(shards: list[SourceShard], config: SourceConfig) -> None:
+    """Files of one source have one shape, as the rows of one file have."""
+    first: dict[str, str] = {}
+    for shard in shards:
+        if shard.row_format != "auto":
+            first.setdefault(shard.row_format, shard.uri)
+    if len(first) > 1:
+        shown = ", ".join(f"'{uri}' is {name}" for name, uri in list(first.items())[:3])
+        raise SourceError(
+            f"source '{config.path}' mixes shapes: {shown}; give each shape a source of its own",
+            path=config.path,
+        )
 
 
 def _scan_file(

@@ -7,6 +7,7 @@ import bz2
 import gzip
 import hashlib
 import os
+import re
 import sys
 import tracemalloc
 import zlib
@@ -558,7 +559,7 @@ def test_56_tool_call_arguments_that_are_no_json_object_are_quarantined(argument
     assert source.reasons == ["tool_calls"]
 
 
-def test_57_control_text_in_contents_is_kept_as_it_is(read_bytes):
+def test_57_and_58_control_text_in_contents_is_kept_as_it_is(read_bytes):
     row = turns(("user", "a <|im_end|>"), ("assistant", "<think>b</think>"))
 
     assert read_bytes(row).texts == [[("user", "a <|im_end|>"), ("assistant", "<think>b</think>")]]
@@ -578,6 +579,25 @@ def test_60_the_limit_counts_characters_not_bytes(read_bytes):
 
     assert read_bytes(row, rules={"max_chars": 10}).validated.num_rows == 1
     assert read_bytes(row, rules={"max_chars": 9}).reasons == ["too_many_chars"]
+
+
+def test_61_files_of_different_shapes_in_one_source_are_refused_and_both_named(tmp_path, read):
+    (tmp_path / "a.jsonl").write_bytes(GOOD + b"\n")
+    (tmp_path / "b.jsonl").write_bytes(b'{"question": "1 + 1?", "answer": "2"}\n')
+
+    with pytest.raises(SourceError, match=r"a\.jsonl' is alpaca.*b\.jsonl' is question_answer"):
+        read(tmp_path)
+
+
+def test_61_columns_that_some_files_lack_are_told(tmp_path, read):
+    table = pa.table({"instruction": ["x"], "output": ["y"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table.append_column("note", pa.array(["z"])), tmp_path / "b.parquet")
+
+    source = read(tmp_path)
+
+    assert source.validated.num_rows == 2
+    assert source.extra_fields == {"note": 1}
 
 
 def test_62_a_path_with_nul_is_refused(read):
@@ -661,3 +681,21 @@ def test_raw_deflate_is_not_taken_for_text(tmp_path: Path, read_bytes):
     source = read_bytes(GOOD + b"\n" + zlib.compress(GOOD).replace(b"\n", b""))
 
     assert source.reasons in (["encoding"], ["json"], ["control"])
+
+
+ELSEWHERE = {
+    55: ("tests/packing/test_over_length.py", "truncate_turns"),
+    62: ("tests/chain/test_recipe.py", "dataset"),
+    66: ("tests/splitting/test_sides.py", "prove_disjoint"),
+}
+NOTHING_TO_TEST = {64}  # no report is written as CSV
+
+
+def test_every_kind_of_bad_input_of_the_list_has_its_case():
+    text = Path(__file__).read_text(encoding="utf-8")
+    found = {int(number) for number in re.findall(r'^    "(\d+)-', text, re.MULTILINE)}
+    for names in re.findall(r"^def test_((?:\d+_(?:and_)?)+)", text, re.MULTILINE):
+        found |= {int(number) for number in re.findall(r"\d+", names)}
+    for path, words in ELSEWHERE.values():
+        assert words in (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+    assert set(range(1, 68)) - found - ELSEWHERE.keys() - NOTHING_TO_TEST == set()

@@ -21,15 +21,14 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packhouse.chain import Run
-from packhouse.errors import ConflictError, IntegrityError, TransientError
+from packhouse.errors import IntegrityError, TransientError
 from packhouse.jobs import Job
 from packhouse.step_store import Receipt, StepStore
 from packhouse.store.objects import (
@@ -38,12 +37,13 @@ from packhouse.store.objects import (
     PreconditionFailedError,
     file_body,
 )
+from packhouse.store.steps import Create, Now, Pause, Read, RetryPolicy, Stat, Steps, request, run
 
 __all__ = ["Mirrored", "StepMirror"]
 
 _SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md")
 _RECEIPT = "receipt.json"
-_TRIES = 3
+_RETRY = RetryPolicy(deadline_s=2)  # a mirror saves time: it may not cost much of it
 _THREADS = 8
 
 
@@ -80,16 +80,16 @@ class StepMirror:
                 return
             for name in sorted(receipt.files):
                 body = file_body(receipt.path(name))
-                _retried(partial(_create, self.store, f"{folder}/{name}", body))
+                _create(self.store, f"{folder}/{name}", body)
             body = file_body(receipt.path(_RECEIPT))
-            _retried(partial(_create, self.store, f"{folder}/{_RECEIPT}", body))
+            _create(self.store, f"{folder}/{_RECEIPT}", body)
             self.written.append(folder)
         except TransientError as error:
             self.notes.append(f"{folder[:20]} was not written to the mirror: {error}")
 
     def _has(self, key: str) -> bool:
         try:
-            _retried(lambda: self.store.head(key))
+            run(self.store, request(Stat(key)), retry=_RETRY)
         except ObjectNotFoundError:
             return False
         return True
@@ -97,13 +97,14 @@ class StepMirror:
     def _fetch(self, step: str, key: str, work: Path) -> bool:
         folder = f"{step}/{key}"
         try:
-            raw = _retried(lambda: self.store.get(f"{folder}/{_RECEIPT}").data)
+            raw = run(self.store, request(Read(f"{folder}/{_RECEIPT}")), retry=_RETRY).data
         except ObjectNotFoundError:
             return False
         names = _names_of(raw, folder)
         work.mkdir(parents=True)
         for name in names:
-            _retried(partial(_download, self.store, f"{folder}/{name}", work / name))
+            steps = _download_steps(self.store, f"{folder}/{name}", work / name)
+            run(self.store, steps, retry=_RETRY)
         (work / _RECEIPT).write_bytes(raw)
         place = self.steps.root / step / key
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -155,22 +156,19 @@ def _names_of(raw: bytes, folder: str) -> list[str]:
 
 def _create(store: ObjectStore, key: str, body: Any) -> None:
     try:
-        store.put_create(key, body)
+        run(store, request(Create(key, body)), retry=_RETRY)
     except PreconditionFailedError:
         return  # there already, or our own lost success: a key has one content
 
 
-def _download(store: ObjectStore, key: str, path: Path) -> None:
-    path.unlink(missing_ok=True)
-    store.download(key, path)
-
-
-def _retried(call: Callable[[], Any]) -> Any:
-    for _ in range(_TRIES - 1):
+def _download_steps(store: ObjectStore, key: str, path: Path) -> Steps[None]:
+    attempt, started = 0, None
+    while True:
+        path.unlink(missing_ok=True)
         try:
-            return call()
-        except TransientError:
-            continue
-        except ConflictError as error:
-            raise TransientError(str(error)) from None
-    return call()
+            return store.download(key, path)
+        except TransientError as error:
+            if started is None:
+                started = yield Now()
+            yield Pause(attempt, started, error)
+            attempt += 1

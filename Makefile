@@ -60,6 +60,9 @@ soak: $(TEST_STAMP) ## try to lose a version for MINUTES (default 10): faults, k
 fuzz: $(TEST_STAMP) ## feed INPUTS (default 100000) made-up files to the readers, by coverage
 	$(BIN)/python -m tests.fuzz.files --inputs $(or $(INPUTS),100000)
 
+simulate: $(TEST_STAMP) ## makespan, skew and retries of 10 TB over N workers (ARGS="--tb 1 --workers 16")
+	$(BIN)/python -m bench.simulate $(ARGS)
+
 bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## packhouse beside its peers (ROWS, RUNS; 5 minutes); SMALL=1: on the sample
 	$(BIN)/python -m bench.peers $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
 
@@ -116,4 +119,4 @@ $(BENCH_PEERS)/.done: bench/requirements.txt requirements/trainers.txt
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: bench help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz fix lock build clean
+.PHONY: bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz fix lock build clean

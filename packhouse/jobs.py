@@ -56,7 +56,8 @@ FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """What of the publish section decides bytes; the rest says where they go."""
 
 SHARD_BYTES = 32 * 2**20
-"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs."""
+"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs. A recipe may
+say `shard_mb`."""
 
 STEPS = (
     "validate",
@@ -251,7 +252,8 @@ def make_job(
 
 
 def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
-    scanned = [(source, scan_source(source, SHARD_BYTES)) for source in recipe.sources]
+    size = SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+    scanned = [(source, scan_source(source, size)) for source in recipe.sources]
     _refuse_same_names(scanned)
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))  # not the recipe's order

@@ -12,16 +12,19 @@ address comes from the environment or a shell, never from the parameters of a ru
 send pickles, and whoever answers at the address could have any code run here.
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, TransientError
 
 __all__ = ["ENGINES", "Engine", "Runner", "choose_engine", "is_lost_worker", "started"]
+
+log = logging.getLogger("packhouse.tasks")
 
 Runner = Literal["threads", "processes", "dask", "ray"]
 
@@ -88,9 +91,35 @@ def _require(name: str) -> None:
 
 @contextmanager
 def started(engine: Engine) -> Iterator[Any]:
-    """Start the engine's Prefect task runner for the block."""
-    with _server_for(engine), _TASK_RUNNERS[engine.runner](engine) as runner:
-        yield runner
+    """Start the engine's Prefect task runner for the block.
+
+    Raises:
+        TransientError: the cluster does not answer, or a temporary one does not start.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_server_for(engine))
+        yield _start(engine, stack)
+
+
+def _start(engine: Engine, stack: ExitStack) -> Any:
+    for tries_left in (2, 1, 0):
+        try:
+            runner = stack.enter_context(_TASK_RUNNERS[engine.runner](engine))
+            if engine.runner == "dask":
+                runner.client  # noqa: B018 - connects, which it would do with the first task
+            return runner
+        except Exception as error:
+            if tries_left and not engine.address:
+                log.warning("runner '%s' did not start (%s); trying again", engine.runner, error)
+                continue
+            where = (
+                f"at '{engine.address}' cannot be reached" if engine.address else "did not start"
+            )
+            raise TransientError(
+                f"runner '{engine.runner}' {where}: {str(error).splitlines()[0]}; start it, or "
+                "choose another one with --runner"
+            ) from error
+    raise AssertionError("unreachable: the last try returns or raises")
 
 
 @contextmanager

@@ -39,6 +39,10 @@ class Recipe(Section):
     split: SplitConfig = SplitConfig()
     audit: AuditConfig = AuditConfig()
 
+    shard_mb: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """MiB of raw bytes that a job reads, by default 32. More means fewer jobs, each of which takes
+    more memory; it changes the version's id (which follows from its jobs), and no published row."""
+
     golden: Uri | None = None
     """File of conversations with the text, ids and trained tokens that must come of them; checked
     at every run. `packhouse golden write` makes one."""

@@ -164,6 +164,7 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
         mode="json",
         by_alias=True,
         exclude={
+            "shard_mb": True,
             "sources": True,  # lineage has them by file, whatever order and grouping
             "tokenizer": True,
             "tokenize": {"encoder"},

@@ -1,0 +1,95 @@
+"""What a shard costs: CPU seconds, bytes and memory of each step, for plans of larger runs.
+
+    python -m bench.shard_costs deployments/recipes/alpaca.yaml > costs.json
+
+Runs the chain in this process on a cache of its own and adds up, for each step, the CPU time of all
+threads, what it wrote, and the largest resident set so far. CPU time, not wall time: it is the same
+on a machine that others use. `bench.simulate` reads the result.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import schemas
+from packhouse.chain import prepare
+from packhouse.jobs import Job
+from packhouse.recipe import Recipe, load_recipe
+from packhouse.step_store import Receipt
+from packhouse.steps import execute
+from packhouse.workspace import Workspace
+
+
+class MeasuringRunner:
+    """Does jobs one after another and keeps what each step took."""
+
+    def __init__(self, recipe: Recipe, workspace: Workspace) -> None:
+        self.recipe, self.workspace = recipe, workspace
+        self.cpu: Counter[str] = Counter()
+        self.written: Counter[str] = Counter()
+        self.peak_mb: dict[str, int] = {}
+        self.raw_bytes = 0
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
+        """Do the jobs of one step."""
+        receipts = []
+        for job in jobs:
+            start = time.process_time()
+            receipt = execute(job, self.recipe, self.workspace)
+            name = kind_of(job)
+            self.cpu[name] += time.process_time() - start
+            self.written[name] += sum(fact.size for fact in receipt.files.values())
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            self.peak_mb[name] = max(self.peak_mb.get(name, 0), peak)
+            if job.shard is not None and job.step == "validate":
+                self.raw_bytes += job.shard.byte_end - job.shard.byte_start
+            receipts.append(receipt)
+        return receipts
+
+
+def kind_of(job: Job) -> str:
+    of = job.parts.get("of")
+    return f"{job.step} {of}" if of else job.step
+
+
+def measure(recipe: Recipe) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="packhouse-costs-") as folder:
+        publish = recipe.publish.model_copy(update={"store": f"{folder}/store"})
+        recipe = recipe.model_copy(update={"publish": publish})
+        workspace = Workspace(cache=Path(folder) / "cache", check=schemas.check)
+        run = MeasuringRunner(recipe, workspace)
+        prepared = prepare(recipe, run, workspace.cache)
+    tokens = sum(side["num_tokens"] for side in prepared.facts["statistics"].values())
+    return {
+        "raw_mb": run.raw_bytes / 1e6,
+        "rows": prepared.ledger[0].rows_in,
+        "tokens": tokens,
+        "steps": {
+            name: {
+                "cpu_s": round(run.cpu[name], 3),
+                "written_mb": round(run.written[name] / 1e6, 3),
+                "peak_mb": run.peak_mb[name],
+            }
+            for name in run.cpu
+        },
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    arguments = parser.parse_args()
+    print(json.dumps(measure(load_recipe(arguments.recipe, arguments.overrides)), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

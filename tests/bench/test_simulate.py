@@ -1,0 +1,53 @@
+import pytest
+
+from bench.simulate import MEASURED, Cluster, Data, Step, main, run, simulate, steps_of
+
+CALM = {"handout_s": 0.0, "skew": 0.0, "hours_to_failure": 1e9}
+
+
+def test_four_equal_tasks_on_two_workers_take_twice_a_task():
+    step = Step(name="format", num_tasks=4, jobs_per_task=3, job_s=10.0)
+    outcome = simulate(step, Cluster(workers=2, **CALM), seed=0)
+    assert outcome.makespan_s == 60.0
+    assert (outcome.worked_s, outcome.lost_s, outcome.num_retries) == (120.0, 0.0, 0)
+
+
+def test_handing_out_one_by_one_bounds_what_many_workers_gain():
+    step = Step(name="format", num_tasks=100, jobs_per_task=1, job_s=1.0)
+    outcome = simulate(step, Cluster(workers=1000, **CALM | {"handout_s": 0.5}), seed=0)
+    assert outcome.makespan_s == pytest.approx(100 * 0.5 + 1.0)
+
+
+def test_a_worker_that_dies_loses_one_job_and_its_task_goes_on():
+    step = Step(name="format", num_tasks=8, jobs_per_task=10, job_s=60.0)
+    cluster = Cluster(workers=4, **CALM | {"hours_to_failure": 0.2})
+    outcome = simulate(step, cluster, seed=1)
+    assert outcome.num_retries > 0
+    assert outcome.worked_s == 8 * 10 * 60.0
+    assert outcome.lost_s < 60.0 * outcome.num_retries
+
+
+def test_more_workers_are_never_slower_and_work_stays_the_same():
+    data = Data(raw_mb=1e6, rows=1e8)
+    totals = []
+    for workers in (1, 4, 16, 64):
+        outcomes = run(data, MEASURED, Cluster(workers=workers, store_mb_s=1e9, **CALM), seed=0)
+        totals.append(sum(outcome.makespan_s for outcome in outcomes.values()))
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] / totals[3] > 40
+
+
+def test_tasks_are_cut_as_the_run_would_cut_them():
+    steps = {s.name: s for s in steps_of(Data(raw_mb=1e6, rows=1e8), MEASURED, Cluster(workers=8))}
+    assert (steps["validate"].num_tasks, steps["validate"].jobs_per_task) == (32, 123)
+    assert (steps["pack"].num_tasks, steps["pack"].jobs_per_task) == (1, 1)
+
+
+def test_the_same_seed_prints_the_same_table(capsys):
+    arguments = ["--tb", "0.1", "--rows", "1e7", "--workers", "2", "8"]
+    tables = []
+    for seed in ("0", "0", "1"):
+        assert main([*arguments, "--seed", seed]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] != tables[2]
+    assert tables[0].count("\n") == 4

@@ -1,0 +1,50 @@
+"""A run that kills itself: python -m tests.chain.killed_run RECIPE CACHE STEP NTH WHEN.
+
+WHEN is `before` the NTH job of STEP computes, `written` when its files are written and not yet
+visible, or `never`. Shards of input and output are small, so that every step has several jobs.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import packhouse.steps as steps
+import schemas
+from packhouse import data_files, jobs, output_jobs
+from packhouse.chain import LocalRunner, prepare
+from packhouse.recipe import load_recipe
+from packhouse.workspace import Workspace
+
+SMALL = {
+    (jobs, "SHARD_BYTES"): 1500,
+    (output_jobs, "_GATHER_TOKENS"): 800,
+    (output_jobs, "_RECORDS_PER_FILE"): 25,
+    (data_files, "_BYTES_PER_TOKEN"): {"labels": 1024, "compact": 1024},  # 1,024 tokens a file
+}
+
+
+def main(recipe_path: str, cache: str, step: str, nth: str, when: str) -> None:
+    for (module, name), value in SMALL.items():
+        setattr(module, name, value)
+    compute = steps._COMPUTE[step]
+    seen = 0
+
+    def killing(*arguments):
+        nonlocal seen
+        seen += 1
+        if when == "before" and seen == int(nth):
+            os.kill(os.getpid(), signal.SIGKILL)
+        facts = compute(*arguments)
+        if when == "written" and seen == int(nth):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return facts
+
+    steps._COMPUTE[step] = killing
+    recipe = load_recipe(Path(recipe_path))
+    workspace = Workspace(cache=Path(cache), check=schemas.check)
+    prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

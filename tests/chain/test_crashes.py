@@ -1,0 +1,208 @@
+"""kill -9 anywhere, two runs at once, and data of every size and shape: always the same version."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from packhouse.errors import EmptyDatasetError
+from packhouse.store import open_version
+from tests.chain.killed_run import SMALL
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for (module, name), value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def recipe(house):
+    """A recipe file of its own, for other processes."""
+    house.recipe()
+    path = house.root / "recipe.yaml"
+    path.write_text(path.read_text() + f"publish: {{store: {house.root / 'store'}}}\n")
+    return path
+
+
+def start(recipe, cache, step="pack", nth=1, when="never"):
+    command = [sys.executable, "-m", "tests.chain.killed_run", recipe, cache, step, nth, when]
+    return subprocess.Popen(
+        list(map(str, command)), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+
+
+def published(house, prepared):
+    folder = house.folder(prepared)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def receipts_in(cache):
+    return {
+        (path.parent.parent.name, path.parent.name): path.stat().st_ino
+        for path in (cache / "steps").glob("*/*/receipt.json")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    ("step", "nth", "when"),
+    [
+        ("validate", 3, "before"),
+        ("tokenize", 2, "written"),
+        ("pack", 1, "written"),
+        ("gather", 2, "written"),
+        ("files", 2, "before"),
+        ("publish", 1, "written"),
+    ],
+)
+def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
+    house, recipe, small, step, nth, when
+):
+    killed = start(recipe, house.cache, step, nth, when)
+    _, errors = killed.communicate(timeout=600)
+    assert killed.returncode == -signal.SIGKILL, errors.decode()
+    done = receipts_in(house.cache)
+    assert not list((house.root / "store").rglob("manifest.json"))
+
+    resumed = house.prepare()
+
+    assert {(r.step, r.key) for r in resumed.receipts if r.cached} == set(done)
+    assert sum(receipt.step == step for receipt in resumed.receipts) >= nth
+    after = receipts_in(house.cache)
+    assert {name: after[name] for name in done} == done
+    bytes_ = published(house, resumed)
+    house.cache = house.root / "another"
+    again = house.prepare(f"publish.store={house.root / 'other'}")
+    other = house.root / "other" / "sums" / "v" / again.version
+    assert {n: (other / n).read_bytes() for n in bytes_} == bytes_
+    assert not list((house.root / "cache" / "steps" / "tmp").glob("*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_two_runs_at_once_on_one_cache_are_both_right(house, recipe, small):
+    runs = [start(recipe, house.cache) for _ in range(2)]
+    for run in runs:
+        _, errors = run.communicate(timeout=600)
+        assert run.returncode == 0, errors.decode()
+    again = house.prepare()
+    assert not again.created
+    assert all(receipt.cached for receipt in again.receipts)
+    assert len(list((house.root / "store" / "sums" / "v").iterdir())) == 1
+
+
+def test_two_runs_at_once_in_one_process_publish_one_version(house, small):
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: house.prepare(), range(2))
+    assert one.version == two.version
+    assert sorted((one.created, two.created)) in ([False, True], [True, True])
+
+
+def test_many_output_shards_hold_the_rows_of_one(house, monkeypatch):
+    one = house.prepare()
+    for (module, name), value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
+    house.cache = house.root / "another"
+    many = house.prepare(f"publish.store={house.root / 'other'}")
+
+    assert sum(receipt.step == "gather" for receipt in many.receipts) > 3
+    files = [receipt for receipt in many.receipts if receipt.step == "files"]
+    assert len(files) > 6
+    for split in ("train", "eval"):
+        tables = []
+        for prepared, root in ((one, "store"), (many, "other")):
+            folder = house.root / root / "sums" / "v" / prepared.version
+            opened = open_version(str(house.root / root), "sums", prepared.version)
+            entries = opened.files("data", split)
+            tables.append(
+                [row for e in entries for row in pq.read_table(folder / e.key).to_pylist()]
+            )
+        assert tables[0] == tables[1]
+    assert one.facts["statistics"] == many.facts["statistics"]
+
+
+def test_where_gather_cuts_decides_no_byte(house, monkeypatch):
+    first = published(house, house.prepare())
+    monkeypatch.setattr("packhouse.output_jobs._GATHER_TOKENS", 700)
+    house.cache = house.root / "another"
+    prepared = house.prepare(f"publish.store={house.root / 'other'}")
+    assert sum(receipt.step == "gather" for receipt in prepared.receipts) > 3
+    folder = house.root / "other" / "sums" / "v" / prepared.version
+    assert {n: (folder / n).read_bytes() for n in first} == first
+
+
+def test_one_row_is_a_version(house):
+    house.write_rows(range(1))
+    prepared = house.prepare("split.eval_fraction=0")
+    assert prepared.facts["statistics"]["train"]["num_packs"] == 1
+    assert prepared.facts["statistics"]["eval"]["num_packs"] == 0
+    assert [e.split for e in open_version(prepared.store, "sums").files("data")] == ["train"]
+
+
+@pytest.mark.parametrize(("count", "empty"), [(0, "eval"), (1000, "train")])
+def test_one_side_may_be_empty(house, count, empty):
+    prepared = house.prepare("split.eval_fraction=0", f"split.eval_count={count}")
+    assert prepared.facts["statistics"][empty]["num_packs"] == 0
+    assert prepared.facts["statistics"][empty]["fill"] == 1.0
+    assert {e.split for e in open_version(prepared.store, "sums").files("data")} == {
+        "train" if empty == "eval" else "eval"
+    }
+
+
+def test_a_file_of_which_every_row_is_bad_takes_nothing_from_the_others(house):
+    bad = house.root / "bad.jsonl"
+    bad.write_text("{broken\n" * 30)
+    prepared = house.prepare(
+        f"sources=[{{path: {house.rows}}}, {{path: {bad}, format: alpaca}}]",
+        "validate.max_quarantined=0.5",
+    )
+    assert (prepared.ledger[0].rows_in, prepared.ledger[-1].rows_out) == (90, 60)
+    (entry,) = open_version(prepared.store, "sums").files("quarantine")
+    assert entry.rows == 30
+
+
+def test_all_rows_too_long_is_an_error_before_any_gather(house):
+    with pytest.raises(EmptyDatasetError, match="no record fits"):
+        house.prepare("pack.seq_len=8")
+    assert not (house.cache / "steps" / "gather").exists()
+
+
+def test_hundreds_of_tiny_files_need_no_file_descriptor_each(house):
+    folder = house.root / "many"
+    folder.mkdir()
+    for number in range(300):
+        row = {"instruction": f"Say {number}.", "output": f"{number}, as you wish."}
+        (folder / f"{number:05d}.jsonl").write_text(json.dumps(row) + "\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    house.prepare()  # what libraries open once
+    resource.setrlimit(resource.RLIMIT_NOFILE, (120, hard))
+    try:
+        prepared = house.prepare(f"sources=[{{path: {folder}, format: alpaca}}]")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert prepared.ledger[-1].rows_out == 300
+    assert sum(receipt.step == "tokenize" for receipt in prepared.receipts) == 300
+
+
+def test_another_shard_size_is_another_version_of_the_same_files(house):
+    long = {"instruction": "Say much.", "output": "much " * 6000}
+    house.rows.write_text(house.rows.read_text() + (json.dumps(long) + "\n") * 50)  # 1.5 MB
+    overrides = ("audit.max_duplicates=1",)
+    first = house.prepare(*overrides)
+    second = house.prepare("shard_mb=1", *overrides)
+
+    assert sum(receipt.step == "validate" for receipt in second.receipts) == 2
+    assert first.version != second.version
+    manifests = [open_version(p.store, "sums", p.version).manifest for p in (first, second)]
+    assert len({tuple(e.sha256 for e in m.files if e.kind != "card") for m in manifests}) == 1
+    assert manifests[0].configuration == manifests[1].configuration

@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import psutil
 
 from tests.e2e import services
 from tests.e2e.places import DEMO
-from tests.e2e.stack import Api, Secrets
+from tests.e2e.stack import ENDED, Api, Secrets
 
 POOL = "load"
 RUNS_PER_DATASET = 4
@@ -95,9 +95,26 @@ def create_runs(api: Api, deployment: str, recipes: list[dict[str, Any]], second
     """Create the runs evenly over the seconds, as schedules do over an hour."""
     found = api.get(f"/deployments/name/{deployment}")
     start = time.monotonic()
-    for number, each in enumerate(recipes):
+
+    def create(numbered: tuple[int, dict[str, Any]]) -> None:
+        number, each = numbered
         time.sleep(max(0.0, start + seconds * number / len(recipes) - time.monotonic()))
         api.post(f"/deployments/{found['id']}/create_flow_run", parameters={"recipe": each})
+
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(create, enumerate(recipes)))
+
+
+def count_ended(api: Api, deployment: str) -> int:
+    """Return how many runs of a deployment have ended, however."""
+    found = api.get(f"/deployments/name/{deployment}")
+    return int(
+        api.post(
+            "/flow_runs/count",
+            deployments={"id": {"any_": [found["id"]]}},
+            flow_runs={"state": {"type": {"any_": sorted(ENDED)}}},
+        )
+    )
 
 
 def runs_of(api: Api, deployment: str) -> list[dict[str, Any]]:
@@ -175,23 +192,22 @@ def _run(
     tokenizer = str(DEMO / "tokenizer")
     recipes = [recipe(n, str(source), tokenizer, str(store)) for n in range(arguments.runs)]
     memory: dict[str, list[float]] = {name: [] for name in processes}
-    start = time.monotonic()
-    create_runs(api, "prepare/load", recipes, arguments.spread)
-    deadline = time.monotonic() + arguments.patience
-    shown = 0.0
-    while True:
-        runs = runs_of(api, "prepare/load")
-        states = Counter(run["state_name"] for run in runs)
-        for name, pid in processes.items():
-            memory[name].append(_resident(pid))
-        if time.monotonic() - shown > 30:
-            shown = time.monotonic()
-            sys.stderr.write(f"{shown - start:6.0f} s {dict(states)}\n")
-        ended = states["Completed"] + states["Failed"] + states["Crashed"]
-        if ended == arguments.runs or time.monotonic() > deadline:
-            break
-        time.sleep(2)
-    return _outcome(runs, store, time.monotonic() - start, memory)
+    start, shown, ended = time.monotonic(), 0.0, 0
+    with ThreadPoolExecutor(1) as beside:
+        created = beside.submit(create_runs, api, "prepare/load", recipes, arguments.spread)
+        while ended < arguments.runs and time.monotonic() < start + arguments.patience:
+            time.sleep(5)
+            ended = count_ended(api, "prepare/load")
+            for name, pid in processes.items():
+                memory[name].append(_resident(pid))
+            if time.monotonic() - shown > 30:
+                shown = time.monotonic()
+                now = {name: round(series[-1]) for name, series in memory.items()}
+                sys.stderr.write(f"{shown - start:6.0f} s {ended} ended, MiB {now}\n")
+                sys.stderr.flush()
+        created.result()
+    seconds = time.monotonic() - start
+    return _outcome(runs_of(api, "prepare/load"), store, seconds, memory)
 
 
 def _outcome(

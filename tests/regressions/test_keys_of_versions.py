@@ -1,0 +1,176 @@
+"""Stale and useless caches of others: what decides bytes decides the version, and nothing else."""
+
+import json
+import os
+import shutil
+import types
+import typing
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+import schemas
+from packhouse.chain import LocalRunner, prepare
+from packhouse.jobs import plan_jobs
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.workspace import Workspace
+from tests.chain.conftest import DEMO, House, question
+
+DECIDES_NO_BYTE = {
+    # Limits stop a run or a ref; they do not change what would have been published.
+    "validate_.max_quarantined",
+    *("audit." + name for name in Recipe.model_fields["audit"].annotation.model_fields),
+    "publish.allow_breaking_schema",
+    *(f"publish.max_{what}_drift" for what in ("length", "source", "quarantine", "trained")),
+    # Where it goes, and which of two encoders of equal ids was asked.
+    *("publish.store", "publish.ref", "publish.also", "tokenize.encoder"),
+}
+NEEDS = {
+    # A field that speaks only together with another one, and that other one.
+    "split.eval_count": {"split": {"eval_fraction": 0.0}},
+}
+
+
+@pytest.fixture
+def house(tmp_path) -> House:
+    house = House(tmp_path)
+    house.write_rows(range(20))
+    return house
+
+
+def version_of(house: House, *overrides: str) -> str:
+    return plan_jobs(house.recipe(*overrides)).version_id
+
+
+def section_fields() -> list[str]:
+    sections = {
+        name: field.annotation
+        for name, field in Recipe.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    return [f"{name}.{field}" for name, model in sections.items() for field in model.model_fields]
+
+
+def another(annotation: Any, value: Any) -> Any:
+    """A value of the type that is not this one."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is typing.Annotated:
+        return another(arguments[0], value)
+    if origin in (typing.Union, types.UnionType):
+        inner = next(a for a in arguments if a is not type(None))
+        return another(inner, value)
+    if origin is Literal:
+        return next(choice for choice in arguments if choice != value)
+    if annotation is bool:
+        return not value
+    if annotation is int:
+        return (value or 0) + 1
+    if annotation is float:
+        return 0.25 if value != 0.25 else 0.5
+    if annotation is str:
+        return f"{value or ''}x"
+    return None
+
+
+@pytest.mark.parametrize("path", section_fields())
+def test_a_field_is_in_the_key_or_decides_no_byte(house, path):
+    # axolotl's key leaves out the strategy for long rows, the seed, and the files' own bytes.
+    section, name = path.split(".")
+    recipe = house.recipe()
+    model = getattr(recipe, section)
+    model = model.model_copy(update=NEEDS.get(path, {}).get(section, {}))
+    field = type(model).model_fields[name]
+    value = getattr(model, name)
+    if path == "format.template":
+        other: Any = "completion"
+    elif get_origin(field.annotation) in (list, dict):
+        other = ["x"] if get_origin(field.annotation) is list else {"x": "y"}
+    else:
+        other = another(field.annotation, value)
+    assert other is not None, f"say what another value of {path} is"
+    before, after = (
+        recipe.model_copy(update={section: model.model_copy(update={name: v})})
+        for v in (value, other)
+    )
+    if path == "audit.benchmarks":  # the files that it names are in the key
+        source = SourceConfig(path=str(house.rows), format="alpaca")
+        after = recipe.model_copy(update={section: model.model_copy(update={name: [source]})})
+        assert plan_jobs(after).version_id != plan_jobs(before).version_id
+        return
+
+    same = plan_jobs(before).version_id == plan_jobs(after).version_id
+
+    assert same == (path in DECIDES_NO_BYTE)
+
+
+def test_an_edit_of_equal_size_and_time_is_another_version(house):
+    # axolotl issue 1136: preprocessing used its cache although local files had been edited.
+    before = version_of(house)
+    status = house.rows.stat()
+    house.rows.write_text(house.rows.read_text().replace("plus", "join"))
+    os.utime(house.rows, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert house.rows.stat().st_size == status.st_size
+    assert version_of(house) != before
+
+
+def test_a_copy_elsewhere_is_the_same_version(house, tmp_path):
+    # marin issue 4219: a changed glob re-tokenised everything, until the path was hard-coded.
+    before = version_of(house, "sources.0.name=rows")
+    (tmp_path / "copy").mkdir()
+    shutil.copy(house.rows, tmp_path / "copy" / "rows.jsonl")
+
+    glob = tmp_path / "copy" / "row*.jsonl"
+    assert version_of(house, "sources.0.name=rows", f"sources.0.path={glob}") == before
+
+
+@pytest.mark.parametrize("change", ["tokenizer.json", "tokenizer_config.json"])
+def test_another_tokenizer_in_the_same_folder_is_another_version(house, tmp_path, change):
+    # open-instruct issue 1518, axolotl issue 33, LMFlow issue 394: tokenizers shared a cache.
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(DEMO / "tokenizer", folder)
+    before = version_of(house, f"tokenizer={folder}")
+    content = json.loads((folder / change).read_text())
+    if change == "tokenizer.json":
+        content["added_tokens"][0]["special"] = not content["added_tokens"][0]["special"]
+    else:
+        content["pad_token"] = content["eos_token"]
+    (folder / change).write_text(json.dumps(content))
+
+    assert version_of(house, f"tokenizer={folder}") != before
+
+
+def test_a_used_tokenizer_has_the_key_of_a_fresh_one(house):
+    # datasets issues 7982 and 3847, trl issue 6206: hashes of live objects moved with use, and
+    # every run tokenised anew; open-instruct issue 1818 threw away 16 hours of it.
+    before = version_of(house)
+
+    prepared = house.prepare()
+
+    assert prepared.version.startswith(before)
+    assert version_of(house) == before
+
+
+def test_a_crash_behind_tokenize_does_not_tokenise_again(house):
+    # LlamaFactory issue 3939: four hours of tokenising, a crash, four hours again.
+    recipe = house.recipe()
+    run = LocalRunner(recipe=recipe, workspace=Workspace(cache=house.cache, check=schemas.check))
+
+    def crash_behind_tokenize(jobs):
+        if jobs[0].step not in ("validate", "format", "tokenize"):
+            raise RuntimeError("planted")
+        return run(jobs)
+
+    with pytest.raises(RuntimeError, match="planted"):
+        prepare(recipe, crash_behind_tokenize, house.cache)
+
+    assert house.cached_steps(house.prepare())[:3] == ["validate", "format", "tokenize"]
+
+
+def test_rows_that_are_not_there_are_noticed_in_spite_of_the_cache(house):
+    # LlamaFactory issue 6335: with a tokenised path the dataset's own file was looked at no more.
+    house.prepare()
+    house.rows.write_text(json.dumps(question(1)) + "\n")
+
+    assert house.prepare().ledger[0].rows_in == 1

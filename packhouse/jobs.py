@@ -165,6 +165,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
         "mix": _mix_of(recipe),
         "pack": recipe.pack.model_dump(mode="json"),
         "dedup": recipe.dedup.model_dump(mode="json"),
+        **dedup.near_libraries(recipe.dedup),
         "split": sides,
     }
     pack = make_job("pack", tokenize, packing_, also_reads=(*validate, *format_))

@@ -5,8 +5,12 @@ shards; `policy.py` drops what repeats and keeps together what is alike. The fir
 file and row stays; nothing depends on shards, workers or hash seeds.
 """
 
-from packhouse.dedup.exact import drop_duplicates, is_repeat
-from packhouse.dedup.fingerprints import FINGERPRINTS, fingerprint_table, needs_fingerprints
+from packhouse.dedup.fingerprints import (
+    FINGERPRINTS,
+    fingerprint_table,
+    near_libraries,
+    needs_fingerprints,
+)
 from packhouse.dedup.policy import Deduplicated, deduplicate, facts_of
 
 __all__ = [
@@ -14,10 +18,9 @@ __all__ = [
     "VERSION",
     "Deduplicated",
     "deduplicate",
-    "drop_duplicates",
     "facts_of",
     "fingerprint_table",
-    "is_repeat",
+    "near_libraries",
     "needs_fingerprints",
 ]
 

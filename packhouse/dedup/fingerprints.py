@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError
+from packhouse.fingerprint import library_versions
 from packhouse.messages import assemble, conversation_ids
 from packhouse.packing.lists import list_array, list_offsets, one_chunk
 from packhouse.recipe import DedupConfig
 from packhouse.words import Int64s, Words, hash_words, run_hashes, words_of
 
-__all__ = ["FINGERPRINTS", "fingerprint_table", "needs_fingerprints"]
+__all__ = ["FINGERPRINTS", "fingerprint_table", "near_libraries", "needs_fingerprints"]
 
 Uint32s = npt.NDArray[np.uint32]
 
@@ -46,6 +47,18 @@ _TEXTS = ("content", "context", "reasoning", "tool_calls")
 def needs_fingerprints(config: DedupConfig) -> bool:
     """Whether a policy looks at more than record ids."""
     return config.exact != "keep" or config.near != "keep"
+
+
+def near_libraries(config: DedupConfig) -> dict[str, str]:
+    """Versions of what finds near duplicates; none where nobody looks for them.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if config.near == "keep":
+        return {}
+    _sketch(1)
+    return library_versions(("datasketch",))
 
 
 def fingerprint_table(validated: pa.Table, config: DedupConfig) -> pa.Table:

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.dedup import FINGERPRINTS, fingerprint_table
+from packhouse.dedup import FINGERPRINTS, fingerprint_table, near_libraries
 from packhouse.dedup.near import bands_for, find_near
 from packhouse.dedup.policy import _drop_in_order
 from packhouse.errors import ConfigError
@@ -163,6 +163,8 @@ def test_without_datasketch_the_remedy_is_named(tmp_path, monkeypatch):
     assert fingerprint_table(table, DedupConfig(exact="drop")).num_rows == 4
     with pytest.raises(ConfigError, match=r"pip install 'packhouse\[dedup\]'"):
         fingerprint_table(table, DedupConfig(near="drop"))
+    with pytest.raises(ConfigError, match="needs datasketch"):
+        near_libraries(DedupConfig(near="same_side"))  # asked before any work
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The flow `prepare` with a step that waits: for tests that kill or cancel a run in its middle.
 
-While HELD_FOLDER holds a file `hold-<step>`, that step waits and says so with a file `<step>`.
+While HELD_FOLDER holds a file `hold-<dataset>-<step>`, that step waits and says so with a file
+`<dataset>-<step>`.
 `done` there gets a line for each job that is really done: dataset, step and shard.
 """
 
@@ -18,8 +19,9 @@ FOLDER = Path(os.environ.get("HELD_FOLDER", "."))
 def held(step, compute):
     def hold_and_compute(job, recipe, workspace, folder):
         (folder / "half-done").write_bytes(b"x")
-        while (FOLDER / f"hold-{step}").exists():
-            (FOLDER / step).touch()
+        name = f"{recipe.dataset}-{step}"
+        while (FOLDER / f"hold-{name}").exists():
+            (FOLDER / name).touch()
             time.sleep(0.05)
         (folder / "half-done").unlink()
         facts = compute(job, recipe, workspace, folder)

@@ -26,7 +26,15 @@ class Served:
     store: Path
 
     def call(self, path, body=None, method=None):
-        """Answer of the API: (status, document)."""
+        """Answer of the API: (status, document). Asks again while SQLite is locked, as clients do."""
+        for _ in range(20):
+            status, document = self._call(path, body, method)
+            if status != 503:
+                break
+            time.sleep(0.5)  # as the server asks for
+        return status, document
+
+    def _call(self, path, body, method):
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/api{path}",
             data=None if body is None else json.dumps(body).encode(),

@@ -123,10 +123,10 @@ def done(held, dataset):
 
 
 def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, killed):
-    (held / "hold-pack").touch()
+    (held / "hold-killed-pack").touch()
     form = recipe(served, "killed", split={"group_by": "record", "eval_fraction": 0.1})
     run = served.start("prepare/held", recipe=form)
-    _until((held / "pack").exists)
+    _until((held / "killed-pack").exists)
     for process in served.processes(run):
         os.kill(process, signal.SIGKILL)
     assert served.wait(run)["type"] == "CRASHED"
@@ -136,7 +136,7 @@ def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, kil
         *(["tokenize"] * 2),
         *(["validate"] * 2),
     ]
-    (held / "hold-pack").unlink()
+    (held / "hold-killed-pack").unlink()
     assert served.set_state(run, "SCHEDULED")[0] in (200, 201)
     killed["run"] = run  # its slot is free in a minute; what is tried meanwhile comes next
 
@@ -221,10 +221,10 @@ def test_a_worker_touches_only_what_its_operator_allows(key, value, served):
 
 
 def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, held):
-    (held / "hold-gather").touch()
+    (held / "hold-cancelled-gather").touch()
     form = recipe(served, "cancelled", pack={"seq_len": 480})
     first = served.start("prepare/held", recipe=form)
-    _until((held / "gather").exists)
+    _until((held / "cancelled-gather").exists)
     limits = served.call("/v2/concurrency_limits/filter", {"limit": 50})[1]
     (slot,) = [limit for limit in limits if limit["name"].startswith("packhouse.cancelled.")]
     assert slot["active_slots"] == 1
@@ -237,7 +237,7 @@ def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, hel
     assert served.wait(first)["type"] == "CANCELLED"
     assert served.processes(first) == []
     assert not (served.store / "cancelled").exists()
-    (held / "hold-gather").unlink()
+    (held / "hold-cancelled-gather").unlink()
     assert served.wait(second)["type"] == "COMPLETED"
     assert served.call(f"/v2/concurrency_limits/{slot['id']}")[1]["active_slots"] == 0
     versions = [p.name for p in (served.store / "cancelled" / "v").iterdir()]

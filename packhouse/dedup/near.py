@@ -2,7 +2,7 @@
 
 Locality-sensitive hashing: a MinHash is cut into bands, and rows with an equal band are candidates;
 the bands are those of datasketch's `MinHashLSH`, and so are the candidates (a test holds them
-against it). Its tables of Python sets take about 450 bytes for each row and band, so the join
+against it). Its tables of Python sets take about 320 bytes for each row and band, so the join
 here is a sort for each band instead: 16 bytes a row. Every candidate is then compared exactly, by
 the shingles themselves, so what is called near is near; bands are many enough that a pair at the
 threshold becomes a candidate with a probability of 99% and more alike ones with a higher one.

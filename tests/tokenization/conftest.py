@@ -199,3 +199,9 @@ def alpaca_formatted(
         return formatted_table([alpaca_parts(row, bos, eos) for row in alpaca[rows]])
 
     return build
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus' 1 MB of one character takes toy tokenizers seconds; one test looks at it."""
+    monkeypatch.setattr("packhouse.tokenization.corpus._LONG_RUN", 2**14)

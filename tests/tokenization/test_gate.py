@@ -1,5 +1,7 @@
 """A fast encoder is used only where it gives HF's ids."""
 
+import unicodedata
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -92,6 +94,20 @@ def test_rows_on_which_libraries_may_disagree_are_left_to_hf(name, real_snapshot
     assert fast.notes == reference.notes
     assert 7 <= fast.encoder["rows_by_hf"] <= 8  # Mistral has no normaliser for the eighth
     assert reference.encoder["rows_by_hf"] == 0
+
+
+def test_the_fixed_corpus_holds_every_known_trap(byte_level, monkeypatch):
+    monkeypatch.undo()
+    texts = adversarial_texts(read_pipeline(byte_level.backend))
+    everything = "".join(texts)
+
+    assert max(map(len, texts)) == 2**20
+    traps = ["   ", "\n\n", "\t", "\u200d", "\u0301", "\u212b", "\x00", "\x7f", "<|end|>", "0x1F"]
+    assert [trap for trap in traps if trap not in everything] == []
+    scripts = {unicodedata.name(character, "NONE").split()[0] for character in set(everything)}
+    known = "LATIN GREEK CYRILLIC HEBREW ARABIC DEVANAGARI THAI HANGUL CJK TELUGU YI RUNIC ADLAM"
+    assert set(known.split()) <= scripts
+    assert len(scripts) > 100
 
 
 def test_an_encoder_that_fails_on_the_fixed_corpus_is_refused(byte_level, table, sabotage):

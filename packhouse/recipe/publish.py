@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from packhouse.recipe.section import Name, Section, Share
+from packhouse.recipe.section import Name, Section, Share, Uri
 
 __all__ = ["PublishConfig"]
 
@@ -16,7 +16,7 @@ ExportFormat = Literal["arrow", "axolotl", "jsonl", "mds", "megatron", "msgpack"
 class PublishConfig(Section):
     """Where a version goes, and in which files."""
 
-    store: str = "./store"
+    store: Uri = "./store"
     """Root of the object store: a folder or `s3://bucket/prefix`."""
 
     ref: Name = "latest"

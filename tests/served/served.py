@@ -26,7 +26,7 @@ class Served:
     store: Path
 
     def call(self, path, body=None, method=None):
-        """Answer of the API: (status, document). Asks again while SQLite is locked, as clients do."""
+        """Answer of the API: (status, document); asks again while SQLite is locked."""
         for _ in range(20):
             status, document = self._call(path, body, method)
             if status != 503:

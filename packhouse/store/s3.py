@@ -13,7 +13,7 @@ import base64
 import email.utils
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -298,12 +298,30 @@ def filesystem_options() -> dict[str, Any]:
 
 
 def _addressing(profile: dict[str, Any]) -> str:
+    custom = _has_own_endpoint(profile)
     named = (profile.get("s3") or {}).get("addressing_style")
-    if named:
-        return str(named)
-    variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    custom = any(os.environ.get(name) for name in variables) or profile.get("endpoint_url")
-    return "path" if custom else "auto"
+    return str(named) if named else "path" if custom else "auto"
+
+
+def _has_own_endpoint(profile: Mapping[str, Any]) -> bool:
+    """Return whether S3's address is a custom one; refuse one that holds a password.
+
+    Every library that fails to reach an address repeats it, in errors, logs and artifacts.
+    """
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if os.environ.get(name):
+            return _without_password(os.environ[name], name)
+    named = profile.get("endpoint_url")
+    return bool(named) and _without_password(str(named), "endpoint_url of the AWS profile")
+
+
+def _without_password(endpoint: str, name: str) -> bool:
+    if "@" in endpoint or "?" in endpoint:
+        raise ConfigError(
+            f"{name} holds a user name, password or query; give the address alone, and the keys as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in AWS_SHARED_CREDENTIALS_FILE"
+        )
+    return True
 
 
 def _region(session: Any) -> str:

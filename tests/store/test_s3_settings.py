@@ -85,3 +85,16 @@ def test_a_private_certificate_needs_its_ca_bundle(use, moto_environment, monkey
         store = open_store(root)
         store.put_create("d/x", b"1")
         assert store.get("d/x").data == b"1"
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize("url", ["http://u:canary@127.0.0.1:9", "http://127.0.0.1:9/?key=canary"])
+def test_an_endpoint_with_a_password_is_refused_and_not_repeated(monkeypatch, name, url):
+    """Every library that fails to reach an address repeats it, into logs and tables."""
+    from packhouse.store.s3 import filesystem_options, make_client
+
+    monkeypatch.setenv(name, url)
+    for use in (make_client, filesystem_options):
+        with pytest.raises(ConfigError, match=f"{name} holds a user name") as caught:
+            use()
+        assert "canary" not in str(caught.value)

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -150,3 +153,36 @@ def test_a_damaged_file_is_reported_and_never_used(store, tmp_path):
         pull_version(opened, tmp_path / "pulled")
     assert not (tmp_path / "pulled" / "manifest.json").exists()
     assert len(verify_version(opened).problems) == 1
+
+
+@pytest.mark.parametrize("write", ["create", "swap"])
+def test_a_folder_syncs_a_file_before_its_name_shows_and_the_name_before_it_returns(
+    store, monkeypatch, write
+):
+    """What survives a loss of power: neither a name without bytes nor an answer without a name."""
+    key, done = "tiny/refs/latest.json", []
+    tag = store.put_create(key, b"first") if write == "swap" else ""
+
+    def noting(name, real, inode_of):
+        def do(*arguments):
+            done.append((name, inode_of(arguments[0])))
+            return real(*arguments)
+
+        monkeypatch.setattr(f"os.{name}", do)
+
+    noting("fsync", os.fsync, lambda handle: os.fstat(handle).st_ino)
+    noting("link", os.link, lambda path: Path(path).stat().st_ino)
+    noting("replace", os.replace, lambda path: Path(path).stat().st_ino)
+    if write == "swap":
+        store.put_if_match(key, b"second", tag)
+    else:
+        store.put_create(key, b"first")
+
+    path = store.root / key
+    named = ("replace" if write == "swap" else "link", path.stat().st_ino)
+    folders = [path.parent] if write == "swap" else [*path.parents[:3]]
+    assert done == [
+        ("fsync", path.stat().st_ino),
+        named,
+        *(("fsync", folder.stat().st_ino) for folder in folders),
+    ]

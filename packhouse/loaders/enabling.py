@@ -14,6 +14,7 @@ The guard costs a few comparisons of T positions a step. `check_packing` proves 
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -56,6 +57,8 @@ class PackingHandle:
 
     def disable(self) -> None:
         """Put everything back as it was; a second call does nothing."""
+        if self._undo:
+            _forget_compiled()
         while self._undo:
             self._undo.pop()()
 
@@ -107,7 +110,14 @@ def enable_packing(target: Any, *, attn_implementation: str | None = None) -> Pa
     except BaseException:
         handle.disable()
         raise
+    _forget_compiled()
     return handle
+
+
+def _forget_compiled() -> None:
+    """Make `torch.compile` look at models anew: code that it has made does not see a new guard."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 def _enable_model(model: torch.nn.Module, attention: str | None, handle: PackingHandle) -> None:

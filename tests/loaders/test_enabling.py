@@ -166,3 +166,23 @@ def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model
         ):
             with pytest.raises(ContractError, match="and position_ids disagree where records end"):
                 model(**packed, **wrong)
+
+
+def test_a_model_that_was_compiled_before_is_guarded_and_freed(model):
+    """Compiled code does not look for hooks that came after it."""
+    model.config.use_cache = False  # nothing else that the code looks at changes
+    compiled = torch.compile(model, backend="eager")
+    batch = {"input_ids": IDS, "position_ids": RESTARTS, "attention_mask": torch.ones_like(IDS)}
+
+    def logits():
+        with torch.no_grad():
+            return compiled(**batch).logits[:, 3:]
+
+    with torch.no_grad():
+        alone = model(input_ids=IDS[:, 3:]).logits
+    plain = logits()
+    assert (plain - alone).abs().max() > 1  # the second record sees the first
+    with enable_packing(compiled):
+        torch.testing.assert_close(logits(), alone, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(logits(), plain)
+    torch._dynamo.reset()

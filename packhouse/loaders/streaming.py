@@ -15,6 +15,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from packhouse.loaders.dataset import row_to_tensors
 from packhouse.loaders.rows import ArrowRows, Row
 from packhouse.loaders.versions import cache_folder, mapped_file, open_split, verified_file
 from packhouse.packing.shuffle import permutation, splitmix64
-from packhouse.store import FileEntry, OpenVersion
+from packhouse.store import FileEntry, OpenVersion, open_store
 
 __all__ = ["StreamingPackedDataset"]
 
@@ -84,6 +85,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         cache: str | Path | None = None,
     ) -> None:
         self._opened, self._entries = open_split(uri, version, split)
+        self._process = os.getpid()
         self.rank, self.world_size = _place(rank, world_size)
         if batch_size < 1 or lanes < 1 or prefetch < 0:
             raise ConfigError(
@@ -91,7 +93,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
                 f"{prefetch} not negative"
             )
         self._cache = cache_folder(cache)
-        self._shuffle, self._seed, self._split = shuffle, seed, split
+        self._shuffle, self._seed, self._split = shuffle, int(seed), split
         self._lanes = lanes if shuffle else 1
         self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven
         self.num_rows = sum(entry.rows for entry in self._entries)
@@ -110,6 +112,16 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
     def __len__(self) -> int:
         """Rows of this rank that are left in this epoch."""
         return self._num_left(0 if self._is_over() else int(self._shared[_START]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Clients of object stores hold connections, and cannot be pickled.
+        bare = replace(self._opened, store=None)  # type: ignore[arg-type]
+        return self.__dict__ | {"_opened": bare, "_store": self._opened.store.uri}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        store = open_store(self.__dict__.pop("_store"))
+        self._opened, self._process = replace(self._opened, store=store), os.getpid()
 
     def _num_left(self, start: int) -> int:
         left = self.num_rows - start
@@ -131,6 +143,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
+        if self._process != os.getpid():  # forked: connections of the parent are not ours to use
+            self.__setstate__(self.__getstate__())
         start = self._begin(worker)
         self._seen, skip, self._skip = self._skip, self._skip, 0
         places = itertools.islice(self._places(start, worker), skip, None)

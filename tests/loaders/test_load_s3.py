@@ -1,5 +1,6 @@
 """Versions on S3, against a server in this process."""
 
+import pickle
 from collections import Counter
 
 import pytest
@@ -47,6 +48,21 @@ def test_streaming_from_s3_is_complete(client, make_version, tmp_path):
     rows = [tuple(row["input_ids"].tolist()) for rank in ranks for row in rank]
 
     assert Counter(rows) == Counter(packs)
+
+
+def test_worker_processes_open_a_client_of_their_own(client, make_version, tmp_path):
+    uri = make_version(num_records=40, rows_per_file=5, root="s3://versions/workers")
+    dataset = StreamingPackedDataset(uri, cache=tmp_path / "parent")
+    spawned = pickle.loads(pickle.dumps(dataset))  # noqa: S301  (as DataLoader does)
+    assert [row["input_ids"].tolist() for row in spawned] == [
+        row["input_ids"].tolist() for row in dataset
+    ]
+    held = dataset._opened.store
+    iter(dataset)
+    assert dataset._opened.store is held
+    dataset._process += 1  # what a forked worker finds
+    assert len(list(dataset)) == dataset.num_rows
+    assert dataset._opened.store is not held
 
 
 def test_a_damaged_object_is_never_read(client, make_version, tmp_path):

@@ -1,8 +1,10 @@
 import itertools
+import json
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -186,6 +188,13 @@ def test_states_and_counts_that_make_no_sense_are_refused(uri, cache):
         dataset.load_state_dict(state | {"packs": -1})
     with pytest.raises(ConfigError, match="rows_seen is -1"):
         dataset.state_dict(rows_seen=-1)
+
+
+def test_a_state_with_a_numpy_seed_and_epoch_is_json(uri, cache):
+    dataset = StreamingPackedDataset(uri, cache=cache, seed=np.int64(3))
+    dataset.set_epoch(np.int64(2))
+    state = dataset.state_dict()
+    assert json.loads(json.dumps(state)) == state
 
 
 def test_ranks_come_from_the_environment_or_are_given_whole(uri, cache, monkeypatch):

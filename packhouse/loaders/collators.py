@@ -228,13 +228,9 @@ class ClassificationCollator:
         """Make a batch.
 
         Raises:
-            ContractError: a row has no `label`.
+            ContractError: a row has no `label`, or one that is no whole number.
         """
-        classes = []
-        for number, row in enumerate(rows):
-            if row.get("label") is None:
-                raise ContractError(f"row {number} has no label; is this classification data?")
-            classes.append(int(row["label"]))
+        classes = [_class(row, number) for number, row in enumerate(rows)]
         texts = [{k: v for k, v in row.items() if k not in _NOT_TEXT} for row in rows]
         return self._padded()(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
 
@@ -250,6 +246,20 @@ class ClassificationCollator:
 
 
 _NOT_TEXT = ("label", "labels", "trained_ranges", "loss_weights")
+
+
+def _class(row: Mapping[str, Any], number: int) -> int:
+    label = row.get("label")
+    if label is None:
+        raise ContractError(f"row {number} has no label; is this classification data?", row=number)
+    value = np.asarray(label)
+    if value.ndim or value.dtype.kind not in "iub":
+        raise ContractError(
+            f"row {number} has label {label!r}; a class is one whole number, so number the names "
+            "of classes first",
+            row=number,
+        )
+    return int(value)
 
 
 def shift_left(labels: torch.Tensor) -> torch.Tensor:

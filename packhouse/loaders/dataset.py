@@ -77,6 +77,7 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     Raises:
         SequenceTooLongError: a record exceeds `seq_len`.
         ContractError: a row is not as it must be.
+        ConfigError: `rows` is no sequence of rows, or another argument makes no sense.
 
     Example:
         >>> records = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8]}]
@@ -227,6 +228,7 @@ def _readable(rows: Any, *, whole_rows: bool) -> Sequence[Row]:
         rows = pa.concat_tables([read_table(part) for part in rows])
     if isinstance(rows, pa.Table):
         return ArrowRows(rows, whole_rows=whole_rows)
+    _refuse_unindexed(rows)
     is_dataset = type(rows).__name__ == "Dataset" and type(rows).__module__.startswith("datasets.")
     if not is_dataset or rows.format["type"] == "custom":
         return _MappingRows(rows, whole_rows=whole_rows)
@@ -234,6 +236,21 @@ def _readable(rows: Any, *, whole_rows: bool) -> Sequence[Row]:
     if rows._indices is None:
         return table
     return _SelectedRows(table, rows._indices.column(0).to_numpy())
+
+
+def _refuse_unindexed(rows: Any) -> None:
+    if isinstance(rows, str):
+        raise ConfigError(f"'{rows}' is a text and no rows; give load_packed('{rows}')")
+    if isinstance(rows, Mapping):
+        raise ConfigError(
+            f"a {type(rows).__name__} of {', '.join(map(str, rows))} is no sequence of rows; give "
+            "one split, or a list of rows"
+        )
+    if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        raise ConfigError(
+            f"a {type(rows).__name__} has no length or no row by number; give a list of its rows, "
+            "or stream a version with StreamingPackedDataset"
+        )
 
 
 def _lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:

@@ -180,6 +180,15 @@ def test_classification_batches_have_integer_classes():
         ClassificationCollator(pad_token_id=0)([rows[0], {"input_ids": [1], "label": None}])
 
 
+@pytest.mark.parametrize("label", [1.7, float("nan"), "1", [1]])
+def test_classes_that_are_no_whole_numbers_are_refused_and_not_cut(label):
+    with pytest.raises(ContractError, match=r"row 0 has label .* a class is one whole number"):
+        ClassificationCollator(pad_token_id=0)([{"input_ids": [1], "label": label}])
+    for whole in (np.int32(3), torch.tensor(3)):
+        batch = ClassificationCollator(pad_token_id=0)([{"input_ids": [1], "label": whole}])
+        assert batch["labels"].tolist() == [3]
+
+
 @given(
     records=st.lists(st.lists(st.integers(3, 90), min_size=1, max_size=9), min_size=1, max_size=9),
     kind=st.sampled_from([list, np.array, torch.tensor]),

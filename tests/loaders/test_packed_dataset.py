@@ -106,6 +106,19 @@ def test_what_makes_no_sense_is_refused(make_version, tmp_path):
         PackedDataset([{"input_ids": [1, 2]}])[0]
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("./store/demo", r"give load_packed\('./store/demo'\)"),
+        ({"train": RECORDS}, "a dict of train is no sequence of rows; give one split"),
+        ((row for row in RECORDS), "a generator has no length or no row by number"),
+    ],
+)
+def test_what_is_no_sequence_of_rows_is_refused(rows, message):
+    with pytest.raises(ConfigError, match=message):
+        PackedDataset(rows)
+
+
 def test_workers_and_pickles_see_the_same_rows(make_version, tmp_path):
     packs = PackedDataset(load_packed(make_version(), cache=tmp_path))
     expected = [item["input_ids"].tolist() for item in packs]

@@ -132,8 +132,8 @@ def derive(
     """Conversations made of parts of others.
 
     A part is called by its content, weights included. It keeps source and row, and its group; where
-    groups are records (a group is called like its record), the group becomes the first question,
-    so that equal parts of different records are never on both sides of the split.
+    groups are records (a group is called like its record), the group becomes the first question of
+    the whole, so that all parts, and equal beginnings of other records, are on one side.
 
     Args:
         table: schema VALIDATED.
@@ -157,7 +157,7 @@ def derive(
     same = pa.array(is_same)
     new = conversation_ids(lists, columns["tools"], columns["label"])
     by_record = pc.equal(columns["group_key"], columns["record_id"])
-    asked = group_keys(lists, new, "prompt")
+    asked = group_keys(columns["messages"], new, "prompt")  # of the whole, so of all its parts
     regroup = pc.and_(by_record, pc.invert(same))
     columns["group_key"] = pc.if_else(regroup, asked, columns["group_key"])
     columns["record_id"] = pc.if_else(same, columns["record_id"], new)

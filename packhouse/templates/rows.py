@@ -167,7 +167,7 @@ class RowRenderer:
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         if self._train_on == "all":
-            if all(weight == 1 for weight in weights):
+            if not self._config.never_train and all(weight == 1 for weight in weights):
                 return [Trained(0, len(marked.text), -1)]
             return self._messages_trained(weights, marked, marker)
         roles = [message["role"] for message in raw]

@@ -149,7 +149,7 @@ class _Pieces:
     def program(self, shape: Shape, config: FormatConfig) -> Program | Refusal:
         """The program, by the weights of the shape's messages."""
         with_headers = config.train_on == "all"
-        is_whole = with_headers and "assistant" not in config.never_train
+        is_whole = with_headers and not config.never_train
         if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
             return Program(tuple(self.items), ((0, len(self.items), -1),))
         trained = [

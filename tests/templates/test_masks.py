@@ -1,0 +1,290 @@
+"""What is trained, by role, by message and by thinking; held against transformers' own masks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from packhouse.errors import TemplateError
+from packhouse.recipe import FormatConfig, TokenizeConfig
+from packhouse.templates import make_renderer
+from packhouse.tokenization import load_snapshot, tokenize_table
+from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, render_chat, snapshot_of
+
+TWO = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "see you")]
+REAL = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
+ENDS = dict(zip(REAL, ["<|im_end|>", "<|im_end|>", "</s>"], strict=True))
+
+
+def turn(role, content, weight=None, **more):
+    return {"role": role, "content": content, "weight": weight, **more}
+
+
+def test_all_but_named_roles_are_trained_with_headers_and_ends():
+    talk = [("system", "Be brief."), *TWO]
+    out = render_chat(CHATML, [talk], config={"train_on": "all", "never_train": ["system", "user"]})
+
+    assert pieces(out.formatted) == [
+        ["<|im_start|>assistant\nhello<|im_end|>\n", "<|im_start|>assistant\nsee you<|im_end|>\n"]
+    ]
+
+
+def test_never_train_system_leaves_out_a_template_s_own_system_turn_too(shared):
+    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
+    config = FormatConfig(train_on="all", never_train=["system"])
+    out = make_renderer(config, snapshot).render(make_table([TWO[:2]])).formatted
+
+    assert out["text"][0].as_py().startswith("<|im_start|>system\nYou are Qwen")
+    assert pieces(out) == [["hi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"]]
+
+
+def test_a_tool_result_is_left_out_where_a_template_shows_it_as_a_user_turn(shared):
+    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen3"))
+    call = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
+    talk = [turn("user", "go"), turn("assistant", "", tool_calls=call), turn("tool", "42")]
+    talk.append(turn("assistant", "It is 42."))
+    config = FormatConfig(train_on="all", never_train=["tool"])
+    out = make_renderer(config, snapshot).render(make_table([talk])).formatted
+
+    trained = "".join(pieces(out)[0])
+    assert "<tool_response>" not in trained
+    assert "\n42\n" not in trained
+    assert '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>' in trained
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"never_train": ["tool"]},
+        {"train_on": "all", "never_train": ["user", "assistant"]},
+        {"train_on": "all", "one_example_per_turn": True},
+        {"train_on": "all", "never_train": ["robot"]},
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options):
+    with pytest.raises(ValidationError):
+        FormatConfig(**options)
+
+
+def test_the_order_of_never_train_decides_nothing():
+    one = FormatConfig(train_on="all", never_train=["tool", "system", "tool"])
+    assert one == FormatConfig(train_on="all", never_train=["system", "tool"])
+
+
+def test_fireworks_cookbook_387_a_weight_of_0_is_not_ignored():
+    # fw-ai/cookbook#387: `weight: 0` was read and then trained all the same.
+    talk = [
+        turn("user", "hi"),
+        turn("assistant", "no", 0.0),
+        turn("user", "hi"),
+        turn("assistant", "yes"),
+    ]
+    out = render_chat(CHATML, [talk] * 9).formatted
+
+    assert pieces(out) == [["yes<|im_end|>"]] * 9
+
+
+def test_a_weight_goes_before_train_on_for_any_role_but_a_tool_s():
+    talk = [
+        turn("user", "hi", 1.0),
+        turn("assistant", "one", 0.5),
+        turn("user", "hm"),
+        turn("assistant", "two"),
+    ]
+    for copies in (1, 20):  # by Jinja, and by shape
+        out = render_chat(CHATML, [talk] * copies, config={"train_on": "last_assistant"}).formatted
+        assert pieces(out)[0] == ["hi<|im_end|>\n", "one<|im_end|>", "two<|im_end|>"]
+        assert out["span_weights"].to_pylist() == [[1.0, 0.5, 1.0]] * copies
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([None, 0.0, 0.5, 1.0, 2.0]), min_size=2, max_size=4),
+        min_size=1,
+        max_size=24,
+    ),
+    template=st.sampled_from(["chat", "alpaca"]),
+    train_on=st.sampled_from(["assistant", "last_assistant", "all"]),
+)
+def test_each_span_has_the_weight_of_its_message_however_rows_are_grouped(rows, template, train_on):
+    talks = [
+        [
+            turn(("user", "assistant")[n % 2], f"m{n}.", w)
+            for n, w in enumerate(row[: len(row) // 2 * 2])
+        ]
+        for row in rows
+    ]
+    config = FormatConfig(template=template, train_on=train_on)
+    renderer = make_renderer(config, make_snapshot(chat_template=CHATML, adds_bos=False))
+    together = renderer.render(make_table(talks))
+    alone = [renderer.render(make_table([talk])).formatted for talk in talks]
+
+    assert together.formatted["text"].to_pylist() == [
+        t for a in alone for t in a["text"].to_pylist()
+    ]
+    for name in ("trained_spans", "span_weights"):
+        each = [value for table in alone for value in table[name].to_pylist()]
+        assert together.formatted[name].to_pylist() == each
+    for row, spans, stated in zip(
+        together.formatted["row"].to_pylist(),
+        pieces(together.formatted),
+        together.formatted["span_weights"].to_pylist(),
+        strict=True,
+    ):
+        weights = stated or [1.0] * len(spans)
+        if len(spans) == 1 and "m1." in spans[0] and "m0." in spans[0]:
+            assert weights == [1.0]  # all of the text
+            continue
+        for span, weight in zip(spans, weights, strict=True):
+            owned = [m for m in talks[row] if m["content"] in span]
+            assert {1.0 if m["weight"] is None else m["weight"] for m in owned} == {weight}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_end_token_is_trained_and_the_header_is_not(name, load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer(name))
+    out = make_renderer(FormatConfig(), snapshot).render(make_table([TWO])).formatted
+
+    for span, answer in zip(pieces(out)[0], ("hello", "see you"), strict=True):
+        assert span.endswith(answer + ENDS[name])
+        assert "assistant" not in span
+        assert "[/INST]" not in span
+
+
+THINKING = [
+    turn("user", "1+1?"),
+    turn("assistant", "2.", reasoning="One and one."),
+    turn("user", "2+2?"),
+    turn("assistant", "<think>\nTwo twice.\n</think>\n\n4."),
+]
+
+
+def test_thinking_is_stripped_from_fields_and_tags_before_rendering(load_tokenizer):
+    out = make_renderer(FormatConfig(reasoning="strip"), snapshot_of(load_tokenizer("qwen3")))
+    done = out.render(
+        make_table([THINKING, [turn("user", "x"), turn("assistant", "<think>y</think>")]])
+    )
+
+    assert pieces(done.formatted) == [["2.<|im_end|>", "<think>\n\n</think>\n\n4.<|im_end|>"]]
+    assert done.quarantined["reason"].to_pylist() == ["only_thinking"]
+    assert done.quarantined["row"].to_pylist() == [1]
+
+
+def test_thinking_is_trained_in_the_last_turn_alone():
+    talk = [turn(m["role"], f"<think>{n}</think> {n}!") for n, m in enumerate(THINKING)]
+    talk[0]["content"] = "<think>user</think> hi"
+    for copies in (1, 12):
+        out = render_chat(CHATML, [talk] * copies, config={"reasoning": "train_last"}).formatted
+        assert pieces(out)[0] == ["1!<|im_end|>", "<think>3</think> 3!<|im_end|>"]
+        assert "<think>1</think>" in out["text"][0].as_py()
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_slime_330_each_answer_stands_behind_the_prompt_of_inference(name, load_tokenizer):
+    # slime#330, #1742; ms-swift#4939: thinking is dropped from history, so training != inference;
+    # the advice given was to split the data oneself.
+    tokenizer = load_tokenizer(name)
+    talk = [turn("system", "Be exact."), *THINKING]
+    config = FormatConfig(one_example_per_turn=True)
+    done = make_renderer(config, snapshot_of(tokenizer)).render(make_table([talk]))
+
+    assert done.added == {"turn_examples": 1}
+    assert done.formatted["row"].to_pylist() == [0, 0]
+    assert len(set(done.formatted["record_id"].to_pylist())) == 2
+    assert len(set(done.formatted["group_key"].to_pylist())) == 1
+    assert done.examples.num_rows == 2
+    for text, spans, end in zip(
+        done.formatted["text"].to_pylist(),
+        done.formatted["trained_spans"].to_pylist(),
+        (2, 4),
+        strict=True,
+    ):
+        asked = [{"role": m["role"], "content": m["content"]} for m in talk[:end]]
+        if end == 4:
+            asked[2]["reasoning_content"] = "One and one."
+        prompt = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        assert text.encode()[: spans[0]["start"]].decode() == prompt
+        assert len(spans) == 1
+
+
+OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def tagged(answer):
+    return (
+        "{% for m in messages %}{% if m.role == 'assistant' %}" + answer + "{% else %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}" + OPEN
+    )
+
+
+GENERATIONS = [
+    tagged("<|im_start|>assistant\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n"),
+    tagged(
+        "<|im_start|>assistant\n{% generation %}{{ m.content | trim }}<|im_end|>\n"
+        "{% endgeneration %}"
+    ),
+    tagged(
+        "<|im_start|>assistant\n{% generation %}{% if '</think>' in m.content %}"
+        "{{ m.content.split('</think>')[-1].lstrip() }}{% else %}{{ m.content }}{% endif %}"
+        "<|im_end|>{% endgeneration %}\n"
+    ),
+    tagged(
+        "<|im_start|>assistant\n{% generation %}{% if loop.last %}<think>\n\n</think>\n\n"
+        "{% endif %}"
+        "{{ m.content }}<|im_end|>{% endgeneration %}\n"
+    ),
+]
+TEXT = st.text("ab \n\u00e9\u4e16\U0001f600", min_size=1, max_size=12)
+TEXT = TEXT.map(str.lstrip).filter(bool)  # a token across the border: see docs/masks.md
+
+
+@pytest.mark.parametrize("template", GENERATIONS, ids=range(len(GENERATIONS)))
+@settings(max_examples=25, deadline=None)
+@given(contents=st.lists(TEXT, min_size=2, max_size=6).filter(lambda c: len(c) % 2 == 0))
+def test_masks_of_generation_blocks_are_transformers_own(
+    template, contents, load_tokenizer, shared
+):
+    tokenizer = load_tokenizer("qwen2.5-instruct")
+    messages = [turn(("user", "assistant")[n % 2], text) for n, text in enumerate(contents)]
+    snapshot = snapshot_of(tokenizer, chat_template=template)
+    formatted = make_renderer(FormatConfig(), snapshot).render(make_table([messages])).formatted
+    real = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
+    done = tokenize_table(formatted, real, TokenizeConfig(encoder="hf")).tokenized.to_pylist()[0]
+
+    theirs = tokenizer.apply_chat_template(
+        [{"role": m["role"], "content": m["content"]} for m in messages],
+        chat_template=template,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    ours = np.zeros(done["num_tokens"], np.int64)
+    for span in done["trained_ranges"]:
+        ours[span["start"] : span["end"]] = 1
+    assert done["input_ids"] == theirs["input_ids"]
+    assert ours.tolist() == theirs["assistant_masks"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        # axolotl#3754: the turn's end token was never trained, and losses looked healthy.
+        (
+            "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n",
+            "ends before",
+        ),
+        (
+            "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endgeneration %}\n",
+            "begins with",
+        ),
+        # marin#7237: an all-zero assistant mask, silently.
+        (
+            "<|im_start|>assistant\n{% generation %}{% endgeneration %}{{ m.content }}<|im_end|>\n",
+            "holds no",
+        ),
+    ],
+)
+def test_misplaced_generation_tags_are_refused_with_the_reason(answer, said):
+    with pytest.raises(TemplateError, match=f"misplaced generation tags.*{said}"):
+        render_chat(tagged(answer), [TWO])

@@ -33,6 +33,7 @@ _ROLES = {
     "function": "tool",
     "tool_response": "tool",
 }
+_MOST_WEIGHT = 1e6  # far below what float32 holds
 _CALL_ROLES = ("function_call", "tool_call")
 
 
@@ -292,7 +293,7 @@ def _read_weight(message: dict[str, Any], at: int) -> float | None:
         if value is None:
             continue
         number = type(value) is bool if key == "train" else type(value) in (int, float)
-        if not number or not math.isfinite(value) or value < 0:
+        if not number or not math.isfinite(value) or not 0 <= value <= _MOST_WEIGHT:
             raise BadRowError("type", f"message {at}: {key} is {str(value)[:40]!r}, not a weight")
         return float(value)
     return None

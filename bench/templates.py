@@ -24,10 +24,10 @@ __all__ = ["main"]
 
 FILES = {
     "alpaca_data.json": "alpaca",
-    "fastchat_dummy_conversation.json": "sharegpt",
-    "xtuner_openai_sft.jsonl": "chat",
-    "glaive_toolcall_en_demo.json": "sharegpt",
-    "reason_tool_use_demo_50.jsonl": "chat",
+    "fastchat_dummy_conversation.json": "auto",
+    "xtuner_openai_sft.jsonl": "auto",
+    "glaive_toolcall_en_demo.json": "auto",
+    "reason_tool_use_demo_50.jsonl": "auto",
 }
 TOKENIZERS = ("qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3")
 HEAD = ("file", "tokenizer", "rows", "us a row", "apply_chat_template", "ratio", "refused")
@@ -45,12 +45,15 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     for file, row_format in FILES.items():
         table = _validated(shared / "data" / file, row_format, num_rows)
+        if table is None:
+            print(f"skipped {file}: no row of it is sound")
+            continue
         rows += [_measure(file, shared / "tokenizers" / name, table) for name in TOKENIZERS]
     print(markdown_table(HEAD, rows))
     return 0
 
 
-def _validated(path: Path, row_format: str, num_rows: int) -> pa.Table:
+def _validated(path: Path, row_format: str, num_rows: int) -> pa.Table | None:
     from packhouse.recipe import SourceConfig, ValidateConfig
     from packhouse.sources import read_shard, scan_source
 
@@ -60,6 +63,8 @@ def _validated(path: Path, row_format: str, num_rows: int) -> pa.Table:
         for shard in scan_source(source)
     ]
     table = pa.concat_tables(parts)
+    if not table.num_rows:
+        return None
     times = -(-num_rows // table.num_rows)
     return pa.concat_tables([table] * times).slice(0, num_rows).combine_chunks()
 

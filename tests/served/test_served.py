@@ -150,21 +150,22 @@ def test_a_worker_prepares_what_the_form_says_and_says_so(served):
     assert (served.store / "demo-form" / "v" / version / "manifest.json").is_file()
     assert version in served.artifact("demo-form-version")
 
-    published = event(served, "packhouse.version.published")
+    published = event(served, "packhouse.version.published", version)
     assert published["resource"]["prefect.resource.id"] == "packhouse.dataset.demo-form"
     assert published["resource"]["packhouse.version"] == version
-    asset = event(served, "prefect.asset.materialization.succeeded")
+    asset = event(served, "prefect.asset.materialization.succeeded", version)
     assert asset["resource"]["prefect.resource.id"].endswith(f"demo-form/v/{version}")
 
 
-def event(served, name):
-    """The first event of this name; it reaches the server a little after the run ended."""
+def event(served, name, version):
+    """The event about this version; it reaches the server a little after the run ended."""
     wanted = {"event": {"name": [name]}, "occurred": {"since": "2020-01-01T00:00:00Z"}}
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         found = served.call("/events/filter", {"filter": wanted})[1]["events"]
-        if found:
-            return found[0]
+        of_version = [each for each in found if version in str(each["resource"])]
+        if of_version:
+            return of_version[0]
         time.sleep(0.3)  # between two questions to the server
     raise AssertionError(f"no event {name}")
 

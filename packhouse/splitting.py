@@ -23,7 +23,7 @@ from packhouse.packing.lists import one_chunk, string_bytes
 from packhouse.packing.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
 
-__all__ = ["join_groups", "mixed_keys", "prove_disjoint", "sides"]
+__all__ = ["join_groups", "mixed_keys", "num_different", "prove_disjoint", "sides"]
 
 VERSION = 1
 """Of the assignment; part of the step's cache key."""
@@ -179,6 +179,18 @@ def prove_disjoint(
             key=first.hex(),
             num_shared=num_shared,
         )
+
+
+def num_different(keys: Iterable[Keys]) -> int:
+    """Count different keys, by their leading 64 bits; of chunks of keys, 8 bytes a key in memory.
+
+    Example:
+        >>> num_different([pa.array(["0" * 20, "1" * 20]), pa.array(["0" * 20])])
+        2
+    """
+    bits = np.concatenate([np.empty(0, np.uint64), *(_leading_bits(each) for each in keys)])
+    bits.sort()
+    return int(np.count_nonzero(np.diff(bits))) + bool(len(bits))
 
 
 def _is_among(keys: npt.NDArray[Any], held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -94,7 +94,8 @@ def _batches(gathered: Receipt) -> Iterator[pa.RecordBatch]:
 
 def _records(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
     (packed,) = inputs_of(job, workspace, "pack")
-    found = audit_records(pa.Table.from_batches(read_records(packed, workspace)))
+    columns = ("record_id", "source", "row", "group_key", "split", "num_tokens")
+    found = audit_records(read_records(packed, workspace, columns=columns))
     if recipe.dedup.near != "keep":
         near = packed.facts["dedup"]["near"]
         found["near_duplicates"] = near["rows"] - near["dropped"]

@@ -5,7 +5,7 @@ a block of rows at a time. So lineage of any number of records costs the memory 
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +78,7 @@ def read_records(
     workspace: Workspace,
     rows: tuple[int, int] | None = None,
     block: int = 2**20,
+    columns: Sequence[str] = tuple(RECORDS.names),
 ) -> Iterator[pa.RecordBatch]:
     """Yield lineage, schema `RECORDS`, in batches of `block` rows whatever the shards are.
 
@@ -86,7 +87,9 @@ def read_records(
         workspace: where its shards lie.
         rows: records [first, last); all by default.
         block: rows of a batch; the last one may be smaller.
+        columns: which ones to read, in the order of the schema.
     """
+    schema = pa.schema([RECORDS.field(name) for name in columns])
     places = Places(packed, workspace)
     sources = pa.array(json.loads(packed.path("sources.json").read_bytes()), pa.string())
     outcomes = read_table(packed.path("outcomes.arrow"))
@@ -94,21 +97,24 @@ def read_records(
     for start in range(first, last, block):
         end = min(start + block, last)
         parts = [
-            _named(shard.slice(low, high - low), sources)
+            _named(shard.slice(low, high - low), sources, columns)
             for shard, low, high in places.between(start, end)
         ]
         named = pa.concat_tables(parts).combine_chunks()
         outcome = outcomes.slice(start, end - start).combine_chunks()
-        columns = [_one(column) for column in (*named.columns, *outcome.columns)]
-        yield pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+        own = set(named.column_names)
+        arrays = [_one((named if name in own else outcome)[name]) for name in columns]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _named(shard: pa.Table, sources: pa.Array) -> pa.Table:
-    """The columns that shards have, with one dictionary of files for all of them."""
-    indices = pc.index_in(shard["source"].cast(pa.string()), sources).combine_chunks()
-    source = pa.DictionaryArray.from_arrays(indices, sources)
-    columns = [shard["record_id"], source, shard["row"], shard["group_key"]]
-    return pa.Table.from_arrays(columns, schema=pa.schema(list(RECORDS)[:4]))
+def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Table:
+    """Those of the columns that shards have, with one dictionary of files for all of them."""
+    named = {name: shard[name] for name in columns if name in shard.column_names}
+    named.pop("num_tokens", None)  # before anything was cut; the outcome's counts
+    if "source" in named:
+        indices = pc.index_in(named["source"].cast(pa.string()), sources).combine_chunks()
+        named["source"] = pa.DictionaryArray.from_arrays(indices, sources)
+    return pa.table(named, schema=pa.schema([RECORDS.field(name) for name in named]))
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

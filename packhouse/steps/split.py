@@ -4,6 +4,7 @@ A record's side follows from its group key, so pack keeps the sides apart alread
 the proof, over the records that were really packed.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pyarrow.compute as pc
 from packhouse.fingerprint import canonical_json
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
-from packhouse.splitting import prove_disjoint
+from packhouse.splitting import num_different, prove_disjoint
+from packhouse.step_store import Receipt
 from packhouse.steps.records import read_records
 from packhouse.steps.shard_io import inputs_of
 from packhouse.workspace import Workspace
@@ -24,38 +26,52 @@ __all__ = ["compute"]
 def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
     """Write `sides.json`: records, groups and tokens of each side, and of their intersection: 0.
 
+    Reads the records once for each thing that is counted or proven, a block at a time. Memory: 8
+    bytes a record of train, 10 of eval.
+
     Raises:
         ContractError: a group or a record is on both sides.
     """
     (packed,) = inputs_of(job, workspace, "pack")
-    columns = ["record_id", "group_key", "split", "num_tokens", "times"]
-    batches = [batch.select(columns) for batch in read_records(packed, workspace)]
-    records = pa.Table.from_batches(batches)
-    records = records.filter(pc.greater(records["num_tokens"], 0))
-    train, evaluation = (_side(records, name) for name in ("train", "eval"))
+
+    def keys(side: str, column: str) -> Iterator[pa.Array]:
+        for batch in _of_side(packed, workspace, side, [column]):
+            yield batch[column]
+
     for column in ("record_id", "group_key"):
-        prove_disjoint(train[column].chunks, evaluation[column].chunks, what=column)
-    sides = {"train": _count(train), "eval": _count(evaluation)}
+        prove_disjoint(keys("train", column), keys("eval", column), what=column)
+    sides = {
+        side: {
+            **_count(_of_side(packed, workspace, side, ["times"])),
+            "groups": num_different(keys(side, "group_key")),
+        }
+        for side in ("train", "eval")
+    }
     (folder / "sides.json").write_bytes(canonical_json(sides))
-    tokens = packed.facts["tokens_out"]
     return {
-        "rows_in": pc.sum(records["times"]).as_py() or 0,
+        "rows_in": packed.facts["rows_out"],
         "rows_out": sum(side["records"] for side in sides.values()),
-        "tokens_in": tokens,
+        "tokens_in": packed.facts["tokens_out"],
         "tokens_out": sum(side["tokens"] for side in sides.values()),
         "sides": sides,
     }
 
 
-def _side(records: pa.Table, split: str) -> pa.Table:
-    return records.filter(pc.equal(records["split"], split))
+def _of_side(
+    packed: Receipt, workspace: Workspace, side: str, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Records of a side that were really packed."""
+    needed = [*columns[:1], "split", "num_tokens", *columns[1:]]
+    for batch in read_records(packed, workspace, columns=needed):
+        is_side = pc.equal(batch["split"], side)
+        yield batch.filter(pc.and_(is_side, pc.greater(batch["num_tokens"], 0)))
 
 
-def _count(side: pa.Table) -> dict[str, int]:
-    """Records as often as they stand in packs."""
-    tokens = pc.multiply(side["num_tokens"].cast(pa.int64()), side["times"].cast(pa.int64()))
-    return {
-        "records": pc.sum(side["times"]).as_py() or 0,
-        "groups": pc.count_distinct(side["group_key"]).as_py(),
-        "tokens": pc.sum(tokens).as_py() or 0,
-    }
+def _count(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
+    """Records, and their tokens, as often as they stand in packs."""
+    records = tokens = 0
+    for batch in batches:
+        times = batch["times"].cast(pa.int64())
+        records += pc.sum(times).as_py() or 0
+        tokens += pc.sum(pc.multiply(batch["num_tokens"].cast(pa.int64()), times)).as_py() or 0
+    return {"records": records, "tokens": tokens}

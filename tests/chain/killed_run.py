@@ -20,7 +20,7 @@ SMALL = {
     (jobs, "SHARD_BYTES"): 1500,
     (output_jobs, "_GATHER_TOKENS"): 800,
     (output_jobs, "_RECORDS_PER_FILE"): 25,
-    (data_files, "_BYTES_PER_TOKEN"): {"labels": 1024, "compact": 1024},  # 1,024 tokens a file
+    (data_files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens a file
 }
 
 

@@ -1,0 +1,225 @@
+"""The same flow on every engine: real processes, a real Dask cluster, a real Ray; and kill -9."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+import schemas
+from packhouse.chain import LocalRunner
+from packhouse.chain import prepare as prepare_chain
+from packhouse.errors import ConfigError, TransientError
+from packhouse.local_pool import PoolRunner
+from packhouse.recipe import load_recipe
+from packhouse.workspace import Workspace
+
+pytestmark = [
+    pytest.mark.prefect,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),  # clusters start slowly where others use the machine, too
+    # Clusters leave sockets and streams to the garbage collector, and deprecate each other's calls.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+ENGINES = ["threads", "processes", "dask", "ray"]
+RAY = pytest.mark.skipif(
+    not os.environ.get("PACKHOUSE_TEST_RAY"),
+    reason="Ray wants a quiet machine: PACKHOUSE_TEST_RAY=1",
+)
+TRIED = [*ENGINES[:3], pytest.param("ray", marks=RAY)]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    lines = [
+        {
+            "instruction": f"What is {n} plus {n + 1}?",
+            "output": f"It is {2 * n + 1}. " * (n % 9 + 1),
+        }
+        for n in range(120)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr("packhouse.jobs.SHARD_BYTES", 1500)  # about 9 shards
+    monkeypatch.setattr("tasks.engines._LEAST_BYTES", dict.fromkeys(ENGINES, 0))
+
+
+def recipe_to(folder, rows):
+    path = folder / "recipe.yaml"
+    path.write_text(
+        "dataset: sums\n"
+        f"sources: [{{path: {rows}, format: alpaca}}]\n"
+        f"tokenizer: {TOKENIZER}\n"
+        "pack: {seq_len: 128}\n"
+        "split: {eval_fraction: 0.2}\n"
+        f"publish: {{store: {folder / 'store'}}}\n"
+    )
+    return load_recipe(path)
+
+
+def published(recipe):
+    root = Path(recipe.publish.store) / recipe.dataset / "v"
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def expected(tmp_path, rows, small_shards):
+    """What one process publishes."""
+    folder = tmp_path / "local"
+    folder.mkdir()
+    recipe = recipe_to(folder, rows)
+    workspace = Workspace(cache=folder / "cache", check=schemas.check)
+    prepare_chain(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
+    return published(recipe)
+
+
+@pytest.fixture(scope="module")
+def dask_cluster():
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0")
+    import ray
+
+    for tries_left in (2, 1, 0):
+        try:
+            ray.init(
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=100 * 2**20,
+                log_to_driver=False,
+                namespace="prefect",
+            )
+            break
+        except Exception:  # Ray gives a node 30 seconds to start
+            if not tries_left:
+                raise
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(params=TRIED)
+def engine(request, monkeypatch):
+    """An engine of two workers; of Dask and Ray, a cluster that was there before."""
+    monkeypatch.setenv("PACKHOUSE_WORKERS", "2")
+    if request.param == "dask":
+        cluster = request.getfixturevalue("dask_cluster")
+        monkeypatch.setenv("PACKHOUSE_RUNNER_ADDRESS", cluster.scheduler_address)
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+        monkeypatch.setenv("PACKHOUSE_RUNNER_ADDRESS", "auto")
+    return request.param
+
+
+def worker_pids(engine, request):
+    if engine == "dask":
+        cluster = request.getfixturevalue("dask_cluster")
+        return [worker.pid for worker in cluster.workers.values() if worker.pid]
+    if engine == "ray":
+        busy = [
+            process.pid
+            for process in psutil.process_iter(["cmdline", "username"])
+            if "".join(process.info["cmdline"] or [""]).startswith("ray::")
+            and "IDLE" not in "".join(process.info["cmdline"])
+        ]
+        return busy
+    return [process.pid for process in multiprocessing.active_children()]
+
+
+def kill_in_the_middle(cache, pids, step):
+    """Kill a worker with SIGKILL as soon as a job of the step is done; return its number."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        found = pids() if list((cache / "steps" / step).glob("*/receipt.json")) else []
+        if found:
+            os.kill(found[0], signal.SIGKILL)
+            return found[0]
+        time.sleep(0.002)
+    raise AssertionError("no worker was seen")
+
+
+def test_every_engine_publishes_the_same_bytes(engine, expected, rows, tmp_path):
+    from flows.prepare import prepare
+
+    recipe = recipe_to(tmp_path, rows)
+    prepare(recipe, cache=str(tmp_path / "cache"), runner=engine)
+    assert published(recipe) == expected
+
+
+@pytest.mark.parametrize("engine", TRIED[1:], indirect=True)
+def test_a_killed_worker_does_not_stop_the_run(engine, expected, rows, tmp_path, request):
+    from flows.prepare import prepare
+
+    recipe, cache = recipe_to(tmp_path, rows), tmp_path / "cache"
+    with ThreadPoolExecutor(1) as pool:
+        pids = lambda: worker_pids(engine, request)  # noqa: E731
+        killed = pool.submit(kill_in_the_middle, cache, pids, "validate")
+        prepare(recipe, cache=str(cache), runner=engine)
+        assert not psutil.pid_exists(killed.result())
+    assert published(recipe) == expected
+
+
+def test_processes_without_a_server_publish_the_same_bytes_even_if_one_is_killed(
+    expected, rows, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("packhouse.local_pool._LEAST_BYTES", 0)
+    recipe, cache = recipe_to(tmp_path, rows), tmp_path / "cache"
+    workspace = Workspace(cache=cache, check=schemas.check)
+    with (
+        PoolRunner(recipe=recipe, workspace=workspace, workers=2) as run,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pids = lambda: [process.pid for process in multiprocessing.active_children()]  # noqa: E731
+        killed = pool.submit(kill_in_the_middle, cache, pids, "validate")
+        prepare_chain(recipe, run, cache)
+        assert killed.result()
+    assert published(recipe) == expected
+
+
+def test_an_engine_that_dies_again_and_again_is_said_in_a_sentence(rows, tmp_path, monkeypatch):
+    from concurrent.futures.process import BrokenProcessPool
+
+    monkeypatch.setattr(
+        "packhouse.local_pool.PoolRunner._do",
+        lambda *_: (_ for _ in ()).throw(BrokenProcessPool("killed")),
+    )
+    recipe = recipe_to(tmp_path, rows)
+    run = PoolRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "cache"), workers=2)
+    with pytest.raises(TransientError, match="were killed 4 times; is there enough memory"):
+        prepare_chain(recipe, run, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PACKHOUSE_RUNNER": "spark"}, "no runner 'spark'; known: threads, processes, dask, ray"),
+        ({"PACKHOUSE_WORKERS": "0"}, "PACKHOUSE_WORKERS is '0'"),
+        ({"PACKHOUSE_RUNNER_ADDRESS": "tcp://x:1"}, "runner 'threads' has no address"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_before_any_work(environment, message, monkeypatch):
+    from tasks.engines import choose_engine
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        choose_engine()

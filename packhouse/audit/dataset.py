@@ -158,8 +158,11 @@ class _Records:
             ):
                 column.append(values)
         kinds = (np.uint64, np.uint16, np.uint64, np.int32, np.int64, np.bool_)
-        joined = [np.concatenate([np.empty(0, k), *c]) for k, c in zip(kinds, columns, strict=True)]
-        return cls(*joined, file_names=list(numbers))
+        joined: list[Any] = [
+            np.concatenate([np.empty(0, kind), *column])
+            for kind, column in zip(kinds, columns, strict=True)
+        ]
+        return cls(*joined, list(numbers))
 
     def sources(self) -> npt.NDArray[Any]:
         """Name of the source of each file."""

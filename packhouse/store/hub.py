@@ -22,6 +22,7 @@ MIRRORED_KINDS = ("data", "card")
 
 _REPO = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})")
 _MAX_TRIES = 5
+_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client, by its version
 
 
 def parse_hub_uri(uri: str) -> str:
@@ -135,7 +136,6 @@ class _translated:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        import httpx
         from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
         # Uploads of large files fail in threads, with what happened as the cause.
@@ -150,7 +150,7 @@ class _translated:
             ) from error
         if isinstance(error, LocalTokenNotFoundError):
             raise ConfigError(f"{self.uri}: no token; set HF_TOKEN or log in") from error
-        if isinstance(error, httpx.TransportError):
+        if type(error).__module__.partition(".")[0] in _CLIENTS:
             raise TransientError(f"{self.uri}: {error}") from error
         if isinstance(error, ConnectionError):  # what hf_xet says of anything
             raise TransientError(

@@ -90,6 +90,11 @@ def test_a_refused_large_file_names_the_token_and_commits_nothing(hub, store):
     assert len(hub.repos["acme/tiny"]) == 1
 
 
+def test_a_hub_that_does_not_answer_is_a_passing_failure(hub, store):
+    message = mirror(hub, store, "aaaa", code=1, HF_ENDPOINT="http://127.0.0.1:1")
+    assert "TransientError: hf://datasets/acme/tiny: " in message
+
+
 def test_a_hub_without_xet_is_said_to_be_one(hub, store):
     message = mirror(hub, store, "aaaa", code=1, HF_HUB_DISABLE_XET="0")
     assert "HF_HUB_DISABLE_XET=1" in message

@@ -162,7 +162,8 @@ class _Records:
             np.concatenate([np.empty(0, kind), *column])
             for kind, column in zip(kinds, columns, strict=True)
         ]
-        return cls(*joined, list(numbers))
+        joined.append(list(numbers))
+        return cls(*joined)
 
     def sources(self) -> npt.NDArray[Any]:
         """Name of the source of each file."""

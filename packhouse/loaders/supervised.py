@@ -265,7 +265,10 @@ def _done(steps: list[Sequence[Job]], recipe: Recipe, workspace: Workspace) -> l
         for jobs in steps:
             receipts += [execute(job, recipe, workspace) for job in jobs]
             if ledger := ledger_of(receipts):
-                check_quarantine(ledger, recipe.validate_.max_quarantined)
+                places = [
+                    r.path("quarantined.arrow") for r in receipts if r.facts.get("quarantined")
+                ]
+                check_quarantine(ledger, recipe.validate_.max_quarantined, map(str, places[:3]))
     return receipts
 
 

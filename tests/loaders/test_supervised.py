@@ -223,7 +223,7 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
     good = "".join(f'{{"query": "q{n}", "response": "r{n}"}}\n' for n in range(9))
     file.write_text(good + '{"query": "x", "response": ""}\n')
 
-    with pytest.raises(QuarantineLimitError, match="1 of 10 rows"):
+    with pytest.raises(QuarantineLimitError, match=r"1 of 10 rows .*; see .*quarantined\.arrow"):
         make_supervised_dataset(TOKENIZER, file, **fields(), cache=cache)
     dataset = make_supervised_dataset(TOKENIZER, file, **fields(max_quarantined=0.2), cache=cache)
     assert len(dataset) == 9

@@ -45,7 +45,8 @@ def datasets_of(store: str, dataset: str | None, ref: str | None = None) -> list
     if dataset is not None:
         return [dataset]
     opened = open_store(store)
-    scans = {name: scan_refs(opened, name) for name in sorted(opened.list_folders(""))}
+    folders = sorted(name for name in opened.list_folders("") if not name.startswith("."))
+    scans = {name: scan_refs(opened, name) for name in folders}  # `.packhouse` holds the probe
     found = [
         name
         for name, (refs, damaged) in scans.items()

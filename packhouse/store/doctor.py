@@ -66,8 +66,9 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
 
     Raises:
         StoreError: it cannot be tried at all: no such bucket, wrong credentials.
+        TransientError: not reached within 10 s.
     """
-    run(store, request(Clock()))
+    run(store, request(Clock()), retry=_PROBE_RETRY)
     folder = f"doctor-{uuid.uuid4().hex[:12]}"
     trials: list[tuple[str, Callable[[], str]]] = [
         ("create-only", lambda: _create_only(store, f"{folder}/create")),

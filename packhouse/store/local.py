@@ -10,7 +10,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,8 +141,10 @@ class LocalStore(ObjectStore):
     def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
         """Remove temporary files of killed writers."""
         folder = self.root / _OWN / "tmp"
-        now, found = time.time(), 0
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not folder.is_dir():
+            return 0
+        now, found = self.clock(), 0
+        for path in sorted(folder.iterdir()):
             try:
                 if now - path.stat().st_mtime < older_than_s:
                     continue

@@ -51,6 +51,8 @@ def test_a_server_that_does_not_answer_ends_the_wait(use, moto_environment, monk
     monkeypatch.setattr(doctor, "_PROBE_RETRY", RetryPolicy(deadline_s=0.3))
     with pytest.raises(TransientError):
         check_usable(root)
+    with pytest.raises(TransientError):  # `doctor storage` waits no longer
+        doctor.examine(open_store(root))
 
 
 def test_conditions_that_are_ignored_are_noticed(use, moto_environment, monkeypatch):

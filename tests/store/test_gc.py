@@ -85,3 +85,37 @@ def test_temporary_files_of_killed_writers_are_removed(store, tmp_path):
 
     assert collect_garbage(store, "tiny", dry_run=False).num_unfinished_uploads == 1
     assert list((store.root / ".packhouse" / "tmp").iterdir()) == []
+
+
+def test_a_young_stray_is_left_alone(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    store.put_create("tiny/v/aaaa.g0/data/stray.parquet", b"other bytes")
+    assert find_garbage(store, "tiny") == []
+
+
+def test_what_arrives_between_look_and_tombstone_is_deleted_too(store, tmp_path):
+    upload_only(store, tmp_path)
+    age(store, 2 * gc.DEFAULT_GRACE_S)
+    (garbage,) = find_garbage(store, "tiny")
+    store.put_create("tiny/v/aaaa.g0/data/late.parquet", b"late")
+
+    assert run(store, gc.collect_steps(garbage)) == 2
+    assert find_garbage(store, "tiny") == []
+
+
+@pytest.mark.parametrize("ahead_s", [-3 * gc.DEFAULT_GRACE_S, 3 * gc.DEFAULT_GRACE_S])
+def test_age_is_told_by_the_clock_of_the_store_whatever_ours_says(
+    store, tmp_path, monkeypatch, ahead_s
+):
+    upload_only(store, tmp_path)
+    left = store.root / ".packhouse" / "tmp" / "left"
+    left.write_bytes(b"half")
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + ahead_s)
+    report = collect_garbage(store, "tiny")
+    assert (report.garbage, report.num_unfinished_uploads) == ((), 0)
+
+    for path in store.root.rglob("*"):
+        os.utime(path, (now - 2 * gc.DEFAULT_GRACE_S,) * 2)
+    report = collect_garbage(store, "tiny", dry_run=False)
+    assert (report.num_deleted, report.num_unfinished_uploads) == (1, 1)

@@ -271,7 +271,8 @@ def _print_diff(found: Diff) -> None:
         changed = getattr(found, name)
         if changed:
             click.echo()
-            print_table((name, "old", "new"), [(k, *pair) for k, pair in changed.items()])
+            rows = [(k, *pair) for k, pair in changed.items() if "length_histogram" not in k]
+            print_table((name, "old", "new"), rows)
     click.echo()
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
     if found.records is not None:

@@ -94,7 +94,7 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
         new=new.version,
         is_same_content=same,
         configuration=changed_keys(left.configuration, right.configuration),
-        counts=changed_keys(left.counts, right.counts),
+        counts=changed_keys(_by_step(left.counts), _by_step(right.counts)),
         lineage=changed_keys(left.lineage, right.lineage),
         engines=changed_keys(left.engines, right.engines),
         libraries=changed_keys(left.libraries, right.libraries),
@@ -117,6 +117,20 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
             changed |= changed_keys(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
         return changed
     return {} if old == new else {prefix: [old, new]}
+
+
+def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts with the ledger's lines by their step, so that a changed number is named alone."""
+    lines = counts.get("ledger")
+    if not isinstance(lines, list) or not all(
+        isinstance(line, Mapping) and "step" in line for line in lines
+    ):
+        return dict(counts)
+    ledger = {
+        line["step"]: {name: value for name, value in line.items() if name != "step"}
+        for line in lines
+    }
+    return {**counts, "ledger": ledger}
 
 
 def trace_records(opened: OpenVersion) -> dict[str, Trace]:

@@ -168,7 +168,7 @@ class S3Store(ObjectStore):
         return {"Bucket": self.bucket, "Key": self.prefix + check_key(key)}
 
     def _pages(self, **query: str) -> Iterator[dict[str, Any]]:
-        with self._request(query["Prefix"]):
+        with self._request(query["Prefix"].removeprefix(self.prefix)):
             paginator = self._client.get_paginator("list_objects_v2")
             yield from paginator.paginate(Bucket=self.bucket, **query)
 

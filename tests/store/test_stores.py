@@ -243,6 +243,8 @@ def test_wrong_credentials_are_a_mistake_and_not_retried(use, moto_environment, 
     started = time.monotonic()
     with pytest.raises(StoreError, match="check the credentials"):
         open_version(root, "tiny")
+    with pytest.raises(StoreError, match=f"{root}/tiny/: refused"):
+        list(open_store(root).list("tiny/"))
     assert time.monotonic() - started < 5
 
 

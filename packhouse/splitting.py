@@ -23,7 +23,7 @@ from packhouse.packing.lists import one_chunk, string_bytes
 from packhouse.packing.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
 
-__all__ = ["join_groups", "mixed_keys", "num_different", "prove_disjoint", "sides"]
+__all__ = ["join_equal", "join_groups", "mixed_keys", "num_different", "prove_disjoint", "sides"]
 
 VERSION = 1
 """Of the assignment; part of the step's cache key."""
@@ -99,6 +99,24 @@ def join_groups(group_keys: Keys, pairs: npt.NDArray[np.int64], seed: int) -> pa
     stands = np.empty(len(names), np.int64)
     stands[joined[last]] = last
     return names.take(pa.array(stands[joined[groups]]))
+
+
+def join_equal(group_keys: Keys, record_ids: Keys, seed: int) -> pa.Array:
+    """Join the groups that have a record in common, so that equal records share a side.
+
+    Conversations of different groups never are equal, but windows of them can be.
+
+    Example:
+        >>> keys = pa.array(["0" * 20, "1" * 20, "2" * 20])
+        >>> ids = pa.array(["a" * 20, "b" * 20, "a" * 20])
+        >>> joined = join_equal(keys, ids, seed=0).to_pylist()
+        >>> joined[0] == joined[2], joined[1] == "1" * 20
+        (True, True)
+    """
+    _, first, inverse = np.unique(_key_bytes(record_ids), return_index=True, return_inverse=True)
+    earliest = first[inverse]
+    again = np.flatnonzero(earliest != np.arange(len(earliest)))
+    return join_groups(group_keys, np.stack([earliest[again], again], axis=1), seed)
 
 
 def _connected(edges: npt.NDArray[np.int64], num_nodes: int) -> npt.NDArray[np.int64]:

@@ -24,6 +24,7 @@ from packhouse.packing import Admitted
 from packhouse.packing.lists import one_chunk
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
+from packhouse.splitting import join_equal
 from packhouse.step_store import Receipt
 from packhouse.steps.format_step import conversations
 from packhouse.tables import TOKENIZED
@@ -95,13 +96,18 @@ def select(
     names = [receipt.facts["origin"]["file"].split("/")[0] for receipt, _ in formatted]
     sources = {source_name(source): source for source in recipe.sources}
     mixed, times = mix(admitted, shards, names, sources)
+    groups: pa.Array | pa.ChunkedArray | None = None
+    if any("examples.arrow" in receipt.files for _, receipt in formatted):
+        ids = _chunked(shards, "record_id")
+        groups = join_equal(_chunked(shards, "group_key"), ids, recipe.split.seed)
     if not dedup.needs_fingerprints(recipe.dedup):
-        return Selection(mixed, times, facts={"sources": source_counts(mixed, times, names)})
+        facts = {"sources": source_counts(mixed, times, names)}
+        return Selection(mixed, times, groups, facts=facts)
     prints = [
         _aligned(fingerprint_shard(*receipts, recipe, workspace), receipts, shard)
         for receipts, shard in zip(formatted, shards, strict=True)
     ]
-    groups = _chunked(shards, "group_key")
+    groups = _chunked(shards, "group_key") if groups is None else groups
     done = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed)
     for own, each in zip(times, done.admitted, strict=True):
         own[each.reasons > 0] = 0

@@ -119,11 +119,12 @@ def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
         return own
 
     ranges = [[(starts[row], end)] for row, end in zip(origin.tolist(), ends.tolist(), strict=True)]
-    return derive(table, origin, ranges, is_whole[origin], own_weights), origin
+    return derive(table, config, origin, ranges, is_whole[origin], own_weights), origin
 
 
 def derive(
     table: pa.Table,
+    config: FormatConfig,
     origin: Ints,
     ranges: list[list[tuple[int, int]]],
     is_same: npt.NDArray[np.bool_],
@@ -131,12 +132,14 @@ def derive(
 ) -> pa.Table:
     """Conversations made of parts of others.
 
-    A part is called by its content, weights included. It keeps source and row, and its group; where
+    A part is called by its content, and by its weights where `config` would decide others; so equal
+    examples have equal names, whole rows among them. It keeps source and row, and its group; where
     groups are records (a group is called like its record), the group becomes the first question of
     the whole, so that all parts, and equal beginnings of other records, are on one side.
 
     Args:
         table: schema VALIDATED.
+        config: decides the weights that messages have of themselves.
         origin: row of each new conversation.
         ranges: ranges of the table's messages that each consists of.
         is_same: conversations that are rows as they are; they keep their name and weights.
@@ -148,8 +151,12 @@ def derive(
     taken = messages.take(pa.array(np.concatenate(pieces) if pieces else np.zeros(0, np.int64)))
     given = taken.field("weight").to_numpy(zero_copy_only=False).astype(np.float32)
     bounds = np.concatenate([[0], np.cumsum(counts)])
+    decided = decide_weights(taken, bounds, config)
     for example in np.flatnonzero(~is_same).tolist():
-        given[bounds[example] : bounds[example + 1]] = weights(example)
+        own = slice(bounds[example], bounds[example + 1])
+        wanted = weights(example)
+        if not np.array_equal(decided[own], wanted):
+            given[own] = wanted
     taken = with_field(taken, "weight", pa.array(given, pa.float32(), from_pandas=True))
     lists = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), taken, type=CONVERSATION)
     rows = table.take(pa.array(origin))

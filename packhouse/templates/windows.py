@@ -121,7 +121,7 @@ class _Talks:
     """Conversations as a head (the system turn) and exchanges."""
 
     def __init__(self, table: pa.Table, config: FormatConfig) -> None:
-        self._table = table
+        self._table, self._config = table, config
         self._starts, messages = flat_messages(table)
         self._weights = decide_weights(messages, self._starts, config)
         roles = messages.field("role").to_pylist()
@@ -158,6 +158,5 @@ class _Talks:
             return np.concatenate(own)
 
         whole = [w == (0, self.num_exchanges(r) - 1) for r, w in zip(rows, windows, strict=True)]
-        return derive(
-            self._table, np.array(rows, np.int64), ranges, np.array(whole, np.bool_), weights
-        )
+        origin, is_same = np.array(rows, np.int64), np.array(whole, np.bool_)
+        return derive(self._table, self._config, origin, ranges, is_same, weights)

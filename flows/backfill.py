@@ -17,6 +17,8 @@ from pydantic import Field
 
 from flows.refresh import refresh
 from packhouse.recipe import Recipe
+from packhouse.recipe.section import Uri
+from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.backfill import filled, name_of
 from tasks.engines import Runner
@@ -27,10 +29,10 @@ __all__ = ["backfill"]
 
 @flow(name="backfill", flow_run_name="backfill", **FLOW)
 def backfill(
-    recipes: Annotated[list[str | Recipe], Field(min_length=1)],
+    recipes: Annotated[list[RecipeName | Recipe], Field(min_length=1)],
     approval: bool = False,
-    store: str | None = None,
-    cache: str | None = None,
+    store: StorePlace | None = None,
+    cache: Uri | None = None,
     runner: Runner | None = None,
 ) -> Any:
     """Refresh many recipes, each as a run of its own; one that fails does not stop the others.

@@ -15,6 +15,7 @@ from typing import Any
 from prefect import flow
 
 from packhouse.recipe import Recipe
+from packhouse.recipe.section import Uri
 from tasks.chain import prepared_state, run_chain
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
@@ -24,7 +25,7 @@ __all__ = ["prepare"]
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
-def prepare(recipe: Recipe, cache: str | None = None, runner: Runner | None = None) -> Any:
+def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = None) -> Any:
     """Turn raw instruction data into a published version of packed token data.
 
     Args:

@@ -15,6 +15,8 @@ from typing import Any
 from prefect import flow
 
 from packhouse.recipe import Recipe
+from packhouse.recipe.section import Uri
+from schemas.places import RecipeName, StorePlace
 from tasks.chain import refresh_chain
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
@@ -25,10 +27,10 @@ __all__ = ["refresh"]
 
 @flow(name="refresh", flow_run_name=recipe_run_name, **FLOW)
 def refresh(
-    recipe: str | Recipe,
+    recipe: RecipeName | Recipe,
     approval: bool = False,
-    store: str | None = None,
-    cache: str | None = None,
+    store: StorePlace | None = None,
+    cache: Uri | None = None,
     runner: Runner | None = None,
 ) -> Any:
     """Publish a new version if the sources, the recipe or the tokenizer changed.

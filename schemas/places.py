@@ -35,12 +35,15 @@ from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import expand_variables
 from packhouse.recipe.section import Uri
 
-__all__ = ["Places", "StorePlace", "load_places", "refuse_credentials"]
+__all__ = ["Places", "RecipeName", "StorePlace", "load_places", "refuse_credentials"]
 
 Place = Annotated[str, StringConstraints(min_length=1)]
 
 StorePlace = Annotated[Uri, Field(min_length=1)]
 """Root of a store of versions: a name of the worker, a folder or `s3://bucket/prefix`."""
+
+RecipeName = Annotated[Uri, Field(min_length=1)]
+"""Name of a recipe of the worker; what is no name is still kept free of credentials."""
 
 _TEMPLATES = (".jinja", ".j2")
 
@@ -200,6 +203,7 @@ def _lies_below(place: str, prefix: str) -> bool:
 
 _CREDENTIALS = re.compile(
     r"://[^/?#]*@"
+    r"|://[^/?#:]*:(?![0-9]*(?:[/?#]|$))"  # a password with a slash in it
     r"|[?&;#](x-amz-(signature|credential|security-token)|awsaccesskeyid|signature|sig|token"
     r"|access_?key(_?id)?|secret(_?access)?(_?key)?|password|key|secret)="
     r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30,}",

@@ -10,11 +10,15 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-# A server holds parameters against this before it stores them: no `user:password@`, no signature.
+# A server holds parameters against this before it stores them: no `user:password@`, not even with
+# a slash in the password, as AWS makes them; no signature; nothing that looks like a key.
 _NO_CREDENTIALS = (
     r"^(?![^/]*://[^/?#]*@)"
-    r"(?!.*[?&](?:[Xx]-[Aa]mz-[A-Za-z-]+|AWSAccessKeyId|[Ss]ignature|sig|[A-Za-z_-]*"
-    r"(?:[Ss]ecret|[Pp]assword|[Tt]oken|[Kk]ey|[Kk]ey_?[Ii]d))=)"
+    r"(?![^/]*://[^/?#:]*:(?![0-9]*(?:[/?#]|$)))"
+    r"(?!.*[?&;#](?:[Xx]-[Aa][Mm][Zz]-[A-Za-z-]+|AWSAccessKeyId|[Ss]ignature|SIGNATURE|sig|SIG"
+    r"|[A-Za-z_-]*(?:[Ss]ecret|SECRET|[Pp]assword|PASSWORD|[Tt]oken|TOKEN|[Kk]ey|KEY"
+    r"|[Kk]ey_?[Ii]d|KEY_?ID))=)"
+    r"(?!.*(?:AKIA|ASIA)[A-Z0-9]{16})(?!.*hf_[A-Za-z0-9]{30,})"
 )
 
 Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]

@@ -138,6 +138,7 @@ def test_a_mirror_below_an_allowed_prefix_is_written(places):
     [
         "s3://key:secret@bucket/a",
         "s3://key@bucket/a",
+        "s3://KEY:sec/ret0123@bucket/a",
         "https://host/a?X-Amz-Signature=0123",
         "https://host/a?x=1&X-Amz-Credential=AKIA",
         "https://host/a?AWSAccessKeyId=1&Signature=2",

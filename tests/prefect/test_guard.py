@@ -6,6 +6,13 @@ import time
 
 import pytest
 
+from flows.backfill import backfill
+from flows.collect_garbage import gc
+from flows.prepare import prepare
+from flows.promote import promote
+from flows.refresh import refresh
+from flows.rollback import rollback
+from flows.verify import verify
 from packhouse import progress
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
@@ -13,6 +20,7 @@ from packhouse.recipe.section import Section
 from tasks.guard import allowed_recipe, worker_cache
 
 CANARY = "canary-0f3a-not-to-be-seen"
+FORM = {"dataset": "d", "sources": [{"path": "rows"}], "tokenizer": "t"}
 
 
 @pytest.fixture
@@ -119,3 +127,36 @@ def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():
         "Recipe.golden",
     } <= found
     assert issubclass(Recipe, Section)
+
+
+@pytest.mark.parametrize(
+    "secret", ["s3://KEY:canary@b/x", "s3://KEY:can/ary@b/x", "s3://b?token=x"]
+)
+def test_every_parameter_that_holds_a_place_refuses_credentials_before_a_run(secret):
+    """Of a whole flow, not of its recipe alone: its store, its cache, the name of its recipe."""
+    from prefect.utilities.schema_tools.validation import validate
+
+    given = {
+        prepare: [{"recipe": FORM, "cache": secret}],
+        refresh: [{"recipe": secret}, *({"recipe": "demo", k: secret} for k in ("store", "cache"))],
+        backfill: [
+            {"recipes": ["demo", secret]},
+            *({"recipes": ["demo"], k: secret} for k in ("store", "cache")),
+        ],
+        verify: [{"store": secret}],
+        gc: [{"store": secret}],
+        promote: [{"store": secret, "dataset": "demo"}],
+        rollback: [{"store": secret, "dataset": "demo"}],
+    }
+    for flow, all_parameters in given.items():
+        schema = flow.parameters.model_dump()
+        for parameters in all_parameters:
+            assert validate(parameters, schema, preprocess=False), (flow.name, parameters)
+            fine = {key: _without(secret, value) for key, value in parameters.items()}
+            assert validate(fine, schema, preprocess=False) == []
+
+
+def _without(secret, value):
+    if isinstance(value, list):
+        return [_without(secret, each) for each in value]
+    return "s3://bucket/prefix:a@b" if value == secret else value

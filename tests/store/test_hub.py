@@ -103,12 +103,14 @@ def test_a_hub_without_xet_is_said_to_be_one(hub, store):
 
 def test_another_commit_in_between_is_seen_and_kept(hub, store):
     mirror(hub, store, "aaaa")
-    line = {"key": "file", "value": {"path": "NOTES.md", "content": "aGk="}}
-    hub.race = lambda: hub.commit("acme/tiny", [line], None)
+    paths = ("NOTES.md", "data/another-mirror.parquet")
+    lines = [{"key": "file", "value": {"path": path, "content": "aGk="}} for path in paths]
+    hub.race = lambda: hub.commit("acme/tiny", lines, None)
     mirror(hub, store, "bbbb")
 
     last = hub.repos["acme/tiny"][-1]
     assert last["NOTES.md"] == b"hi"
+    assert "data/another-mirror.parquet" not in last  # mirrors do not mix
     assert json.loads(last["manifest.json"])["vid"] == "bbbb"
 
 

@@ -172,7 +172,15 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
     found = sorted(root.glob("/".join(parts[first:])))
     shows_hidden = any(part.startswith(".") for part in parts[first:])
     found = [path for path in found if shows_hidden or not _is_hidden(path.relative_to(root))]
-    return [_local(path, root) for path in found if not path.is_dir()]
+    found = [path for path in found if not path.is_dir()]
+    real = root.resolve()
+    for folder in {path.parent for path in found}:  # a worker may be allowed this root, and no more
+        if not folder.resolve().is_relative_to(real):
+            raise SourceError(
+                f"source '{folder}' lies behind a symbolic link that leads out of '{root}'; name "
+                f"its target '{folder.resolve()}' instead"
+            )
+    return [_local(path, root) for path in found]
 
 
 def _is_data(path: Path) -> bool:
@@ -196,12 +204,21 @@ def _local(path: Path, root: Path) -> SourceFile:
         raise SourceError(f"source '{path}' is a symbolic link; name its target '{target}' instead")
     if kind:
         raise SourceError(f"source '{path}' is {kind}, not a plain file")
+    if _is_not_unicode(str(path)):
+        raise SourceError(
+            f"source {os.fsencode(path)!r}: its name is no UTF-8, so no manifest can hold it; "
+            "rename the file"
+        )
     return SourceFile(
         uri=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links of parents)
         name=path.relative_to(root).as_posix(),
         size=status.st_size,
         pin=str(status.st_mtime_ns),
     )
+
+
+def _is_not_unicode(name: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _not_plain(mode: int) -> str | None:

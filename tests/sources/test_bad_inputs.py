@@ -621,6 +621,31 @@ def test_63_links_pipes_and_folders_are_refused(tmp_path, read):
         read(tmp_path)
 
 
+@pytest.mark.parametrize("pattern", ["*/rows.jsonl", "lin[k]/rows.jsonl", "in/../lin?/*"])
+def test_63_a_glob_does_not_lead_out_of_its_folder(pattern, tmp_path, read):
+    """A worker that allows a folder allows what lies in it, and not what a link in it points to."""
+    for name in ("allowed/in", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "rows.jsonl").write_bytes(GOOD)
+    assert read(tmp_path / "allowed" / "*" / "rows.jsonl")
+    (tmp_path / "allowed" / "link").symlink_to(tmp_path / "outside")
+
+    with pytest.raises(SourceError, match=r"leads out of.*outside"):
+        read(tmp_path / "allowed" / pattern)
+
+
+@pytest.mark.parametrize("name", ["", "rows.jsonl", "*"])
+def test_63_a_name_that_is_no_unicode_is_refused(name, tmp_path, read):
+    """A manifest could not hold it."""
+    folder = tmp_path / os.fsdecode(b"\xff" if name == "rows.jsonl" else b"all")
+    folder.mkdir()
+    (folder / os.fsdecode(b"a\xff.jsonl")).write_bytes(GOOD)
+    (folder / "rows.jsonl").write_bytes(GOOD)
+
+    with pytest.raises(SourceError, match=r"xff.*no UTF-8"):
+        read(folder / name if name else folder)
+
+
 def test_65_a_file_that_changed_since_the_scan_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD + b"\n")

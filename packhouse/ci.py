@@ -149,11 +149,14 @@ def plan_markdown(facts: PlanFacts) -> str:
 
 
 def gates_of(
-    recipe: Recipe | None, refreshed: Refreshed | None, error: PackhouseError | None
+    recipe: Recipe | None, refreshed: Refreshed | None, error: Exception | None
 ) -> list[Gate]:
     """Say of each gate whether it was passed, as a run ended with a result or an error."""
     if error is not None:
-        return _gates_until(_failed_gate(error), str(error))
+        detail = str(error)
+        if not isinstance(error, PackhouseError):
+            detail = f"a bug: {type(error).__name__}: {error}"
+        return _gates_until(_failed_gate(error), detail)
     gates = []
     for name in GATES:
         state: State = "passed"
@@ -208,6 +211,7 @@ def to_junit(dataset: str, gates: Sequence[Gate], seconds: float) -> str:
         "time": f"{seconds:.3f}",
     }
     root = ET.Element("testsuites", counts)
+    dataset = _xml(dataset)
     suite = ET.SubElement(root, "testsuite", {"name": f"packhouse {dataset}", **counts})
     for gate in gates:
         case = ET.SubElement(suite, "testcase", {"classname": f"packhouse.{dataset}"})
@@ -225,7 +229,7 @@ def summary_json(
     facts: PlanFacts | None,
     gates: Sequence[Gate],
     refreshed: Refreshed | None,
-    error: PackhouseError | None,
+    error: Exception | None,
 ) -> dict[str, Any]:
     """Return everything that a program may want to know, as plain JSON."""
     prepared = refreshed.prepared if refreshed else None
@@ -242,7 +246,7 @@ def summary_json(
     }
 
 
-def _failed_gate(error: PackhouseError) -> str:
+def _failed_gate(error: Exception) -> str:
     for kind, gate in _GATE_OF.items():
         if type(error) is kind:
             return "golden" if gate == "audit" and "golden" in str(error)[:40].lower() else gate
@@ -296,5 +300,9 @@ def _cell(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
-    return "".join(c for c in text if c >= " " or c in "\t\n")
+    """Without the characters that XML cannot hold."""
+    return "".join(
+        c
+        for c in text
+        if c in "\t\n" or " " <= c < "\ud800" or "\udfff" < c < "\ufffe" or c > "\uffff"
+    )

@@ -33,6 +33,9 @@ from packhouse.workspace import Workspace, check_cache, default_cache
 
 __all__ = ["ci"]
 
+BUG = 1
+"""Exit code: an error that is not packhouse's own."""
+
 
 @dataclass(kw_only=True)
 class _Job:
@@ -41,20 +44,20 @@ class _Job:
     recipe: Recipe | None = None
     facts: PlanFacts | None = None
     refreshed: Refreshed | None = None
-    error: PackhouseError | None = None
+    error: Exception | None = None
     notes: list[str] = field(default_factory=list)
     only_plan: bool = False
 
     @property
     def outcome(self) -> str:
         if self.error is not None:
-            return "refused" if self.error.exit_code == 4 else "failed"
+            return "refused" if self.exit_code == 4 else "failed"
         return self.refreshed.outcome if self.refreshed else "planned"
 
     @property
     def exit_code(self) -> int:
         if self.error is not None:
-            return self.error.exit_code
+            return self.error.exit_code if isinstance(self.error, PackhouseError) else BUG
         return HELD_BACK if self.outcome == "held" else 0
 
 
@@ -106,7 +109,7 @@ def ci(
         for path in (summary, junit, json_file):
             _check_folder(path)
         _do(job, recipe_path, overrides, cache, approval)
-    except PackhouseError as error:
+    except Exception as error:  # a bug, too, must not leave a pipeline without its summaries
         job.error = error
     gates = gates_of(job.recipe, job.refreshed, job.error)
     code = job.exit_code
@@ -115,6 +118,8 @@ def ci(
     _write(summary, _markdown(job, gates))
     _write(junit, to_junit(_name(job, recipe_path), gates, time.monotonic() - start))
     _write(json_file, json.dumps(facts, sort_keys=True, indent=2))
+    if code == BUG and job.error is not None:
+        raise job.error  # with its traceback, and exit code 1
     _say(job, facts, as_json)
     sys.exit(code)
 
@@ -185,7 +190,7 @@ def _check_folder(path: Path | None) -> None:
 
 def _write(path: Path | None, text: str) -> None:
     if path is not None and path.absolute().parent.is_dir():
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _say(job: _Job, facts: dict[str, Any], as_json: bool) -> None:

@@ -158,6 +158,28 @@ def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):
     assert "make it first" in done.output
 
 
+def test_a_bug_leaves_summaries_too(place, monkeypatch):
+    def broken(*arguments):
+        raise ZeroDivisionError("by \0, \udcff and \uffff")
+
+    monkeypatch.setattr("packhouse.commands.ci.prepare_chain", broken)
+    done = run(place, place / "cache")
+    assert (done.exit_code, type(done.exception)) == (1, ZeroDivisionError)
+    assert cases(place)["publish"] == "failure"
+    assert "a bug: ZeroDivisionError" in (place / "s.md").read_text()
+    assert (facts(place)["outcome"], facts(place)["exit_code"]) == ("failed", 1)
+    assert not (place / "store" / "demo" / "refs").exists()
+
+
+def test_a_recipe_whose_name_is_no_unicode_has_summaries(place):
+    files = ["--summary", place / "s.md", "--junit", place / "j.xml", "--json-file"]
+    name = f"{place}/no\x01\udcff.yaml"
+    done = CliRunner().invoke(cli, ["ci", name, *map(str, files), f"{place}/f.json"])
+    assert done.exit_code == 2
+    assert cases(place)["plan"] == "failure"
+    assert facts(place)["exit_code"] == 2
+
+
 def test_jobs_without_a_common_disk_share_their_steps(place, monkeypatch):
     mirror = f"file://{place / 'mirror'}"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "cache"))

@@ -19,6 +19,7 @@ from packhouse.errors import PackhouseError
 from packhouse.refresh import Refreshed
 from tasks.cleanup import clean_up
 from tasks.events import announce_held, announce_published, announce_refused
+from tasks.guard import named_recipe
 
 __all__ = ["FLOW", "recipe_run_name", "store_run_name"]
 
@@ -58,9 +59,19 @@ def _on_completion(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
 
 def _on_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     error = state.result(raise_on_failure=False)
+    if isinstance(error, PackhouseError) and (dataset := _dataset_of(flow_run)):
+        announce_refused(dataset, error)
+
+
+def _dataset_of(flow_run: FlowRun) -> str | None:
+    """Dataset of a run; a recipe's name need not be its dataset's, which listeners know."""
     recipe = flow_run.parameters.get("recipe")
-    if isinstance(error, PackhouseError) and recipe is not None:
-        announce_refused(_name_of(recipe), error)
+    if isinstance(recipe, str):
+        try:
+            return named_recipe(recipe).dataset
+        except PackhouseError:
+            return recipe  # no such recipe: there is no dataset to tell
+    return None if recipe is None else _name_of(recipe)
 
 
 FLOW: dict[str, Any] = {

@@ -3,8 +3,10 @@
 import json
 import os
 import time
+from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.objects import FlowRun
 
 from flows.backfill import backfill
 from flows.collect_garbage import gc
@@ -109,6 +111,24 @@ def test_a_page_shows_neither_html_nor_broken_tables():
     lines = markdown_table(("a",), [("<img src=x onerror=alert(1)>|\n# x",)])
     assert lines[-1] == "| &lt;img src=x onerror=alert(1)>&#124; # x |"
     assert len(lines) == 3
+
+
+def test_the_event_of_a_refusal_names_the_dataset_and_not_its_recipe(places, monkeypatch, tmp_path):
+    from prefect.states import Failed
+
+    from packhouse.errors import AuditError
+    from tasks import hooks
+
+    (tmp_path / "r.yaml").write_text(json.dumps(FORM | {"dataset": "chats"}))
+    places.write_text("recipes: {every-night: r.yaml}")
+    said = []
+    monkeypatch.setattr(hooks, "announce_refused", lambda *arguments: said.append(arguments[0]))
+    error = AuditError("too many duplicates")
+    for recipe in ("every-night", FORM | {"dataset": "forms"}, "no-such-recipe"):
+        run = FlowRun(flow_id=uuid4(), parameters={"recipe": recipe})
+        hooks._on_failure(None, run, Failed(data=error))
+    hooks._on_failure(None, FlowRun(flow_id=uuid4(), parameters={"store": "s"}), Failed(data=error))
+    assert said == ["chats", "forms", "no-such-recipe"]
 
 
 def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():

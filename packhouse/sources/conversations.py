@@ -145,6 +145,8 @@ def _read_message(message: Any, at: int) -> tuple[Any, ...]:
     if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
         return role, value, None, None, None, None, None
     calls = _read_calls(message.get("tool_calls"), at)
+    if message.get("function_call"):  # OpenAI's older form: one call, no list
+        calls = [*(calls or []), *_parse_calls(message["function_call"], at)]
     if raw_role in _CALL_ROLES:
         calls, value = _parse_calls(value, at), ""
     content, reasoning, part_calls = _read_content(value, calls, at)
@@ -281,13 +283,21 @@ def _definition(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _parse_json(text: str, what: str, reason: str = "tool_calls") -> Any:
     try:
-        return orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadRowError(reason, f"{what}: not JSON ({error.msg})") from None
+    _, bad = parse_text(text)  # a key twice, or a number that no float holds, would change
+    if bad is not None:
+        raise BadRowError(bad[0], f"{what}: {bad[1]}")
+    return value
 
 
 def _read_weight(message: dict[str, Any], at: int) -> float | None:
-    """Loss weight: `weight`, `loss_weight` (a number) or `train` (true or false)."""
+    """Loss weight: `weight`, `loss_weight` (a number) or `train` (true or false).
+
+    Of several, those must agree; beside a weight, `train` says whether it may be 0.
+    """
+    given: dict[str, float] = {}
     for key in ("weight", "loss_weight", "train"):
         value = message.get(key)
         if value is None:
@@ -295,8 +305,13 @@ def _read_weight(message: dict[str, Any], at: int) -> float | None:
         number = type(value) is bool if key == "train" else type(value) in (int, float)
         if not number or not math.isfinite(value) or not 0 <= value <= _MOST_WEIGHT:
             raise BadRowError("type", f"message {at}: {key} is {str(value)[:40]!r}, not a weight")
-        return float(value)
-    return None
+        given[key] = float(value)
+    weights = [number for key, number in given.items() if key != "train"]
+    is_trained = {number > 0 for number in given.values()}
+    if len(set(weights)) > 1 or len(is_trained) > 1:
+        says = ", ".join(f"{key} is {message[key]}" for key in given)
+        raise BadRowError("type", f"message {at}: {says}, which contradict each other")
+    return next(iter(given.values()), None)
 
 
 def _text(message: dict[str, Any], key: str, at: int) -> str | None:

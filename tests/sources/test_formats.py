@@ -168,6 +168,27 @@ def test_what_is_no_weight_is_quarantined(key, value, read_bytes):
     assert read_bytes(orjson.dumps({"messages": messages})).reasons == ["type"]
 
 
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [
+        ({"weight": 1, "train": False}, None),
+        ({"weight": 0, "train": True}, None),
+        ({"weight": 0.5, "loss_weight": 1}, None),
+        ({"weight": 0.5, "train": True}, 0.5),
+        ({"weight": 0, "loss_weight": 0.0, "train": False}, 0.0),
+        ({"weight": None, "train": False}, 0.0),
+    ],
+    ids=str,
+)
+def test_weights_that_contradict_each_other_are_not_chosen_from(given, weight, read_bytes):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", **given}]
+
+    source = read_bytes(orjson.dumps({"messages": messages}))
+
+    assert source.reasons == (["type"] if weight is None else [])
+    assert [row[1]["weight"] for row in source.messages] == ([] if weight is None else [weight])
+
+
 CALLS = [
     [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}],
     [{"id": "c1", "function": {"name": "f", "arguments": {"b": 1, "a": 2}}}],

@@ -76,3 +76,40 @@ def table_bytes(table, file_format):
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
     return sink.getvalue()
+
+
+def test_a_call_in_openais_older_form_is_not_lost(read_bytes):
+    asked = {"role": "user", "content": "1+1"}
+    call = {"name": "add", "arguments": '{"a": 1, "b": 1}'}
+    said = {"role": "assistant", "content": None, "function_call": call}
+    told = {"role": "function", "name": "add", "content": "2"}
+    rows = [
+        {"messages": [asked, said, told, {"role": "assistant", "content": "2"}]},
+        {"messages": [asked, {**said, "content": "I add."}]},
+        {"messages": [asked, {**said, "content": "2", "function_call": None}]},
+        {"messages": [asked, {**said, "content": "2", "function_call": {}}]},
+    ]
+
+    read = read_bytes(b"\n".join(json.dumps(row).encode() for row in rows), format="chat")
+
+    assert read.reasons == []
+    calls = [row[1].get("tool_calls") for row in read.messages]
+    made = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 1}}}
+    assert [call and json.loads(call) for call in calls] == [[made], [made], None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [('{"a": 1, "a": 2}', "duplicate_key"), ('{"a": 123456789012345678901234567890}', "number")],
+)
+@pytest.mark.parametrize("field", ["tool_calls", "tools"])
+def test_json_text_that_would_be_read_as_something_else_is_refused(
+    read_bytes, field, arguments, reason
+):
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    if field == "tools":
+        row["tools"] = '[{"name": "f", "parameters": ' + arguments + "}]"
+    else:
+        row["messages"][1]["tool_calls"] = [{"function": {"name": "f", "arguments": arguments}}]
+
+    assert read_bytes(json.dumps(row).encode(), format="chat").reasons == [reason]

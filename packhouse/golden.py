@@ -1,8 +1,9 @@
 """Golden conversations: what a recipe must make of them, pinned by its owner, checked every build.
 
 A file holds conversations with the text, ids and trained tokens that were looked at once and found
-right. Before any step runs they go through the recipe's own renderer and tokenizer; whatever comes
-out otherwise stops the build and is shown. A dozen costs the load of the tokenizer, 0.2 to 0.5 s.
+right (of one that becomes several examples or windows, of each, in `examples`). Before any step
+runs they go through the recipe's own renderer and tokenizer; whatever comes out otherwise stops the
+build and is shown. A dozen costs the load of the tokenizer, 0.2 to 0.5 s.
 
     {"name": "...", "messages": [{"role": "user", "content": "Hi"}, ...], "text": "<|im_start|>...",
      "input_ids": [1, 85, ...], "trained": [[12, 15]], "trained_text": ["Hello.<|im_end|>"]}
@@ -21,7 +22,8 @@ from packhouse.errors import AuditError, ConfigError
 from packhouse.messages import conversation_ids, role_violations
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
-from packhouse.tables import CONVERSATION, MESSAGE, VALIDATED
+from packhouse.steps.format_step import make_window_rule
+from packhouse.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 
@@ -30,7 +32,8 @@ __all__ = ["GIVEN", "check_golden", "pin", "read_golden", "write_golden"]
 GIVEN = ("name", "source", "messages", "tools", "label")
 """What a conversation is; all else in the file is what must come of it."""
 
-_PINNED = ("text", "input_ids", "trained", "trained_text")
+_PINNED = ("text", "input_ids", "trained", "trained_text", "weights")
+_EXAMPLES = "examples"
 _CONTEXT = 40
 _OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds them, but for those in double quotes
 
@@ -131,37 +134,50 @@ def pin(
     """Make of conversations what the recipe makes of them.
 
     Returns:
-        The items with `text`, `input_ids`, `trained` (ranges of tokens) and `trained_text`; with
-        `refused` in place of these where a step quarantined one.
+        The items with `text`, `input_ids`, `trained` (ranges of tokens), `trained_text` and, where
+        one is not 1, `weights` (of the ranges); with `refused` in place of these where a step
+        quarantined one; with `examples`, a list of these, where one became several.
     """
     snapshot = load_snapshot(recipe.tokenizer, cache=tokenizers)
     config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
-    made: dict[int, dict[str, Any]] = {}
+    window = make_window_rule(recipe, snapshot, tokenizers)
+    made: dict[int, list[dict[str, Any]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
     for source, group in itertools.groupby(
         sorted(range(len(items)), key=lambda i: items[i].get("source", default)),
         key=lambda i: items[i].get("source", default),
     ):
-        renderer = make_renderer(recipe.format, snapshot, names.get(source.split("/")[0]))
+        labels = names.get(source.split("/")[0])
+        renderer = make_renderer(recipe.format, snapshot, labels, window)
         rendered = renderer.render(_validated(items, list(group)))
-        tokenized = tokenize_table(rendered.formatted, snapshot, config, cache=tokenizers)
-        texts = {row["row"]: row for row in rendered.formatted.to_pylist()}
+        origin = rendered.formatted["row"].to_pylist()
+        at = rendered.formatted.schema.get_field_index("row")
+        numbers = pa.array(range(len(origin)), pa.int64())  # an item may be several rows
+        numbered = rendered.formatted.set_column(at, FORMATTED.field("row"), numbers)
+        tokenized = tokenize_table(numbered, snapshot, config, cache=tokenizers)
+        texts = numbered.to_pylist()
         for row in tokenized.tokenized.to_pylist():
-            made[row["row"]] = _pinned(texts[row["row"]], row)
-        for bad in (rendered.quarantined, tokenized.quarantined):
-            for row in bad.to_pylist():
-                made[row["row"]] = {"refused": f"{row['reason']}: {row['detail']}"}
+            made[origin[row["row"]]].append(_pinned(texts[row["row"]], row))
+        for row in tokenized.quarantined.to_pylist():
+            made[origin[row["row"]]].append(_refused(row))
+        for row in rendered.quarantined.to_pylist():
+            made[row["row"]].append(_refused(row))
     return [
-        {key: item[key] for key in GIVEN if item.get(key) is not None} | made[number]
+        {key: item[key] for key in GIVEN if item.get(key) is not None}
+        | (made[number][0] if len(made[number]) == 1 else {_EXAMPLES: made[number]})
         for number, item in enumerate(items)
     ]
+
+
+def _refused(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"refused": f"{row['reason']}: {row['detail']}"}
 
 
 def _check_form(item: Any, where: str) -> None:
     if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
         raise ConfigError(f"{where} has no list of messages")
-    known = {*GIVEN, *_PINNED, "refused"}
+    known = {*GIVEN, *_PINNED, _EXAMPLES, "refused"}
     unknown = sorted(item.keys() - known)
     if unknown:
         raise ConfigError(f"{where} has an unknown key '{unknown[0]}'; known: {sorted(known)}")
@@ -198,16 +214,20 @@ def _validated(items: Sequence[Mapping[str, Any]], numbers: list[int]) -> pa.Tab
 def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, Any]:
     data = formatted["text"].encode()
     spans = formatted["trained_spans"]
+    weights = tokenized["range_weights"]
     return {
         "text": formatted["text"],
         "input_ids": tokenized["input_ids"],
         "trained": [[span["start"], span["end"]] for span in tokenized["trained_ranges"]],
         "trained_text": [data[span["start"] : span["end"]].decode() for span in spans],
+        **({} if weights is None else {"weights": weights}),
     }
 
 
 def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """The first difference, for people; None if what is pinned came out."""
+    if _EXAMPLES in item or _EXAMPLES in new:
+        return _difference_of_examples(item.get(_EXAMPLES, [item]), new.get(_EXAMPLES, [new]))
     if "refused" in new or "refused" in item:
         was, now = item.get("refused", "accepted"), new.get("refused", "accepted")
         return None if was == now else f"was {was}, now {now}"
@@ -216,9 +236,21 @@ def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     return next(_differences(item, new), None)
 
 
+def _difference_of_examples(items: Any, made: Sequence[Mapping[str, Any]]) -> str | None:
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        return f"`{_EXAMPLES}` is no list of what must come out"
+    if len(items) != len(made):
+        return f"was {len(items)} examples, now {len(made)}"
+    for number, (item, new) in enumerate(zip(items, made, strict=True)):
+        fault = _difference(item, new)
+        if fault is not None:
+            return f"example {number}: {fault}"
+    return None
+
+
 def _differences(item: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for name in (name for name in _PINNED if name in item and item[name] != new[name]):
-        was, now = item[name], new[name]
+    for name in (name for name in _PINNED if name in item and item[name] != new.get(name)):
+        was, now = item[name], new.get(name, [])
         at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
         at = min(len(was), len(now)) if at is None else at
         if name == "text":

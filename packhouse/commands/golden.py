@@ -86,7 +86,10 @@ def write(
         return
     click.echo(f"{len(pinned)} golden conversations in {path}; look at what is trained:")
     for item in pinned:
-        click.echo(f"  {item.get('name', '')}: {item.get('trained_text') or item.get('refused')}")
+        for made in item.get("examples", [item]):
+            click.echo(
+                f"  {item.get('name', '')}: {made.get('trained_text') or made.get('refused')}"
+            )
 
 
 def _chosen(

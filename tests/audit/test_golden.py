@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
 from packhouse.golden import check_golden, pin, read_golden, write_golden
-from packhouse.recipe import load_recipe
+from packhouse.recipe import load_recipe, parse_recipe
 from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import House
 
@@ -87,6 +87,44 @@ def test_functionary_a_template_that_changed_is_noticed(golden):
     )
     with pytest.raises(AuditError, match="text differs at character 12"):
         check_golden(changed)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": {"one_example_per_turn": True}},
+        {"pack": {"over_length": "window", "seq_len": 24}},
+    ],
+    ids=str,
+)
+def test_every_example_and_window_of_a_conversation_is_pinned(golden, options):
+    turns = [*CHAT["messages"], *CHAT["messages"], {"role": "user", "content": "Really?"}]
+    answers = [turns[1], {**turns[3], "content": "Six!"}, {"role": "assistant", "content": "Yes."}]
+    answers[0] = {**answers[0], "weight": 0.5}
+    talk = {"name": "talk", "messages": []}
+    for asked, answer in zip(turns[::2], answers, strict=True):
+        talk["messages"] += [asked, answer]
+    recipe = parse_recipe({**golden.model_dump(by_alias=True), **options})
+
+    write_golden(Path(recipe.golden), pin([talk], recipe))
+    assert check_golden(recipe) == 1
+    (item,) = read_golden(recipe.golden)
+    trained = [text for example in item["examples"] for text in example["trained_text"]]
+    assert trained == ["Six.<|im_end|>", "Six!<|im_end|>", "Yes.<|im_end|>"]
+
+    for number in range(len(item["examples"])):  # a mistake in any of them is found
+        examples = [*item["examples"]]
+        examples[number] = {**examples[number], "trained": [[0, 1]]}
+        change(recipe, examples=examples)
+        with pytest.raises(AuditError, match=f"example {number}: trained differ"):
+            check_golden(recipe)
+        write_golden(Path(recipe.golden), [item])
+    assert item["examples"][0]["weights"] == [0.5]
+    change(recipe, examples=[{**item["examples"][0], "weights": [1.0]}, *item["examples"][1:]])
+    with pytest.raises(AuditError, match="example 0: weights differ"):
+        check_golden(recipe)
+    with pytest.raises(AuditError, match=r"now 1|was \d examples"):
+        check_golden(parse_recipe(golden.model_dump(by_alias=True)))
 
 
 def test_a_conversation_that_is_refused_may_be_pinned_as_such(golden):

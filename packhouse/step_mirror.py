@@ -13,8 +13,9 @@ own digest and every file's size and sha256 are compared, and files of other kin
 Parquet and JSON are not fetched at all; nothing is ever unpickled. Whoever may write to the mirror
 can still put a consistent lie there, so only trusted runs may: give others a key that reads.
 
-A mirror that hiccups costs time, never a run: it counts as a miss, and is said in `notes`. Costs
-one request for each step that is not here, and the transfer of every step's files once.
+A mirror that hiccups, or that takes nothing from this key, costs time, never a run: it counts as a
+miss, and is said in `notes`. Costs one request for each step that is not here, and the transfer of
+every step's files once.
 """
 
 import json
@@ -28,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packhouse.chain import Run
-from packhouse.errors import IntegrityError, TransientError
+from packhouse.errors import IntegrityError, StoreError, TransientError
 from packhouse.jobs import Job
 from packhouse.step_store import Receipt, StepStore
 from packhouse.store.objects import (
@@ -58,6 +59,8 @@ class StepMirror:
     fetched: list[str] = field(default_factory=list)
     """Steps that were taken from the mirror, as `step/key`."""
     written: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """The step that the mirror would not take; no other is tried after it."""
 
     def fetch(self, step: str, key: str) -> bool:
         """Bring a step here if the mirror has it whole; returns whether it is here now."""
@@ -75,6 +78,8 @@ class StepMirror:
     def write(self, receipt: Receipt) -> None:
         """Put a step there, its receipt last; one that is there already is left alone."""
         folder = f"{receipt.step}/{receipt.key}"
+        if self.refused:
+            return
         try:
             if self._has(f"{folder}/{_RECEIPT}"):
                 return
@@ -86,6 +91,9 @@ class StepMirror:
             self.written.append(folder)
         except TransientError as error:
             self.notes.append(f"{folder[:20]} was not written to the mirror: {error}")
+        except StoreError as error:  # a key that reads and may not write, as untrusted jobs have
+            self.refused.append(folder)
+            self.notes.append(f"nothing is written to the mirror: {error}")
 
     def _has(self, key: str) -> bool:
         try:

@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
-from packhouse.errors import TransientError
+from packhouse.errors import StoreError, TransientError
 from packhouse.step_mirror import StepMirror
 from packhouse.step_store import StepStore
 from packhouse.store import load_ref, open_store
+from tests.moto_s3 import s3_client
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
@@ -180,8 +181,17 @@ def test_a_recipe_whose_name_is_no_unicode_has_summaries(place):
     assert facts(place)["exit_code"] == 2
 
 
-def test_jobs_without_a_common_disk_share_their_steps(place, monkeypatch):
+@pytest.fixture
+def bucket():
+    with s3_client("ci-cache") as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_jobs_without_a_common_disk_share_their_steps(kind, place, monkeypatch, request):
     mirror = f"file://{place / 'mirror'}"
+    if kind == "s3":
+        client, mirror = request.getfixturevalue("bucket"), "s3://ci-cache/pre/steps"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "cache"))
     assert run(place, mirror).exit_code == 0
     shutil.rmtree(place / "store")
@@ -191,6 +201,24 @@ def test_jobs_without_a_common_disk_share_their_steps(place, monkeypatch):
     steps = {row["step"]: row for row in facts(place)["result"]["steps"]}
     assert all(row["cached"] == row["jobs"] for name, row in steps.items() if name != "publish")
     assert facts(place)["notes"] == []
+    if kind == "s3":
+        keys = [item["Key"] for item in client.list_objects_v2(Bucket="ci-cache")["Contents"]]
+        assert any(key.startswith("pre/steps/tokenize/") for key in keys)
+
+
+def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):
+    mirror = f"file://{place / 'mirror'}"
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "new"))
+    monkeypatch.setattr("packhouse.step_mirror._create", refuse)
+    done = run(place, mirror)
+    assert done.exit_code == 0, done.output
+    assert ref(place)
+    assert 1 <= len(facts(place)["notes"]) <= 16  # those that were being written, not every step
+    assert all("nothing is written" in note for note in facts(place)["notes"])
+
+
+def refuse(*arguments):
+    raise StoreError("s3://bucket: refused (AccessDenied); check the credentials and their rights")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "receipt", "pickle", "outside"])

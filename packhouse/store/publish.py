@@ -6,8 +6,9 @@
 
 Any number of publishers may do this at once, die anywhere and start again. The version id is known
 before the first byte, so a retry lands on the same keys and finds its own work there; the same
-version published twice is one version. A commit slot that garbage collection took makes the
-publisher start over in the next generation. Costs three requests beside the uploads.
+version published twice is one version, and what somebody removed from it is put back. A commit slot
+that garbage collection took makes the publisher start over in the next generation. Costs three
+requests beside the uploads, and a listing where the version was there already.
 """
 
 import itertools
@@ -37,6 +38,7 @@ from packhouse.store.layout import (
     file_key,
     manifest_key,
     split_version,
+    version_folder,
     version_name,
 )
 from packhouse.store.manifest import (
@@ -63,7 +65,7 @@ from packhouse.store.refs import (
     read_ref_steps,
     read_slot_steps,
 )
-from packhouse.store.steps import All, Create, Steps, put_data, request, run
+from packhouse.store.steps import All, Create, ListAll, Steps, put_data, request, run
 
 __all__ = ["LocalFile", "PublishedVersion", "find_version", "publish_version"]
 
@@ -342,6 +344,9 @@ def publish_steps(
     """The protocol of `publish_version`, from the first look at the slot to the moved ref."""
     found, generation = yield from find_slot_steps(draft.dataset, draft.vid)
     manifest, created = found, False
+    if found is not None:
+        _check_same(replace(draft, generation=generation), found)
+        yield from _put_back_steps(found, uploads)
     while manifest is None:
         ours = replace(draft, generation=generation)
         yield All(_upload(ours, uploads))
@@ -373,6 +378,24 @@ def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]
         if not isinstance(slot, Tombstone):
             return slot, generation
     raise AssertionError("unreachable: generations do not end")
+
+
+def _put_back_steps(there: Manifest, uploads: Uploads) -> Steps[None]:
+    """Write what somebody removed from a committed version again; one listing if nothing is gone.
+
+    A version that was published is found, and would be called published although nobody could
+    read it. Its files are here, so they are the remedy.
+    """
+    folder = there.dataset, there.version
+    listed = yield from request(ListAll(f"{version_folder(*folder)}/"))
+    present = {info.key for info in listed}
+    named = {entry.key for entry in there.files}
+    missing = [
+        (file_key(*folder, entry.key), body) for entry, body in uploads if entry.key in named
+    ]
+    missing = [(key, body) for key, body in missing if key not in present]
+    if missing:
+        yield All(tuple(put_data(key, body) for key, body in missing))
 
 
 def _upload(manifest: Manifest, uploads: Uploads) -> tuple[Steps[None], ...]:

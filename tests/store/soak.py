@@ -140,6 +140,8 @@ def places(only: str) -> Iterator[list[tuple[str, Place]]]:
 
 def main() -> None:
     options = parse()
+    if options.minutes:  # small parts, again and again, so that a short run sees each of them
+        options.kills, options.faults, options.versions = 20, 100, 5
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that servers we started are stopped
     started = time.monotonic()
     if options.what in ("all", "schedules"):

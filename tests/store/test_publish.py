@@ -45,6 +45,20 @@ def test_identical_republication_is_a_success_that_writes_nothing(store, tmp_pat
     assert list(store.list("")) == before
 
 
+def test_what_somebody_removed_from_a_version_is_put_back(store, tmp_path):
+    files = [pack_file(tmp_path), pack_file(tmp_path, 9)]
+    first = publish_version(store, "tiny", "aaaa", files, FACTS, "latest")
+    entries = [entry for entry in first.manifest.files if entry.kind == "data"]
+    store.delete(f"tiny/v/{first.version}/{entries[1].key}")
+    opened = open_version(store, "tiny", "aaaa")
+    assert not verify_version(opened).is_intact
+
+    again = publish_version(store, "tiny", "aaaa", files, FACTS, "latest")
+
+    assert (again.created, again.ref) == (False, first.ref)
+    assert verify_version(opened).is_intact
+
+
 def test_other_bytes_at_the_same_version_id_are_an_alarm(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
 

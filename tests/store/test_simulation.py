@@ -19,6 +19,7 @@ SEED = int(os.environ.get("PACKHOUSE_SEED", "0"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_schedule_breaks_an_invariant(capsys):
     blocks = [range(SEED + n, SEED + SCHEDULES, 2) for n in range(2)]
     spawn = multiprocessing.get_context("spawn")

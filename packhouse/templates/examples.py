@@ -113,13 +113,19 @@ def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
     order = np.lexsort((ends, origin))
     origin, ends = origin[order], ends[order]
 
+    others = np.searchsorted(starts, np.flatnonzero(~is_answer & (weights > 0)), "right") - 1
+    is_same = is_whole[origin] & ~np.isin(
+        origin, others
+    )  # else a turn beside the answer is trained
+    weights = np.where(is_answer, weights, np.float32(0))
+
     def own_weights(example: int) -> npt.NDArray[np.float32]:
         own = np.zeros(ends[example] - starts[origin[example]], np.float32)
-        own[-1] = weights[ends[example] - 1]
+        own[-1:] = weights[ends[example] - 1 : ends[example]]
         return own
 
     ranges = [[(starts[row], end)] for row, end in zip(origin.tolist(), ends.tolist(), strict=True)]
-    return derive(table, config, origin, ranges, is_whole[origin], own_weights), origin
+    return derive(table, config, origin, ranges, is_same, own_weights), origin
 
 
 def derive(

@@ -288,3 +288,20 @@ def test_masks_of_generation_blocks_are_transformers_own(
 def test_misplaced_generation_tags_are_refused_with_the_reason(answer, said):
     with pytest.raises(TemplateError, match=f"misplaced generation tags.*{said}"):
         render_chat(tagged(answer), [TWO])
+
+
+@pytest.mark.parametrize("copies", [1, 60])  # one by one, and as columns
+def test_in_an_example_of_one_turn_the_answer_alone_is_trained_whatever_other_turns_say(copies):
+    asked = turn("user", "hi", 1.0)
+    talks = [
+        [asked, turn("assistant", "hello", 0.5)],
+        [turn("system", "Be brief.", 1.0), asked, *(turn(*each) for each in TWO[1:])],
+        [asked, turn("assistant", "hello", 0.0)],
+        [*(turn(*each, 0.0) for each in TWO), asked],
+    ]
+    out = render_chat(CHATML, talks * copies, config={"one_example_per_turn": True})
+
+    spans = [["hello<|im_end|>"], ["hello<|im_end|>"], ["see you<|im_end|>"]]
+    assert pieces(out.formatted) == spans * copies
+    assert out.formatted["span_weights"].to_pylist()[:3] == [[0.5], None, None]
+    assert out.quarantined["reason"].to_pylist() == ["nothing_trained"] * 2 * copies

@@ -70,6 +70,8 @@ class FormatConfig(Section):
             raise ValueError("never_train leaves neither user nor assistant turns to train")
         if self.one_example_per_turn and self.train_on == "all":
             raise ValueError("one_example_per_turn trains one answer in each: not train_on: all")
+        if self.reasoning == "train_last" and self.train_on == "all":
+            raise ValueError("reasoning: train_last leaves thinking out: not train_on: all")
         return self
 
 

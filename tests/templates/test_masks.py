@@ -59,6 +59,7 @@ def test_a_tool_result_is_left_out_where_a_template_shows_it_as_a_user_turn(shar
         {"never_train": ["tool"]},
         {"train_on": "all", "never_train": ["user", "assistant"]},
         {"train_on": "all", "one_example_per_turn": True},
+        {"train_on": "all", "reasoning": "train_last"},
         {"train_on": "all", "never_train": ["robot"]},
     ],
 )

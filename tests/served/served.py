@@ -53,10 +53,10 @@ class Served:
         assert status == 200, found
         return found
 
-    def start(self, name, **parameters):
+    def start(self, name, *, tags=(), **parameters):
         status, run = self.call(
             f"/deployments/{self.deployment(name)['id']}/create_flow_run",
-            {"parameters": parameters},
+            {"parameters": parameters, "tags": list(tags)},
         )
         assert status in (200, 201), run
         return run["id"]

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.served.served import ROOT, interrupt, serve
 
@@ -262,6 +263,33 @@ def test_the_killed_run_goes_on_without_doing_its_shards_again(served, held, kil
     assert not any((served.home / "cache" / "steps" / "tmp").iterdir())
 
 
+def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
+    """What `deployments/automations.yaml` says, with ten seconds of patience for two minutes."""
+    (shipped,) = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())
+    names = [each["name"] for each in served.call("/automations/filter", {})[1]]
+    assert shipped["name"] in names
+    sooner = shipped | {"name": "sooner", "trigger": shipped["trigger"] | {"within": 10}}
+    status, made = served.call("/automations/", sooner)
+    assert status == 201, made
+    (held / "hold-silent-pack").touch()
+    run = served.start("prepare/held", tags=["packhouse"], recipe=recipe(served, "silent"))
+    try:
+        _until((held / "silent-pack").exists)
+        wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}}
+        wanted["occurred"] = {"since": "2020-01-01T00:00:00Z"}
+        _until(lambda: run in str(served.call("/events/filter", {"filter": wanted})[1]["events"]))
+        for process in served.processes(run):
+            os.kill(process, signal.SIGSTOP)  # it lives, so that its worker sees nothing wrong
+        state = served.wait(run)
+        assert state["type"] == "CRASHED"
+        assert state["message"].startswith("No heartbeat for two minutes")
+    finally:
+        served.call(f"/automations/{made['id']}", method="DELETE")
+        for process in served.processes(run):
+            os.kill(process, signal.SIGKILL)
+        (held / "hold-silent-pack").unlink()
+
+
 def test_results_are_no_pickles(served):
     stored = [p for p in (served.home / "p" / "storage").glob("*") if p.is_file()]
     assert all(p.read_bytes()[:1] == b"{" and b'"pickle"' not in p.read_bytes() for p in stored)
@@ -286,8 +314,6 @@ def _until(is_so, seconds=400):
 
 
 def test_the_deployments_name_flows_that_exist():
-    import yaml
-
     document = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
     for deployment in document["deployments"]:
         module = deployment["entrypoint"].rpartition(".")[0]

@@ -102,13 +102,10 @@ def test_openrlhf_1089_eval_rows_that_are_training_rows():
     assert audit_records(pa.Table.from_pylist(rows, RECORDS).to_batches())["both_sides"] == 0
 
 
-LEAKY = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n"
+SOUND = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n{% generation %}"
     "{{ m.content }}<|im_end|>{% endgeneration %}\n{% else %}<|im_start|>{{ m.role }}\n"
     "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
-)
-SOUND = LEAKY.replace(
-    "{% generation %}<|im_start|>assistant\n", "<|im_start|>assistant\n{% generation %}"
 )
 
 
@@ -117,14 +114,15 @@ class House:
         self.folder, self.cache = folder, folder / "cache"
         rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(40)]
         (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        (folder / "leaky.jinja").write_text(LEAKY)
+        (folder / "repeats.jsonl").write_text("\n".join(map(json.dumps, rows + rows[:8])))
         (folder / "sound.jinja").write_text(SOUND)
         recipe = {
             "dataset": "sums",
-            "sources": [{"path": "sums.jsonl", "format": "alpaca"}],
+            "sources": [{"path": "repeats.jsonl", "format": "alpaca"}],
             "tokenizer": str(DEMO / "tokenizer"),
-            "format": {"template": "leaky.jinja"},
+            "format": {"template": "sound.jinja"},
             "pack": {"seq_len": 256},
+            "audit": {"max_duplicates": 0.1},
             "publish": {"store": str(folder / "store")},
         }
         self.path = folder / "recipe.yaml"
@@ -151,10 +149,10 @@ def test_a_breach_names_the_rows_and_publishes_nothing(house):
     with pytest.raises(AuditError) as caught:
         house.prepare()
     assert str(caught.value) == (
-        "the audit stops publication: source 'sums': 40 of 40 (100.00%, over 0.00%) trained turns "
-        "begin with their header or BOS, worst: sums/sums.jsonl row 0 (1), sums/sums.jsonl row 1 "
-        "(1), sums/sums.jsonl row 2 (1). Mend the rows or the template, or change "
-        "audit.max_leaked_headers"
+        "the audit stops publication: source 'repeats': 8 of 48 (16.67%, over 10.00%) rows repeat "
+        "an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row 1 (2), "
+        "repeats/repeats.jsonl row 2 (2). Mend the rows or the template, or change "
+        "audit.max_duplicates"
     )
     assert caught.value.exit_code == 4
     (breach,) = caught.value.breaches
@@ -167,21 +165,21 @@ def test_the_flow_exits_with_four_and_the_facts_as_json(house):
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 4
     assert json.loads(result.stdout)["error"] == "AuditError"
-    assert json.loads(result.stdout)["breaches"][0]["limit"] == "max_leaked_headers"
+    assert json.loads(result.stdout)["breaches"][0]["limit"] == "max_duplicates"
 
 
 def test_limits_decide_no_byte_and_hold_at_every_run(house):
-    published = house.prepare("audit.max_leaked_headers=1")
+    published = house.prepare("audit.max_duplicates=0.2")
     assert published.created
     with pytest.raises(AuditError):  # everything is cached, even published
         house.prepare()
-    again = house.prepare("audit.max_leaked_headers=1", "audit.max_duplicates=0.01")
+    again = house.prepare("audit.max_duplicates=0.2", "audit.max_unknown_tokens=0.5")
     assert (again.version, again.created) == (published.version, False)
     assert all(receipt.cached for receipt in again.receipts)
 
 
 def test_the_result_is_in_the_manifest_and_shown(house):
-    published = house.prepare("format.template=" + str(house.folder / "sound.jinja"))
+    published = house.prepare(f"sources.0.path={house.folder / 'sums.jsonl'}")
     opened = open_version(published.store, "sums")
     audit = opened.manifest.audit
     assert audit["dataset"]["turns"] == audit["dataset"]["rows"] == 40
@@ -200,7 +198,8 @@ def test_limits_are_shares(limit):
 
 def test_a_source_listed_twice_is_stopped(house):
     recipe = yaml.safe_load(house.path.read_text())
-    recipe["format"]["template"] = "sound.jinja"
+    recipe["sources"][0]["path"] = "sums.jsonl"
+    del recipe["audit"]
     (house.folder / "copy.jsonl").write_bytes((house.folder / "sums.jsonl").read_bytes())
     recipe["sources"].append({"path": "copy.jsonl", "format": "alpaca"})
     house.path.write_text(yaml.safe_dump(recipe))

@@ -38,8 +38,8 @@ types: $(TEST_STAMP) ## mypy --strict
 imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhouse
 	$(BIN)/lint-imports
 
-test: $(TEST_STAMP) ## run the tests (PYTEST_ARGS adds to the command)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(TEST_STAMP) ## run the tests, two files at a time (PYTEST_ARGS adds to the command)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py

@@ -146,6 +146,11 @@ def _check_uri(path: str) -> str:
             f"source '{parts.scheme}://***@{host}{parts.path}' carries credentials; take them out "
             "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
+    if ":" in parts.netloc and not parts.netloc.startswith("arn:"):  # `key:sec/ret@bucket`
+        raise SourceError(
+            f"a {parts.scheme}:// source carries credentials; take them out and set them in the "
+            "environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
+        )
     if parts.scheme not in _SCHEMES:
         raise SourceError(
             f"source '{parts.scheme}://{parts.netloc}{parts.path}': scheme '{parts.scheme}' is not "

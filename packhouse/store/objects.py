@@ -234,7 +234,9 @@ def open_store(uri: str) -> ObjectStore:
 
         return LocalStore(Path(uri).expanduser())
     parts = urlsplit(uri)
-    if "@" in parts.netloc or parts.query:
+    # A password with a slash in it ends the host before the `@`; only an ARN has colons by right.
+    has_password = ":" in parts.netloc and not parts.netloc.startswith("arn:")
+    if "@" in parts.netloc or has_password or parts.query:
         raise ConfigError(
             f"a {parts.scheme}:// store URI must hold no credentials, account or options: use the "
             "environment variables or profile of its own client"

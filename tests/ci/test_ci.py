@@ -1,6 +1,7 @@
 """`packhouse ci` as a pipeline runs it: exit codes, gates, summaries, a cache shared by jobs."""
 
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -170,6 +171,23 @@ def test_a_bug_leaves_summaries_too(place, monkeypatch):
     assert "a bug: ZeroDivisionError" in (place / "s.md").read_text()
     assert (facts(place)["outcome"], facts(place)["exit_code"]) == ("failed", 1)
     assert not (place / "store" / "demo" / "refs").exists()
+
+
+@pytest.mark.parametrize("secret", ["s3://KEY:can/ary@b/x", "s3://KEY:canary@b/x"])
+@pytest.mark.parametrize("key", ["publish.store", "sources.0.path"])
+def test_a_password_in_a_place_is_in_no_summary(key, secret, place):
+    """Not even one with a slash in it; summaries become comments that all can read."""
+    if key == "sources.0.path":
+        text = (place / "recipe.yaml").read_text()
+        (place / "recipe.yaml").write_text(text.replace("chats.jsonl", secret))
+    done = run(place, place / "cache", *(["--set", f"{key}={secret}"] * (key == "publish.store")))
+    assert done.exit_code in (2, 3), done.output
+    for text in (
+        done.output,
+        *((place / name).read_text() for name in ("s.md", "j.xml", "f.json")),
+    ):
+        assert "credentials" in text
+        assert not {"can/ary", "canary", "KEY:"} & set(re.findall("can/ary|canary|KEY:", text))
 
 
 def test_a_recipe_whose_name_is_no_unicode_has_summaries(place):

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Tests assert no seconds: a busy machine would fail them.
+settings.register_profile("packhouse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("packhouse")
 
 
 def find_shared() -> Path | None:

@@ -4,8 +4,6 @@ import pickle
 import resource
 from pathlib import Path
 
-import fsspec
-import fsspec.implementations.dirfs
 import pytest
 import torch
 
@@ -28,6 +26,7 @@ from packhouse.loaders import (
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.workspace import Workspace
 from tests.loaders.models import tiny_model
+from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer")
@@ -328,25 +327,15 @@ def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
 
 
 def test_a_dataset_id_is_read_from_the_hub(files, cache, monkeypatch, tmp_path):
-    hub = tmp_path / "hub" / "datasets" / "acme" / "sums"
-    hub.mkdir(parents=True)
-    (hub / "train.jsonl").write_bytes(files[0].read_bytes())
+    from huggingface_hub import constants
 
-    class Hub(fsspec.implementations.dirfs.DirFileSystem):
-        """`hf://` as a folder."""
-
-        protocol = "hf"
-
-        def __init__(self, **_):
-            super().__init__(str(tmp_path / "hub"), fsspec.filesystem("file"))
-
-        @classmethod
-        def _strip_protocol(cls, path):
-            return path.removeprefix("hf://")
-
-    monkeypatch.setattr("huggingface_hub.HfFileSystem", Hub)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     settings = fields(shuffle_seed=None, cache=cache)
-    by_id = make_supervised_dataset(TOKENIZER, "acme/sums", **settings)
+    with HubFiles() as hub:
+        hub.repos["acme/sums"] = {"main": {"train.jsonl": files[0].read_bytes()}}
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        by_id = make_supervised_dataset(TOKENIZER, "acme/sums", **settings)
 
     assert rows_of(by_id) == rows_of(make_supervised_dataset(TOKENIZER, files[0], **settings))
 

@@ -103,7 +103,7 @@ def test_a_bad_line_is_quarantined_and_its_neighbours_live(case, read_bytes):
     assert_keeps_the_bytes(source.quarantined, bad, row=1, offset=len(GOOD) + 1)
 
 
-@pytest.mark.parametrize("case", set(BAD_ROWS) - {"36-two-objects"})
+@pytest.mark.parametrize("case", sorted(set(BAD_ROWS) - {"36-two-objects"}))
 def test_a_bad_element_of_an_array_is_quarantined_and_its_neighbours_live(case, read_bytes):
     bad, reason = BAD_ROWS[case]
     data = b"[\n  " + b",\n  ".join([GOOD, bad, ALSO_GOOD]) + b"\n]\n"

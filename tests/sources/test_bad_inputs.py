@@ -305,7 +305,7 @@ def test_28_an_array_named_jsonl_is_refused_with_a_hint(between, read_bytes):
         ("rows.csv", b""),
         ("rows.csv", b"text,label\n"),
         ("rows.tsv", b"text\tlabel\r\n"),
-        ("rows.jsonl.gz", gzip.compress(b"")),
+        ("rows.jsonl.gz", gzip.compress(b"", mtime=0)),
     ],
 )
 def test_30_a_file_without_rows_gives_no_rows_and_a_note(name, data, read_bytes):

@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.run
 TEST_STAMP := $(VENV)/.test
 DEMO := deployments/demo/recipe.yaml
+# Minutes each, for their servers, clusters and a browser: `make e2e`.
+SERVICES := tests/e2e tests/browser tests/security tests/load tests/served tests/prefect/test_engines.py
 BENCH_RUN := .packhouse/bench-run
 BENCH_PEERS := .packhouse/bench-env
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -38,14 +40,14 @@ types: $(TEST_STAMP) ## mypy --strict
 imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhouse
 	$(BIN)/lint-imports
 
-test: $(TEST_STAMP) ## run the tests, two files at a time (PYTEST_ARGS adds to the command)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+test: $(TEST_STAMP) ## run the tests but those of e2e, two files at a time (PYTEST_ARGS adds to it)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) $(PYTEST_ARGS)
 
 gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
 e2e: $(TEST_STAMP) ## the stack of docker/compose.yaml by hand: PostgreSQL, S3, server, worker, browser
-	$(BIN)/python -m pytest -v -rs tests/e2e tests/browser tests/security tests/load
+	$(BIN)/python -m pytest -v -rs $(SERVICES)
 
 load: $(TEST_STAMP) ## RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: about 10 min
 	$(BIN)/python -m tests.load.load --runs $(or $(RUNS),200) --at-once $(or $(AT_ONCE),20) \

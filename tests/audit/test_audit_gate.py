@@ -118,11 +118,10 @@ class House:
         (folder / "sound.jinja").write_text(SOUND)
         recipe = {
             "dataset": "sums",
-            "sources": [{"path": "repeats.jsonl", "format": "alpaca"}],
+            "sources": [{"path": "sums.jsonl", "format": "alpaca"}],
             "tokenizer": str(DEMO / "tokenizer"),
             "format": {"template": "sound.jinja"},
             "pack": {"seq_len": 256},
-            "audit": {"max_duplicates": 0.1},
             "publish": {"store": str(folder / "store")},
         }
         self.path = folder / "recipe.yaml"
@@ -145,9 +144,18 @@ def house(tmp_path):
     return House(tmp_path)
 
 
-def test_a_breach_names_the_rows_and_publishes_nothing(house):
+@pytest.fixture
+def repeating(house):
+    recipe = yaml.safe_load(house.path.read_text())
+    recipe["sources"][0]["path"] = "repeats.jsonl"
+    recipe["audit"] = {"max_duplicates": 0.1}
+    house.path.write_text(yaml.safe_dump(recipe))
+    return house
+
+
+def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
     with pytest.raises(AuditError) as caught:
-        house.prepare()
+        repeating.prepare()
     assert str(caught.value) == (
         "the audit stops publication: source 'repeats': 8 of 48 (16.67%, over 10.00%) rows repeat "
         "an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row 1 (2), "
@@ -157,29 +165,29 @@ def test_a_breach_names_the_rows_and_publishes_nothing(house):
     assert caught.value.exit_code == 4
     (breach,) = caught.value.breaches
     assert len(breach["rows"]) == 5
-    assert not (house.folder / "store").exists()
+    assert not (repeating.folder / "store").exists()
 
 
-def test_the_flow_exits_with_four_and_the_facts_as_json(house):
-    arguments = [str(house.path), "--local", "--json", "--cache", str(house.cache)]
+def test_the_flow_exits_with_four_and_the_facts_as_json(repeating):
+    arguments = [str(repeating.path), "--local", "--json", "--cache", str(repeating.cache)]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 4
     assert json.loads(result.stdout)["error"] == "AuditError"
     assert json.loads(result.stdout)["breaches"][0]["limit"] == "max_duplicates"
 
 
-def test_limits_decide_no_byte_and_hold_at_every_run(house):
-    published = house.prepare("audit.max_duplicates=0.2")
+def test_limits_decide_no_byte_and_hold_at_every_run(repeating):
+    published = repeating.prepare("audit.max_duplicates=0.2")
     assert published.created
     with pytest.raises(AuditError):  # everything is cached, even published
-        house.prepare()
-    again = house.prepare("audit.max_duplicates=0.2", "audit.max_unknown_tokens=0.5")
+        repeating.prepare()
+    again = repeating.prepare("audit.max_duplicates=0.2", "audit.max_unknown_tokens=0.5")
     assert (again.version, again.created) == (published.version, False)
     assert all(receipt.cached for receipt in again.receipts)
 
 
 def test_the_result_is_in_the_manifest_and_shown(house):
-    published = house.prepare(f"sources.0.path={house.folder / 'sums.jsonl'}")
+    published = house.prepare()
     opened = open_version(published.store, "sums")
     audit = opened.manifest.audit
     assert audit["dataset"]["turns"] == audit["dataset"]["rows"] == 40
@@ -198,8 +206,6 @@ def test_limits_are_shares(limit):
 
 def test_a_source_listed_twice_is_stopped(house):
     recipe = yaml.safe_load(house.path.read_text())
-    recipe["sources"][0]["path"] = "sums.jsonl"
-    del recipe["audit"]
     (house.folder / "copy.jsonl").write_bytes((house.folder / "sums.jsonl").read_bytes())
     recipe["sources"].append({"path": "copy.jsonl", "format": "alpaca"})
     house.path.write_text(yaml.safe_dump(recipe))

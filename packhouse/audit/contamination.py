@@ -1,5 +1,8 @@
 """Contamination: rows that share a run of words with a benchmark, counted and shown.
 
+All that turns say is looked at: contents, contexts, reasoning, and the names and arguments of tool
+calls, nested ones included.
+
 Two texts share an n-gram if n words in a row (see `packhouse.words`) are equal; 13 words is what
 GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
 vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
@@ -9,6 +12,7 @@ Benchmarks are held in memory, 8 bytes a word.
 Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +60,8 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
     """Read benchmark files, of any format that sources can have.
 
     Args:
-        sources: as in a recipe; contents and contexts of all turns count.
+        sources: as in a recipe; contents, contexts, reasoning and tool calls of all
+            turns count.
         ngram: words of a run.
 
     Raises:
@@ -154,6 +159,36 @@ def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks
     }
 
 
+_TEXTS = ("content", "context", "reasoning")
+
+
+def _words_of_calls(calls: str) -> str:
+    """Names of functions and arguments, and what they are given, without JSON's own signs.
+
+    Example:
+        >>> _words_of_calls('[{"function": {"name": "add", "arguments": {"n": [1, {"of": 2}]}}}]')
+        'add n 1 of 2'
+    """
+    said: list[str] = []
+    for call in json.loads(calls):
+        function = call.get("function", call)
+        said.append(str(function.get("name", "")))
+        _add_words(function.get("arguments"), said)
+    return " ".join(said)
+
+
+def _add_words(value: Any, said: list[str]) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            said.append(name)
+            _add_words(item, said)
+    elif isinstance(value, list):
+        for item in value:
+            _add_words(item, said)
+    elif value is not None:
+        said.append(str(value))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Texts:
     """The words of all texts of a table, and the row that each text is of."""
@@ -166,9 +201,18 @@ class _Texts:
         messages = one_chunk(validated["messages"])
         bounds = list_offsets(messages).astype(np.int64)
         flat = messages.values.slice(bounds[0], bounds[-1] - bounds[0])
+        fields = dict(zip(flat.type.names, flat.flatten(), strict=True))
         row = np.repeat(np.arange(len(messages)), np.diff(bounds))
-        texts = [flat.field(name).slice(flat.offset, len(flat)) for name in ("content", "context")]
-        return cls(words_of(pa.concat_arrays(texts)), np.concatenate([row, row]))
+        texts, rows = [], []
+        for name in _TEXTS:
+            there = fields[name].is_valid()
+            texts.append(fields[name].filter(there))
+            rows.append(row[np.asarray(there, np.bool_)])
+        calls = fields["tool_calls"].is_valid()
+        said = map(_words_of_calls, fields["tool_calls"].filter(calls).to_pylist())
+        texts.append(pa.array(said, pa.string()))
+        rows.append(row[np.asarray(calls, np.bool_)])
+        return cls(words_of(pa.concat_arrays(texts)), np.concatenate(rows))
 
     def row_of(self, places: Int64s) -> Int64s:
         return self.rows[self.words.text_of(places)]

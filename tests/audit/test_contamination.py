@@ -47,10 +47,49 @@ def test_a_run_lies_within_one_message(exam):
     assert find_contamination(validated_table(chats), exam)["contaminated"] == 0
 
 
+def called(arguments, name="book"):
+    calls = json.dumps([{"type": "function", "function": {"name": name, "arguments": arguments}}])
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+COPY = "A farmer has 17 sheep and all but nine die."
+
+
+@pytest.mark.parametrize(
+    ("answer", "due"),
+    [
+        ({"role": "assistant", "content": "Nine.", "reasoning": COPY}, 1),
+        (called({"text": COPY}), 1),
+        (called({"list": [{"deep": {"text": f'So:\n"{COPY}"\n'}}]}), 1),
+        (called({"a": {"farmer": "has 17"}, "sheep": ["and", "all but nine"]}), 1),
+        (called({"farmer": "has", "number": 17, "sheep": "and all but nine"}), 0),
+        (called({"has": "17 sheep and all but nine"}, name="a farmer"), 1),
+        (called({"text": "A farmer has 18 sheep and all but nine die."}), 0),
+        ({"role": "assistant", "content": "Nine.", "reasoning": "Some sheep die."}, 0),
+    ],
+)
+def test_reasoning_and_tool_calls_are_looked_at(exam, answer, due):
+    found = find_contamination(validated_table([[*turns("Which?"), answer]]), exam)
+    assert found["contaminated"] == due
+
+
+def test_a_benchmark_of_calls_is_found_in_calls(tmp_path):
+    talk = [*turns("Book a table."), called({"place": "Luigi", "seats": 4, "when": "at noon"})]
+    path = tmp_path / "calls.jsonl"
+    path.write_text(json.dumps({"messages": talk}) + "\n")
+    exam = read_benchmarks([SourceConfig(path=str(path))], 7)
+    other = [
+        *turns("Get me in, please."),
+        called({"place": "luigi", "seats": 4, "when": "At noon"}),
+    ]
+    (worst,) = find_contamination(validated_table([other]), exam)["worst"]
+    assert worst["words"] == "book place luigi seats 4 when at"
+
+
 def test_what_cannot_be_looked_for_is_counted(exam):
     found = combine_contamination([], exam)
     assert found["benchmark_rows"] == 2
-    assert found["benchmark_short_texts"] == 7  # all contents and contexts but one
+    assert found["benchmark_short_texts"] == 3  # all contents but one
     assert found["benchmark_unread_rows"] == 0
 
 

@@ -106,6 +106,7 @@ def serve(home, held):
         "PACKHOUSE_CACHE": str(home / "cache"),
         "PACKHOUSE_SOURCES": str(ROOT / "deployments" / "sources.yaml"),
         "HELD_FOLDER": str(held),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the least that Prefect takes
     }
     environment.pop("PREFECT_API_URL", None)
     with (home / "serve.log").open("w") as log:

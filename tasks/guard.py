@@ -22,10 +22,10 @@ from typing import Any
 
 from prefect.blocks.system import Secret
 from prefect.client.base import ServerType
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import deployment
 
 from packhouse.errors import ConfigError
@@ -116,14 +116,22 @@ def dataset_slot(recipe: Recipe) -> Iterator[None]:
         if client.server_type == ServerType.EPHEMERAL:
             yield
             return
-        with suppress(ObjectAlreadyExists):
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+        _make_limit(client, name)
     log.info("waiting for the slot of '%s' (%s)", recipe.dataset, name)
     with concurrency(
         name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False
     ):
         log.info("holding the slot of '%s'", recipe.dataset)
         yield
+
+
+def _make_limit(client: SyncPrefectClient, name: str) -> None:
+    """Create the limit unless it is there; looked for first, for the server logs every conflict."""
+    try:
+        client.read_global_concurrency_limit_by_name(name)
+    except ObjectNotFound:
+        with suppress(ObjectAlreadyExists):  # another run was faster
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
 
 
 def slot_name(recipe: Recipe) -> str:

@@ -3,6 +3,8 @@
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from uuid import uuid4
 
 import pytest
@@ -19,6 +21,7 @@ from packhouse import progress
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
 from packhouse.recipe.section import Section
+from tasks import guard
 from tasks.guard import allowed_recipe, worker_cache
 
 CANARY = "canary-0f3a-not-to-be-seen"
@@ -129,6 +132,32 @@ def test_the_event_of_a_refusal_names_the_dataset_and_not_its_recipe(places, mon
         hooks._on_failure(None, run, Failed(data=error))
     hooks._on_failure(None, FlowRun(flow_id=uuid4(), parameters={"store": "s"}), Failed(data=error))
     assert said == ["chats", "forms", "no-such-recipe"]
+
+
+def test_runs_that_come_together_make_one_limit_and_none_fails():
+    from prefect.client.orchestration import get_client
+
+    name, together = f"packhouse.together.{uuid4().hex[:8]}", Barrier(6)
+
+    def make(_):
+        with get_client(sync_client=True) as client:
+            together.wait(60)
+            guard._make_limit(client, name)
+
+    with ThreadPoolExecutor(6) as runs:
+        list(runs.map(make, range(6)))
+    with get_client(sync_client=True) as client:
+        assert client.read_global_concurrency_limit_by_name(name).limit == 1
+
+
+def test_a_limit_that_is_there_is_not_made_again(monkeypatch):
+    from prefect.client.orchestration import get_client
+
+    name = f"packhouse.there.{uuid4().hex[:8]}"
+    with get_client(sync_client=True) as client:
+        guard._make_limit(client, name)
+        monkeypatch.setattr(client, "create_global_concurrency_limit", None)  # not called
+        guard._make_limit(client, name)
 
 
 def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():

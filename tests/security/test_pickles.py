@@ -51,6 +51,7 @@ def run(canary, folder, *command, **environment):
     (site / "sitecustomize.py").write_text(_WATCH)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "PACKHOUSE_"))}
     own = {"PYTHONPATH": f"{site}:{ROOT}", "PICKLE_CANARY": str(canary)}
+    own |= {"PACKHOUSE_CACHE": str(folder / "loaded")}  # another one may hold the good bytes
     return subprocess.run(
         [sys.executable, *command],
         env=clean | own | environment,

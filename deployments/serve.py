@@ -104,7 +104,7 @@ def _serve(
     parts.append(_start("worker", ("worker", "start", "--pool", POOL), home, environment))
     print(f"Prefect's UI: http://{HOST}:{port}   (Ctrl-C stops it; logs in {home})", flush=True)
     while True:
-        time.sleep(0.5)
+        time.sleep(0.5)  # between two looks whether a part has ended
         for name, part in zip(("server", "worker"), parts, strict=True):
             if part.poll() is not None:
                 print(f"the {name} ended by itself ({part.returncode}); see {home / name}.log")
@@ -133,7 +133,7 @@ def _is_up(port: int, server: subprocess.Popen[bytes]) -> bool:
                 if answer.status == 200:
                     return True
         except OSError:
-            time.sleep(0.3)
+            time.sleep(0.3)  # nobody listens yet; a server takes seconds to start
     return False
 
 

@@ -41,7 +41,7 @@ def _make_bucket(bucket: str, attempts: int = 30) -> None:
         except BotoCoreError:
             if attempt == attempts - 1:
                 raise
-        time.sleep(1)
+        time.sleep(1)  # the gateway's disks come within seconds of it
 
 
 def _run(*command: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
 from packhouse.jobs import STEPS
-from packhouse.sources.extra_fields import CONVERSATIONAL
+from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 
 __all__ = ["audit_table", "ledger_table", "print_report", "report_json"]
 
@@ -28,6 +28,7 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "mirrors": prepared.facts.get("mirrors"),
         "golden": prepared.facts.get("golden"),
         "audit": prepared.facts.get("audit"),
+        "unused_fields": _unused_fields(prepared),
         "sources": _pack_facts(prepared).get("sources"),
         "dedup": _pack_facts(prepared).get("dedup"),
     }
@@ -47,7 +48,7 @@ def print_report(prepared: Prepared) -> None:
     for line in lines:
         _print_reasons(console, line)
     _print_notes(console, prepared)
-    _print_extra_fields(console, prepared)
+    _print_unused_fields(console, prepared)
     _print_mixing(console, prepared)
     _print_repeats(console, prepared)
     console.print(_splits_table(prepared.facts["statistics"]))
@@ -162,26 +163,43 @@ def _print_notes(console: Any, prepared: Prepared) -> None:
             console.print(f"  note: {counts[note]:,} {meaning}")
 
 
-def _print_extra_fields(console: Any, prepared: Prepared) -> None:
-    """Fields of rows that no format reads, by source, those that look like conversation first."""
+def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
+    """Rows of each source by name of a field that no format reads."""
     found: dict[str, Counter[str]] = {}
     for receipt in prepared.receipts:
         if receipt.facts.get("extra_fields"):
             source = receipt.facts["origin"]["file"].split("/")[0]
             found.setdefault(source, Counter()).update(receipt.facts["extra_fields"])
-    for source, counts in sorted(found.items()):
-        names = sorted(counts, key=lambda name: (name not in CONVERSATIONAL, name))
-        shown = ", ".join(f"{name} {counts[name]:,}" for name in names[:8])
-        more = f", and {len(names) - 8} more" if len(names) > 8 else ""
+    return {source: dict(sorted(counts.items())) for source, counts in sorted(found.items())}
+
+
+def _print_unused_fields(console: Any, prepared: Prepared) -> None:
+    """Fields of rows that no format reads, by source, those that look like conversation first."""
+    for source, counts in _unused_fields(prepared).items():
+        talk = [name for name in counts if _bare(name) in CONVERSATIONAL]
+        flags = [name for name in counts if name != _bare(name) and _bare(name) in TRAIN_FLAGS]
+        named = list(dict.fromkeys([*flags, *talk, *counts]))
+        shown = ", ".join(f"{name} {counts[name]:,}" for name in named[:8])
+        more = f", and {len(named) - 8} more" if len(named) > 8 else ""
         console.print(
-            f"  note: fields of '{source}' that are not used: {shown}{more}", markup=False
+            f"  note: fields of '{source}' that are not used (rows): {shown}{more}", markup=False
         )
-        talk = [name for name in names if name in CONVERSATIONAL]
         if talk:
             console.print(
                 f"    {', '.join(talk)} may belong to the conversation: look at `format` and "
-                "`fields` of the source"
+                "`fields` of the source",
+                markup=False,
             )
+        if flags:
+            console.print(
+                f"    {', '.join(flags)} may say what is trained: a message's `train` and "
+                "`weight` are read",
+                markup=False,
+            )
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(IN_MESSAGES)
 
 
 def _print_mixing(console: Any, prepared: Prepared) -> None:

@@ -5,6 +5,7 @@ Arrow arrays of stated types, no Python function per row. Only where a column tu
 something else than text are rows looked at one by one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -39,6 +40,8 @@ class Adapted:
     """Index into the given rows of each conversation, rising."""
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     """(index into the given rows, reason, detail) of rows that gave none."""
+    extra: dict[str, int] = field(default_factory=dict)
+    """Rows by name of a field that messages of theirs have and nobody reads."""
 
 
 def adapt(rows: list[Any], row_format: str, config: SourceConfig) -> Adapted:
@@ -79,6 +82,7 @@ class Output:
 
     columns: MessageColumns = field(default_factory=MessageColumns)
     tools: list[str | None] = field(default_factory=list)
+    extra: Counter[str] = field(default_factory=Counter)
 
 
 def _adapt_rows(rows: list[Any], add: Callable[[Any, Output], int]) -> Adapted:
@@ -97,6 +101,7 @@ def _adapt_rows(rows: list[Any], add: Callable[[Any, Output], int]) -> Adapted:
         labels=pa.nulls(len(origin), pa.int64()),
         origin=np.array(origin, np.int64),
         failures=failures,
+        extra=dict(output.extra),
     )
 
 

@@ -6,6 +6,7 @@ as objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -35,6 +36,11 @@ _ROLES = {
 }
 _MOST_WEIGHT = 1e6  # far below what float32 holds
 _CALL_ROLES = ("function_call", "tool_call")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_WEIGHTS = ("weight", "loss_weight", "train")
+_READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *_WEIGHTS}
+_READ_WITH = (_READ | {"role", "content"}, _READ | {"from", "value"})
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 class BadRowError(Exception):
@@ -49,6 +55,7 @@ class BadRowError(Exception):
 class _Output(Protocol):
     columns: MessageColumns
     tools: list[str | None]
+    extra: Counter[str]
 
 
 def talk_adapter(row_format: str, renamed: dict[str, str]) -> Callable[[Any, _Output], int]:
@@ -64,15 +71,32 @@ def talk_adapter(row_format: str, renamed: dict[str, str]) -> Callable[[Any, _Ou
             messages, tools, system = _read_preference(row, renamed)
         else:
             messages, tools, system = _read_talk(row, row_format, renamed)
-        turns = _read_messages(messages)
+        messages = _listed(messages)
+        turns = [_read_message(message, at) for at, message in enumerate(messages)]
         if system and not (turns and turns[0][:2] == ("system", system)):
             turns.insert(0, ("system", system, None, None, None, None, None))
         tools = _read_tools(tools)
         _append(turns, out.columns)
         out.tools.append(tools)
+        out.extra.update(_unread(messages))
         return 1
 
     return add
+
+
+def _unread(messages: list[dict[str, Any]]) -> set[str]:
+    """Fields of messages that hold something and are not read.
+
+    Example:
+        >>> _unread([{"role": "user", "content": "Hi", "loss": False, "audio": None}])
+        {'loss'}
+    """
+    found: set[str] = set()
+    for message in messages:
+        if len(message) > 2:
+            known = _READ_WITH["role" not in message]
+            found |= {n for n in message if n not in known and message[n] not in _NOTHING}
+    return found
 
 
 def _append(turns: list[tuple[Any, ...]], columns: MessageColumns) -> None:
@@ -127,16 +151,16 @@ def _read_preference(row: Any, renamed: dict[str, str]) -> tuple[Any, Any, str |
     return chosen, row.get(names.get("tools", "")), system
 
 
-def _read_messages(messages: Any) -> list[tuple[Any, ...]]:
-    """(role, content, reasoning, tool_calls, tool_call_id, name, weight) of each message."""
+def _listed(messages: Any) -> list[Any]:
     if isinstance(messages, str):
         messages = _list_of_text(messages, "the messages")
     if not isinstance(messages, list):
         raise BadRowError("type", f"the messages are {_kind(messages)}, not a list")
-    return [_read_message(message, at) for at, message in enumerate(messages)]
+    return messages
 
 
 def _read_message(message: Any, at: int) -> tuple[Any, ...]:
+    """(role, content, reasoning, tool_calls, tool_call_id, name, weight)."""
     if not isinstance(message, dict):
         raise BadRowError("type", f"message {at} is {_kind(message)}, not an object")
     raw_role, value = _speaker(message, at)
@@ -151,9 +175,8 @@ def _read_message(message: Any, at: int) -> tuple[Any, ...]:
         calls, value = _parse_calls(value, at), ""
     content, reasoning, part_calls = _read_content(value, calls, at)
     calls = [*(calls or []), *part_calls] or None
-    reasoning = (
-        _text(message, "reasoning_content", at) or _text(message, "reasoning", at) or reasoning
-    )
+    fields = [_text(message, name, at) for name in _REASONING]
+    reasoning = next(filter(None, fields), reasoning)
     return (
         role,
         content,
@@ -298,7 +321,7 @@ def _read_weight(message: dict[str, Any], at: int) -> float | None:
     Of several, those must agree; beside a weight, `train` says whether it may be 0.
     """
     given: dict[str, float] = {}
-    for key in ("weight", "loss_weight", "train"):
+    for key in _WEIGHTS:
         value = message.get(key)
         if value is None:
             continue

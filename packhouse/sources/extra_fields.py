@@ -6,13 +6,20 @@ that gets a new column half-way then says so.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from packhouse.recipe import SourceConfig
 from packhouse.sources.shapes import SHAPES
 
-__all__ = ["CONVERSATIONAL", "count_extra_fields", "find_disallowed"]
+__all__ = [
+    "CONVERSATIONAL",
+    "IN_MESSAGES",
+    "TRAIN_FLAGS",
+    "bounded",
+    "count_extra_fields",
+    "find_disallowed",
+]
 
 MAX_NAMES = 100
 """Names counted for a shard; all beyond are one, named `...`."""
@@ -23,6 +30,12 @@ CONVERSATIONAL = frozenset(
     "thinking reasoning_content".split()
 )
 """Names that a conversation's own parts go by: left out, they are worth a look."""
+
+IN_MESSAGES = "messages[]."
+"""Before the name of a field that messages have, not rows."""
+
+TRAIN_FLAGS = frozenset("loss loss_mask loss_scale mask masked training trainable weights".split())
+"""Names that other tools give to what says whether a message is trained."""
 
 _TREE = frozenset(("deleted", "rank"))  # read in every message of a tree
 
@@ -56,14 +69,15 @@ def count_extra_fields(rows: list[Any], row_format: str, config: SourceConfig) -
             extra = known[keys] = extra_names(keys, row_format, config)
         if extra:
             counts.update(name for name in extra if row[name] not in _NOTHING)
-    return _bounded(counts)
+    return bounded(counts)
 
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
-def _bounded(counts: Counter[str]) -> dict[str, int]:
-    named = sorted((+counts).items(), key=lambda item: (-item[1], item[0]))
+def bounded(counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts of at most `MAX_NAMES` names, the most frequent ones; all others are `...`."""
+    named = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     kept = dict(sorted((name[:100], number) for name, number in named[:MAX_NAMES]))
     rest = sum(number for _, number in named[MAX_NAMES:])
     return kept | ({"...": rest} if rest else {})

@@ -18,7 +18,12 @@ from packhouse.messages import conversation_ids, group_keys, role_violations
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources.adapting import Adapted, adapt
 from packhouse.sources.delimited import parse_delimited
-from packhouse.sources.extra_fields import count_extra_fields, find_disallowed
+from packhouse.sources.extra_fields import (
+    IN_MESSAGES,
+    bounded,
+    count_extra_fields,
+    find_disallowed,
+)
 from packhouse.sources.files import pin_of
 from packhouse.sources.records import Failure, Records, gc_paused, parse_array, parse_lines
 from packhouse.sources.shapes import check_shapes, find_row_format_of_rows
@@ -46,7 +51,8 @@ class ShardRows:
     extra_paths: int
     """Conversations beyond the first of a message tree, counted where they were made."""
     extra_fields: dict[str, int]
-    """Rows by name of a field that they have beyond their format."""
+    """Rows by name of a field that they have beyond their format; `messages[].name` where it is
+    their messages that have it."""
     notes: dict[str, int]
     """Counts of what is no error: `blank_lines`, `bom`, `truncated_files`, `empty_files`,
     `misnamed_compression`, `bidi_controls` (rows)."""
@@ -82,6 +88,7 @@ def read_shard(
             adapted = _nothing(records)
         else:
             adapted = adapt(records.rows, row_format, config)
+        extra_fields |= {f"{IN_MESSAGES}{n}": rows for n, rows in bounded(adapted.extra).items()}
         failures = list(records.failures)
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
         kept, bad = _apply_rules(adapted, rules, row_format)

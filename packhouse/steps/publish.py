@@ -52,14 +52,18 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
             **{name: packed.facts[name] for name in ("sources", "dedup") if name in packed.facts},
         },
         "lineage": {
-            "sources": [
-                {**r.facts["origin"], "rows": r.facts["rows_in"]} for r in shards["validate"]
-            ],
+            "sources": [_source_facts(receipt) for receipt in shards["validate"]],
             "tokenizer": shards["tokenize"][0].facts["tokenizer"],
         },
         "encoders": _encoders(shards["tokenize"]),
         "audit": combine_audits(job, recipe, workspace),
     }
+
+
+def _source_facts(validated: Receipt) -> dict[str, Any]:
+    facts = {**validated.facts["origin"], "rows": validated.facts["rows_in"]}
+    unused = validated.facts["extra_fields"]
+    return facts | ({"unused_fields": unused} if unused else {})
 
 
 def _content_id(files: Sequence[Receipt]) -> str:

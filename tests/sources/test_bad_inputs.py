@@ -420,6 +420,34 @@ def test_45_new_fields_in_later_rows_are_reported(read_bytes):
     assert source.extra_fields == {"source_url": 2, "score": 2}
 
 
+MESSAGES = [
+    {"role": "user", "content": "x", "name": "ann", "foo": 1},
+    {"role": "assistant", "content": "y", "train": True, "weight": 1, "loss": False, "audio": None},
+]
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_45_fields_of_messages_that_nobody_reads_are_reported(read_bytes, is_text):
+    messages = orjson.dumps(MESSAGES).decode() if is_text else MESSAGES
+    rows = [{"messages": messages, "id": 1}, {"messages": MESSAGES[1:]}, {"messages": messages}]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    assert source.reasons == ["starts_with_assistant"]
+    found = {"messages[].foo": 2, "messages[].loss": 3, "id": 1}
+    assert source.extra_fields == found
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_of_any_name_is_read(read_bytes, name):
+    message = {"role": "assistant", "content": "y", name: "z"}
+
+    source = read_bytes(orjson.dumps({"messages": [{"role": "user", "content": "x"}, message]}))
+
+    assert source.validated["messages"][0].as_py()[1]["reasoning"] == "z"
+    assert source.extra_fields == {}
+
+
 def test_45_fields_beyond_an_allow_list_are_quarantined(read_bytes):
     rows = b"\n".join([GOOD, NEW_FIELDS, ALSO_GOOD])
     allowed = ["source_url", "score", "tags"]

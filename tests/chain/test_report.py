@@ -1,0 +1,28 @@
+"""What a run prints and says as JSON of its sources."""
+
+import json
+
+from packhouse.report import print_report, report_json
+
+FLAGGED = {"role": "assistant", "content": "Paris.", "loss": False, "mood": "glad"}
+
+
+def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(house, capsys):
+    messages = [{"role": "user", "content": "The capital of France?"}, FLAGGED]
+    row = {"messages": messages, "history": [["a", "b"]]}
+    house.rows.write_text("".join(json.dumps(row) + "\n" for row in [row] * 3))
+    prepared = house.prepare(
+        "sources.0.format=chat", "format.template=chat", "audit.max_duplicates=1"
+    )
+
+    counts = {"history": 3, "messages[].loss": 3, "messages[].mood": 3}
+    assert report_json(prepared)["unused_fields"] == {"rows": counts}
+    (source,) = prepared.facts["lineage"]["sources"]
+    assert source["unused_fields"] == counts
+    print_report(prepared)
+    printed = capsys.readouterr().out
+    names = "messages[].loss 3, history 3, messages[].mood 3"
+    assert f"note: fields of 'rows' that are not used (rows): {names}\n" in printed
+    assert "    history may belong to the conversation" in printed
+    assert "    messages[].loss may say what is trained" in printed
+    assert printed.count("not used") == 1

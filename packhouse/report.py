@@ -223,10 +223,12 @@ def _print_repeats(console: Any, prepared: Prepared) -> None:
             continue
         row = facts["samples"][0]
         first = row["repeats"]
+        apart = facts.get("on_both_sides", 0)
+        split = f"{apart:,} pairs are in train and eval; " if apart else ""
         console.print(
             f"  {kind}: {facts['rows']:,} rows repeat another, {facts['dropped']:,} dropped; "
-            f"such as {row['source']} row {row['row']:,} of {first['source']} row {first['row']:,} "
-            f"({row['similarity']:.0%})",
+            f"{split}such as {row['source']} row {row['row']:,} of {first['source']} row "
+            f"{first['row']:,} ({row['similarity']:.0%})",
             markup=False,
         )
 

@@ -1,7 +1,8 @@
 """Find conversations that repeat others, to the letter, in substance or nearly, and apply policy.
 
 `fingerprints.py` describes the conversations of one shard; `near.py` joins the descriptions of all
-shards; `policy.py` drops what repeats and keeps together what is alike. The first in the order of
+shards; `units.py` sees to it that split conversations are compared whole; `policy.py` drops what
+repeats and keeps together what is alike. The first in the order of
 file and row stays; nothing depends on shards, workers or hash seeds.
 """
 
@@ -12,6 +13,7 @@ from packhouse.dedup.fingerprints import (
     needs_fingerprints,
 )
 from packhouse.dedup.policy import Deduplicated, deduplicate, facts_of
+from packhouse.dedup.units import unit_numbers
 
 __all__ = [
     "FINGERPRINTS",
@@ -22,7 +24,8 @@ __all__ = [
     "fingerprint_table",
     "near_libraries",
     "needs_fingerprints",
+    "unit_numbers",
 ]
 
-VERSION = 1
+VERSION = 2
 """Part of cache keys. Raise it when the same rows would give other fingerprints or decisions."""

@@ -46,7 +46,7 @@ _TEXTS = ("content", "context", "reasoning", "tool_calls")
 
 def needs_fingerprints(config: DedupConfig) -> bool:
     """Whether a policy looks at more than record ids."""
-    return config.exact != "keep" or config.near != "keep"
+    return config.exact != "keep" or config.near != "ignore"
 
 
 def near_libraries(config: DedupConfig) -> dict[str, str]:
@@ -55,7 +55,7 @@ def near_libraries(config: DedupConfig) -> dict[str, str]:
     Raises:
         ConfigError: it is not installed.
     """
-    if config.near == "keep":
+    if config.near == "ignore":
         return {}
     _sketch(1)
     return library_versions(("datasketch",))
@@ -78,7 +78,7 @@ def fingerprint_table(validated: pa.Table, config: DedupConfig) -> pa.Table:
     normal = _normal_ids(validated)
     shingles, offsets = np.zeros(0, np.uint32), np.zeros(num_rows + 1, np.int64)
     minhashes = np.zeros((num_rows, 0), np.uint32)
-    if config.near != "keep":
+    if config.near != "ignore":
         shingles, offsets = _all_shingles(validated, config)
         minhashes = _minhashes(shingles, offsets, config.near_permutations)
     width = minhashes.shape[1]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.dedup.near import Near, find_near
+from packhouse.dedup.units import merged, numbered, spread
 from packhouse.packing import Admitted
 from packhouse.packing.lists import string_bytes
 from packhouse.packing.overlength import REASONS
@@ -42,7 +43,10 @@ class Found:
     equal: Pairs
     """Each row that equals an earlier one, with the first of them."""
     near: Pairs
-    """Rows, none equal to an earlier one, that are near one another."""
+    """Rows, none equal to an earlier one, that are near one another; of split conversations, the
+    rows that stand for them."""
+    led: Pairs
+    """Each row looked at, with the one that stands for its conversation: itself, if not split."""
     similarity: npt.NDArray[np.float64]
     answers: npt.NDArray[np.float64]
     """Similarity of what the assistant wrote."""
@@ -72,6 +76,7 @@ def deduplicate(
     group_keys: pa.Array | pa.ChunkedArray,
     config: DedupConfig,
     split_seed: int,
+    units: Sequence[Int64s] | None = None,
 ) -> Deduplicated:
     """Drop or join what repeats.
 
@@ -81,20 +86,24 @@ def deduplicate(
         group_keys: of all rows.
         config: the policies.
         split_seed: of `split`; decides which key stands for joined groups.
+        units: of each shard, where conversations were split, see `dedup.units`.
     """
-    found = _find(fingerprints, admitted, config)
+    found = _find(fingerprints, admitted, config, units)
     repeats_of = np.full(sum(table.num_rows for table in fingerprints), -1, np.int64)
     reasons = np.full(len(repeats_of), _KEPT, np.uint8)
     if config.near == "drop":
         alike = found.answers >= config.near_threshold * _ANSWERS
-        dropped = _drop_in_order(found.near[alike])
+        dropped = spread(_drop_in_order(found.near[alike]), *found.led.T)
         repeats_of[dropped[:, 1]], reasons[dropped[:, 1]] = dropped[:, 0], _NEAR
     if "drop" in (config.exact, config.near):
         first, later = found.equal.T
         stays = np.where(repeats_of[first] < 0, first, repeats_of[first])
         repeats_of[later], reasons[later] = stays, _DUPLICATE
-    if config.exact == "same_side" or config.near != "keep":
-        pairs = np.concatenate([found.equal, found.near])
+    if config.exact == "same_side" or config.near in ("drop", "same_side"):
+        is_led = np.isin(found.led[:, 0], found.near) & (found.led[:, 0] != found.led[:, 1])
+        near = config.near in ("drop", "same_side")
+        joined = [found.near, found.led[is_led]] if near else []
+        pairs = np.concatenate([found.equal, *joined])
         group_keys = join_groups(group_keys, pairs, split_seed)
     ends = np.cumsum([table.num_rows for table in fingerprints])
     parts = np.split(reasons, ends[:-1]) if len(ends) else []
@@ -103,7 +112,10 @@ def deduplicate(
 
 
 def _find(
-    fingerprints: Sequence[pa.Table], admitted: Sequence[Admitted], config: DedupConfig
+    fingerprints: Sequence[pa.Table],
+    admitted: Sequence[Admitted],
+    config: DedupConfig,
+    units: Sequence[Int64s] | None,
 ) -> Found:
     bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
     rows = np.concatenate(
@@ -113,14 +125,32 @@ def _find(
     first = rows[first_of_each(ids[rows])]
     is_first = first == rows
     equal = np.stack([first, rows], axis=1)[~is_first]
+    looked_at = leaders = rows[is_first]
     near = Near(_NONE, _NONE, np.zeros(0), np.zeros(0))
-    looked_at = rows[is_first]
-    if config.near != "keep":
-        shards = np.searchsorted(bases, looked_at, "right") - 1
-        by_shard = [looked_at[shards == n] - bases[n] for n in range(len(fingerprints))]
-        near = find_near(fingerprints, by_shard, config.near_threshold)
-    pairs = np.stack([looked_at[near.first], looked_at[near.second]], axis=1)
-    return Found(equal, pairs, near.similarity, near.answers)
+    if config.near != "ignore":
+        if units is not None:
+            leaders = looked_at[first_of_each(numbered(units)[looked_at])]
+        near = _find_near(fingerprints, bases, leaders[leaders == looked_at], config, units)
+    pairs = np.stack([near.first, near.second], axis=1)
+    led = np.stack([leaders, looked_at], axis=1)
+    return Found(equal, pairs, led, near.similarity, near.answers)
+
+
+def _find_near(
+    fingerprints: Sequence[pa.Table],
+    bases: Int64s,
+    leaders: Int64s,
+    config: DedupConfig,
+    units: Sequence[Int64s] | None,
+) -> Near:
+    """Near ones of some rows (or of the units that they stand for), numbered through all shards."""
+    shards = np.searchsorted(bases, leaders, "right") - 1
+    by_shard = [leaders[shards == n] - bases[n] for n in range(len(fingerprints))]
+    if units is not None:
+        fingerprints = [merged(t, own) for t, own in zip(fingerprints, units, strict=True)]
+        by_shard = [own[rows] for own, rows in zip(units, by_shard, strict=True)]
+    near = find_near(fingerprints, by_shard, config.near_threshold)
+    return replace(near, first=leaders[near.first], second=leaders[near.second])
 
 
 _NONE = np.zeros(0, np.int64)

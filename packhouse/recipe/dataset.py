@@ -37,9 +37,10 @@ class DedupConfig(Section):
     """Equal but for white space and Unicode form: keep all, drop all but the first in order of
     file and row, or keep all on one side, train or eval (equal to the letter, they always are)."""
 
-    near: Repeats = "keep"
-    """Alike, if not equal: `drop` (equal ones, too) all but the first, or `same_side`. `keep` does
-    not look for them. Needs `pip install 'packhouse[dedup]'`."""
+    near: Literal["ignore", "keep", "drop", "same_side"] = "ignore"
+    """Alike, if not equal: `keep` all and count them, `drop` (equal ones, too) all but the first,
+    or keep all on one side by `same_side`. `ignore` does not look for them; all else needs
+    `pip install 'packhouse[dedup]'`. Split conversations are compared whole."""
 
     near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
     """Share of runs that two conversations have in common (Jaccard) to count as alike."""

@@ -96,10 +96,11 @@ def _records(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
     (packed,) = inputs_of(job, workspace, "pack")
     columns = ("record_id", "source", "row", "group_key", "split", "num_tokens")
     found = audit_records(read_records(packed, workspace, columns=columns))
-    if recipe.dedup.near != "keep":
+    if recipe.dedup.near != "ignore":
         near = packed.facts["dedup"]["near"]
         found["near_duplicates"] = near["rows"] - near["dropped"]
-        found["both_sides"] += near["on_both_sides"]
+        if recipe.dedup.near != "keep":
+            found["both_sides"] += near["on_both_sides"]
     return found
 
 

@@ -108,7 +108,8 @@ def select(
         for receipts, shard in zip(formatted, shards, strict=True)
     ]
     groups = _chunked(shards, "group_key") if groups is None else groups
-    done = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed)
+    units = [dedup.unit_numbers(shard) for shard in shards] if _splits(recipe) else None
+    done = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed, units)
     for own, each in zip(times, done.admitted, strict=True):
         own[each.reasons > 0] = 0
     records = pa.table({n: _chunked(shards, n) for n in ("source", "row", "record_id")})
@@ -125,12 +126,18 @@ def select(
     )
 
 
+def _splits(recipe: Recipe) -> bool:
+    """Whether several rows may come of one conversation."""
+    windows = recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
+    return windows or recipe.format.one_example_per_turn
+
+
 def fingerprint_shard(
     validated: Receipt, formatted: Receipt, recipe: Recipe, workspace: Workspace
 ) -> Receipt:
     """Make the fingerprints of a shard's conversations, or find them made."""
     is_rewritten = "examples.arrow" in formatted.files
-    near = recipe.dedup.near != "keep"
+    near = recipe.dedup.near != "ignore"
     names = {"near_unit", "near_ngram", "near_permutations"} if near else set()
     parts = {
         "step": "fingerprints",

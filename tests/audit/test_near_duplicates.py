@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.dedup import FINGERPRINTS, fingerprint_table, near_libraries
+from packhouse.dedup import FINGERPRINTS, fingerprint_table, near_libraries, unit_numbers
 from packhouse.dedup.near import bands_for, find_near
 from packhouse.dedup.policy import _drop_in_order
+from packhouse.dedup.units import merged
 from packhouse.errors import ConfigError
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
@@ -74,7 +76,7 @@ def test_the_shards_change_nothing(tmp_path):
 
 
 def test_candidates_are_those_of_datasketch(tmp_path):
-    from datasketch import MinHash, MinHashLSH
+    from datasketch import MinHashLSH
 
     from packhouse.dedup import near as room
 
@@ -220,6 +222,89 @@ def test_same_side_keeps_all_and_parts_none(house):
     assert pack_line(together).dropped == {}
     audit = together.facts["audit"]["dataset"]
     assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
+
+
+def test_keep_counts_and_changes_nothing(house):
+    plain = house.prepare()
+    kept = house.prepare("dedup.near=keep")
+    assert [r["split"] for r in records_of(house, plain)] == [
+        r["split"] for r in records_of(house, kept)
+    ]
+    assert pack_line(kept).dropped == {}
+    near = kept.facts["counts"]["dedup"]["near"]
+    assert (near["rows"], near["dropped"]) == (40, 0)
+    assert near["on_both_sides"] > 5
+    audit = kept.facts["audit"]["dataset"]
+    assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
+    assert "dedup" not in plain.facts["counts"]
+
+
+def exchanges(seed, num_turns=3):
+    rng = random.Random(seed)
+    return [
+        {"role": role, "content": text(rng, words)}
+        for _ in range(num_turns)
+        for role, words in (("user", 10), ("assistant", 60))
+    ]
+
+
+def with_a_word_changed(messages):
+    """Alike, turn by turn: every text has another last word."""
+    changed = [m["content"].rsplit(" ", 1)[0] + " changed" for m in messages]
+    return [{**m, "content": c} for m, c in zip(messages, changed, strict=True)]
+
+
+SPLITS = {
+    "turns": ["format.one_example_per_turn=true"],
+    "windows": ["pack.over_length=window", "pack.seq_len=400"],
+}
+
+
+@pytest.mark.parametrize("options", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("group_by", ["prompt", "record"])
+def test_examples_of_one_conversation_are_no_duplicates_of_each_other(house, options, group_by):
+    talks = [exchanges(seed) for seed in range(20)]
+    talks += [with_a_word_changed(talk) for talk in talks[:15]]
+    rows = [{"messages": talk} for talk in talks]
+    (house.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = ["sources.0.format=chat", "format.template=chat", *options, f"split.group_by={group_by}"]
+
+    kept = house.prepare(*base, "dedup.near=keep")
+    rows = [record["row"] for record in records_of(house, kept)]
+    again = sum(row >= 20 for row in rows)
+    assert again >= 30
+    assert kept.facts["counts"]["dedup"]["near"]["rows"] == 15  # conversations, not examples
+
+    line = pack_line(house.prepare(*base, "dedup.near=drop"))
+    assert dict(line.dropped) == {"near_duplicate": again}
+    assert line.rows_out == len(rows) - again
+
+    together = house.prepare(*base, "dedup.near=same_side")
+    sides = {}
+    for record in records_of(house, together):
+        sides.setdefault(record["row"], set()).add(record["split"])
+    assert all(len(found) == 1 for found in sides.values())
+    assert [sides[row] for row in range(15)] == [sides[row + 20] for row in range(15)]
+
+
+def test_units_change_nothing_where_nothing_is_split(tmp_path):
+    table = conversations(tmp_path, planted(30))
+    prints = fingerprint_table(table, DedupConfig(near="drop"))
+    whole = merged(prints, unit_numbers(table))
+    assert whole.equals(prints.select(["shingles", "minhash"]))
+
+
+def test_a_unit_is_the_union_of_its_rows(tmp_path):
+    table = conversations(tmp_path, planted(4))
+    prints = fingerprint_table(table, DedupConfig(near="drop"))
+    units = np.array([0, 0, 1, 2, 2, 2, 3, 3])
+    for unit, row in enumerate(merged(prints, units).to_pylist()):
+        own = prints.filter(pa.array(units == unit)).to_pylist()
+        union = sorted(set().union(*(each["shingles"] for each in own)))
+        assert row["shingles"] == union
+        sketch = MinHash(128, seed=1, hashfunc=int, scheme="affine32")
+        sketch.update_batch(union)
+        assert row["minhash"] == sketch.hashvalues.tolist()
 
 
 def test_exact_same_side_joins_what_differs_in_white_space(house):

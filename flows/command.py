@@ -18,11 +18,11 @@ from typing import Any
 
 import click
 
-from packhouse.chain import LocalRunner, Prepared
+from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.cli import exit_with
 from packhouse.errors import ConfigError, PackhouseError, TransientError
-from packhouse.local_pool import PoolRunner
+from packhouse.local_pool import local_runner
 from packhouse.progress import show_progress
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
@@ -61,25 +61,37 @@ _approval = click.option(
 )
 
 
+def _engine(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --runner, --runner-address and --workers."""
+    for decorate in (
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            help="Tasks at the same time; of `prepare --local`, processes. [default: the cores; "
+            "--local: 1]",
+        ),
+        click.option(
+            "--runner-address",
+            metavar="ADDRESS",
+            help="Scheduler of a Dask or Ray cluster that is there. "
+            "[default: a temporary one here]",
+        ),
+        click.option(
+            "--runner",
+            type=click.Choice(["threads", "processes", "dask", "ray"]),
+            help="What does the work; the bytes are the same. [default: PACKHOUSE_RUNNER, else "
+            "threads]",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
 @click.command(context_settings=SETTINGS)
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())
 @_set
 @click.option("--local", is_flag=True, help="Run without any Prefect server.")
-@click.option(
-    "--runner",
-    type=click.Choice(["threads", "processes", "dask", "ray"]),
-    help="What does the work; the bytes are the same. [default: PACKHOUSE_RUNNER, else threads]",
-)
-@click.option(
-    "--runner-address",
-    metavar="ADDRESS",
-    help="Scheduler of a Dask or Ray cluster that is there. [default: a temporary one here]",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    help="Tasks at the same time; with --local, processes. [default: the cores; --local: 1]",
-)
+@_engine
 @click.option(
     "--encoder",
     type=click.Choice(["auto", "hf", "fast"]),
@@ -122,10 +134,7 @@ def command(
         if local and (runner or runner_address):
             raise ConfigError("--runner chooses what Prefect's tasks run on; --local has --workers")
         recipe, folder = _recipe(recipe_path, overrides), _cache_folder(cache)
-        if runner_address:
-            os.environ["PACKHOUSE_RUNNER_ADDRESS"] = runner_address
-        if workers:
-            os.environ["PACKHOUSE_WORKERS"] = str(workers)
+        _take_engine(runner_address, workers)
         with show_progress():
             prepared = (
                 _local(recipe, folder, workers or 1)
@@ -139,12 +148,16 @@ def command(
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())
 @_approval
 @_set
+@_engine
 @_cache
 @_json
 def refresh(
     recipe_path: str,
     approval: bool,
     overrides: tuple[str, ...],
+    runner: str | None,
+    runner_address: str | None,
+    workers: int | None,
     cache: Path | None,
     as_json: bool,
 ) -> None:
@@ -158,8 +171,10 @@ def refresh(
     """
     with reporting_errors(as_json):
         recipe, folder = _recipe(recipe_path, overrides), _cache_folder(cache)
+        _take_engine(runner_address, workers)
+        options = {"approval": approval, "cache": str(folder), "runner": runner}
         with show_progress():
-            done = on_server("refresh", folder, recipe, approval=approval, cache=str(folder))
+            done = on_server("refresh", folder, recipe, **options)
     if as_json:
         facts = {"outcome": done.outcome, "version": done.version, "message": done.message}
         prepared = report_json(done.prepared) if done.prepared else None
@@ -176,12 +191,16 @@ def refresh(
 @click.argument("recipe_paths", metavar="RECIPE...", type=click.Path(), nargs=-1, required=True)
 @_approval
 @_set
+@_engine
 @_cache
 @_json
 def backfill(
     recipe_paths: tuple[str, ...],
     approval: bool,
     overrides: tuple[str, ...],
+    runner: str | None,
+    runner_address: str | None,
+    workers: int | None,
     cache: Path | None,
     as_json: bool,
 ) -> None:
@@ -192,9 +211,9 @@ def backfill(
     with reporting_errors(as_json):
         recipes = [_recipe(path, overrides) for path in recipe_paths]
         folder = _cache_folder(cache)
-        state = on_server(
-            "backfill", folder, recipes, approval=approval, cache=str(folder), return_state=True
-        )
+        _take_engine(runner_address, workers)
+        options = {"approval": approval, "cache": str(folder), "runner": runner}
+        state = on_server("backfill", folder, recipes, **options, return_state=True)
         messages = state.result(raise_on_failure=False)
     if not isinstance(messages, dict):
         raise messages
@@ -263,6 +282,14 @@ def _recipe(path: str, overrides: tuple[str, ...]) -> Recipe:
     return load_recipe(path, overrides)
 
 
+def _take_engine(address: str | None, workers: int | None) -> None:
+    """Leave in the environment what a run's parameters must not choose."""
+    if address:
+        os.environ["PACKHOUSE_RUNNER_ADDRESS"] = address
+    if workers:
+        os.environ["PACKHOUSE_WORKERS"] = str(workers)
+
+
 def _cache_folder(cache: Path | None) -> Path:
     folder = check_cache((cache or default_cache()).absolute())
     try:
@@ -278,9 +305,7 @@ def _local(recipe: Recipe, cache: Path, workers: int) -> Prepared:
     import schemas
 
     workspace = Workspace(cache=cache, check=schemas.check)
-    if workers == 1:
-        return prepare_chain(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache)
-    with PoolRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
+    with local_runner(recipe, workspace, workers) as run:
         return prepare_chain(recipe, run, cache)
 
 

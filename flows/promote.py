@@ -16,7 +16,6 @@ from prefect import flow
 
 from packhouse.recipe.section import Name
 from schemas.places import StorePlace
-from tasks.artifacts import move_artifacts
 from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved
@@ -43,5 +42,4 @@ def promote(
     """
     root = allowed_store(store)
     done = move_ref(root, dataset, version, ref, expected)
-    move_artifacts(root, dataset, done)
-    return moved(dataset, done)
+    return moved(root, dataset, done)

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from packhouse.recipe.section import Name
 from schemas.places import StorePlace
-from tasks.artifacts import move_artifacts
 from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved, past_of_ref
@@ -43,5 +42,4 @@ def rollback(
     root = allowed_store(store)
     current, before = past_of_ref(root, dataset, ref, steps)
     done = move_ref(root, dataset, before, ref, current)
-    move_artifacts(root, dataset, done)
-    return moved(dataset, done)
+    return moved(root, dataset, done)

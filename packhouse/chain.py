@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.golden import check_golden
-from packhouse.jobs import Job, plan_jobs
+from packhouse.jobs import Job, Plan, plan_jobs
 from packhouse.last_run import save_last_run
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.output_jobs import output_jobs
@@ -49,7 +49,7 @@ class Prepared:
     conversations that came out as pinned."""
 
 
-def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
+def prepare(recipe: Recipe, run: Run, cache: Path, plan: Plan | None = None) -> Prepared:
     """Turn raw rows into a published version.
 
     Nothing becomes visible in the store unless every step, contract and count held.
@@ -58,13 +58,14 @@ def prepare(recipe: Recipe, run: Run, cache: Path) -> Prepared:
         recipe: what to do.
         run: does the jobs of one step.
         cache: folder in which the plan is remembered for `packhouse explain`.
+        plan: of the recipe, where it was made already; it costs a read of the sources.
 
     Raises:
         PackhouseError: see `packhouse.errors`; each names file, place, limit and remedy.
     """
     check_usable(recipe.publish.store)
     num_golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
-    plan = plan_jobs(recipe)
+    plan = plan or plan_jobs(recipe)
     done: list[Receipt] = []
     seconds: dict[str, float] = {}
 

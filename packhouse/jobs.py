@@ -301,15 +301,7 @@ def _format_job(recipe: Recipe, tokenizer: str, validated: Job) -> Job:
         "tokenizer": tokenizer,  # its chat template and control tokens
         **_windows(recipe),
     }
-    return make_job(
-        "format",
-        [validated],
-        parameters,
-        shard=validated.shard,
-        source=validated.source,
-        label=validated.label,
-        size=validated.size,
-    )
+    return _next_job("format", validated, parameters)
 
 
 def _windows(recipe: Recipe) -> dict[str, Any]:
@@ -326,14 +318,18 @@ def _tokenize_job(recipe: Recipe, tokenizer: str, formatted: Job) -> Job:
         "tokenize": recipe.tokenize.model_dump(mode="json", exclude={"encoder"}),
         "tokenizer": tokenizer,
     }
+    return _next_job("tokenize", formatted, parameters)
+
+
+def _next_job(step: str, before: Job, parameters: Mapping[str, Any]) -> Job:
     return make_job(
-        "tokenize",
-        [formatted],
+        step,
+        [before],
         parameters,
-        shard=formatted.shard,
-        source=formatted.source,
-        label=formatted.label,
-        size=formatted.size,
+        shard=before.shard,
+        source=before.source,
+        label=before.label,
+        size=before.size,
     )
 
 

@@ -6,11 +6,13 @@ is killed breaks the pool: another one is started, and does what was not finishe
 """
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from packhouse.chain import LocalRunner, Run
 from packhouse.errors import TransientError
 from packhouse.grouping import JobGroup, group_jobs
 from packhouse.jobs import Job
@@ -20,10 +22,20 @@ from packhouse.step_store import Receipt
 from packhouse.steps import execute
 from packhouse.workspace import Workspace
 
-__all__ = ["PoolRunner"]
+__all__ = ["PoolRunner", "local_runner"]
 
 _LEAST_BYTES = 2**22  # a task takes a millisecond to hand out
 _MOST_RESTARTS = 3
+
+
+@contextmanager
+def local_runner(recipe: Recipe, workspace: Workspace, workers: int) -> Iterator[Run]:
+    """Give what does jobs on this machine: in this process, or in as many processes."""
+    if workers == 1:
+        yield LocalRunner(recipe=recipe, workspace=workspace)
+        return
+    with PoolRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
+        yield run
 
 
 @dataclass(kw_only=True)

@@ -11,14 +11,14 @@ import json
 import os
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from packhouse.chain import Prepared
 from packhouse.errors import VersionNotFoundError
 from packhouse.fingerprint import canonical_json, digest, library_versions
-from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, plan_jobs
+from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, Plan, plan_jobs
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources.files import find_files
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version
@@ -30,6 +30,7 @@ from packhouse.tokenization import fingerprint_tokenizer
 
 __all__ = [
     "Look",
+    "Planned",
     "Refreshed",
     "candidate_of",
     "compare",
@@ -40,6 +41,15 @@ __all__ = [
 ]
 
 Outcome = Literal["unchanged", "published", "waiting", "held"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The version that the sources would give now."""
+
+    version_id: str
+    plan: Plan | None = field(default=None, repr=False, compare=False)
+    """None where a listing of the sources said enough."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +64,8 @@ class Look:
     """Version that the ref points to."""
     candidate: str | None = None
     """Version that waits for approval."""
+    plan: Plan | None = field(default=None, repr=False, compare=False)
+    """What would be done, where looking took a plan: it need not be made again."""
 
     @property
     def is_unchanged(self) -> bool:
@@ -94,7 +106,7 @@ def candidate_of(ref: str) -> str:
     return f"{ref}.candidate"
 
 
-def look(recipe: Recipe, version_id: str) -> Look:
+def look(recipe: Recipe, planned: Planned) -> Look:
     """Compare the plan of a run with the recipe's ref; two small reads of the store."""
     store, ref = open_store(recipe.publish.store), recipe.publish.ref
     found = load_ref(store, recipe.dataset, ref)
@@ -102,7 +114,8 @@ def look(recipe: Recipe, version_id: str) -> Look:
     return Look(
         dataset=recipe.dataset,
         ref=ref,
-        version_id=version_id,
+        version_id=planned.version_id,
+        plan=planned.plan,
         current=found.version if found else None,
         candidate=waiting.version if waiting else None,
     )
@@ -187,8 +200,8 @@ def _is_of(version: str | None, version_id: str) -> bool:
     return version is not None and split_version(version)[0] == version_id
 
 
-def planned_version(recipe: Recipe, cache: Path) -> str:
-    """Return the id of the version that the sources would give now, as cheaply as that is safe.
+def planned_version(recipe: Recipe, cache: Path) -> Planned:
+    """Return the version that the sources would give now, as cheaply as that is safe.
 
     Sources that all lie in object stores are listed: where no ETag changed since a plan was made
     with the same recipe, tokenizer, engines and libraries, that plan's answer is taken. Local files
@@ -202,12 +215,12 @@ def planned_version(recipe: Recipe, cache: Path) -> str:
     place = cache / "looks" / f"{key}.json"
     known = None if key is None else _read_answer(place)
     if known is not None:
-        return known
+        return Planned(known)
     plan = plan_jobs(recipe)
     if key is not None:
         dates = sorted({str(job.parts["date"]) for job in plan.format if job.parts["date"]})
         _write_answer(place, {"version_id": plan.version_id, "dates": dates})
-    return plan.version_id
+    return Planned(plan.version_id, plan)
 
 
 def _listed_key(recipe: Recipe) -> str | None:

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -61,6 +61,8 @@ class StepMirror:
     written: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     """The step that the mirror would not take; no other is tried after it."""
+    silent: list[str] = field(default_factory=list)
+    """Steps about which the mirror could not be asked; no other is asked about after them."""
 
     def fetch(self, step: str, key: str) -> bool:
         """Bring a step here if the mirror has it whole; returns whether it is here now."""
@@ -74,6 +76,23 @@ class StepMirror:
             return False
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+    def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return which of the steps, as (step, key), lie there; one request for each."""
+        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
+            asked = list(steps)
+            held = pool.map(self._answers, asked)
+            return {step for step, is_held in zip(asked, held, strict=True) if is_held}
+
+    def _answers(self, step: tuple[str, str]) -> bool:
+        if self.silent:
+            return False
+        try:
+            return self._has("/".join((*step, _RECEIPT)))
+        except (TransientError, StoreError) as error:
+            self.silent.append(step[0])
+            self.notes.append(f"what the mirror holds is not known: {error}")
+            return False
 
     def write(self, receipt: Receipt) -> None:
         """Put a step there, its receipt last; one that is there already is left alone."""

@@ -8,6 +8,7 @@ from prefect.states import Completed
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.errors import PackhouseError
+from packhouse.jobs import Plan
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
@@ -19,20 +20,23 @@ from tasks.versions import look_at_sources
 __all__ = ["prepared_state", "refresh_chain", "run_chain"]
 
 
-def run_chain(recipe: Recipe, cache: Path, runner: Runner | None = None) -> Prepared:
+def run_chain(
+    recipe: Recipe, cache: Path, runner: Runner | None = None, plan: Plan | None = None
+) -> Prepared:
     """Prepare and publish, and leave in the UI what came of it.
 
     Args:
         recipe: what to do.
         cache: folder of finished steps.
         runner: the engine that does it; by default the worker's PACKHOUSE_RUNNER, else threads.
+        plan: of the recipe, where it was made already.
 
     Raises:
         PackhouseError: nothing was published; the UI says why.
     """
     try:
         with progress_artifacts(recipe.dataset), prefect_runner(recipe, str(cache), runner) as run:
-            prepared = prepare_chain(recipe, run, cache)
+            prepared = prepare_chain(recipe, run, cache, plan)
     except PackhouseError as error:
         refusal_artifacts(recipe, error)
         raise
@@ -64,7 +68,8 @@ def refresh_chain(
         return _completed(recipe, unchanged(found))
     update = {"ref": candidate_of(found.ref)} if approval else {}
     publish = recipe.publish.model_copy(update=update)
-    prepared = run_chain(recipe.model_copy(update={"publish": publish}), cache, runner)
+    published = recipe.model_copy(update={"publish": publish})
+    prepared = run_chain(published, cache, runner, found.plan)
     return _completed(recipe, outcome_of(recipe, found, prepared))
 
 

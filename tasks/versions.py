@@ -13,6 +13,7 @@ from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
 from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.store.read import VerifyReport, verify_version
 from packhouse.store.refs import scan_refs
+from tasks.artifacts import move_artifacts
 from tasks.policies import retried_task
 
 __all__ = [
@@ -121,8 +122,9 @@ def collect(store: str, dataset: str, grace_hours: float, delete: bool) -> GcRep
     return collect_garbage(opened, dataset, grace_s=grace_hours * 3600, dry_run=not delete)
 
 
-def moved(dataset: str, ref: Ref) -> State[Ref]:
-    """Return the state of a run that moved a ref."""
+def moved(store: str, dataset: str, ref: Ref) -> State[Ref]:
+    """Show where a ref points now, and return the state of the run that moved it."""
+    move_artifacts(store, dataset, ref)
     before = ref.parent or "nothing"
     return Completed(data=ref, message=f"'{ref.name}' of {dataset}: {before} -> {ref.version}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from packhouse.chain import LocalRunner, Run
+from packhouse.chain import Run
 from packhouse.chain import prepare as prepare_chain
 from packhouse.ci import (
     HELD_BACK,
@@ -25,8 +25,9 @@ from packhouse.ci import (
 from packhouse.errors import ConfigError, PackhouseError, VersionNotFoundError
 from packhouse.estimate import estimate
 from packhouse.jobs import Plan, plan_jobs
+from packhouse.local_pool import local_runner
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.refresh import Look, Refreshed, candidate_of, look, outcome_of, unchanged
+from packhouse.refresh import Look, Planned, Refreshed, candidate_of, look, outcome_of, unchanged
 from packhouse.step_mirror import Mirrored, StepMirror
 from packhouse.store import OpenVersion, open_store, open_version
 from packhouse.workspace import Workspace, check_cache, default_cache
@@ -72,6 +73,13 @@ class _Job:
     metavar="PLACE",
     help="Folder of finished steps, or s3://bucket/prefix to share them between jobs.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes of this machine that do the work; the bytes are the same.",
+)
 @click.option("--plan-only", is_flag=True, help="Say what would come; run and publish nothing.")
 @click.option("--approval", is_flag=True, help="Publish, and leave it to someone to move the ref.")
 @click.option("--summary", type=click.Path(path_type=Path), help="Write markdown for a comment.")
@@ -82,6 +90,7 @@ def ci(
     recipe_path: str,
     overrides: tuple[str, ...],
     cache: str | None,
+    workers: int,
     plan_only: bool,
     approval: bool,
     summary: Path | None,
@@ -108,7 +117,8 @@ def ci(
     try:
         for path in (summary, junit, json_file):
             _check_folder(path)
-        _do(job, recipe_path, overrides, cache, approval)
+        recipe = job.recipe = load_recipe(recipe_path, overrides)
+        _do(job, recipe, cache, workers, approval)
     except Exception as error:  # a bug, too, must not leave a pipeline without its summaries
         job.error = error
     gates = gates_of(job.recipe, job.refreshed, job.error)
@@ -124,17 +134,16 @@ def ci(
     sys.exit(code)
 
 
-def _do(
-    job: _Job, recipe_path: str, overrides: tuple[str, ...], cache: str | None, approval: bool
-) -> None:
-    recipe = job.recipe = load_recipe(recipe_path, overrides)
+def _do(job: _Job, recipe: Recipe, cache: str | None, workers: int, approval: bool) -> None:
     remote = cache if cache is not None and "://" in cache else None
     folder = check_cache(Path(cache) if cache and not remote else default_cache())
     workspace = Workspace(cache=folder)
     plan = plan_jobs(recipe)
-    found = look(recipe, plan.version_id)
+    found = look(recipe, Planned(plan.version_id, plan))
     mirror = StepMirror(store=open_store(remote), steps=workspace.steps) if remote else None
-    job.facts = _planned(recipe, plan, found, workspace)
+    if mirror is not None:
+        job.notes = mirror.notes
+    job.facts = _planned(recipe, plan, found, workspace, mirror)
     if job.only_plan:
         return
     if found.is_unchanged or (approval and found.is_waiting):
@@ -143,20 +152,21 @@ def _do(
     update = {"ref": candidate_of(found.ref)} if approval else {}
     publish = recipe.publish.model_copy(update=update)
     published = recipe.model_copy(update={"publish": publish})
-    run: Run = LocalRunner(recipe=published, workspace=workspace)
+    with local_runner(published, workspace, workers) as local:
+        run: Run = local if mirror is None else Mirrored(run=local, mirror=mirror)
+        job.refreshed = outcome_of(recipe, found, prepare_chain(published, run, folder, plan))
+
+
+def _planned(
+    recipe: Recipe, plan: Plan, found: Look, workspace: Workspace, mirror: StepMirror | None
+) -> PlanFacts:
+    steps = [(job.step, job.key) for job in plan]
+    done = {step for step in steps if workspace.steps.peek(*step) is not None}
     if mirror is not None:
-        run = Mirrored(run=run, mirror=mirror)
-        job.notes = mirror.notes
-    job.refreshed = outcome_of(recipe, found, prepare_chain(published, run, folder))
-
-
-def _planned(recipe: Recipe, plan: Plan, found: Look, workspace: Workspace) -> PlanFacts:
-    done: Counter[str] = Counter()
-    jobs: Counter[str] = Counter()
-    for each in plan:
-        jobs[each.step] += 1
-        done[each.step] += workspace.steps.peek(each.step, each.key) is not None
-    cached = {step: (done[step], jobs[step]) for step in jobs}
+        done |= mirror.holding(step for step in steps if step not in done)
+    jobs = Counter(step for step, _ in steps)
+    ready = Counter(step for step, key in steps if (step, key) in done)
+    cached = {step: (ready[step], jobs[step]) for step in jobs}
     estimated = estimate(recipe, plan, workspace)
     return plan_facts(recipe, plan, found, _current(recipe, found), estimated, cached)
 

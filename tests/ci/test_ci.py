@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import StoreError, TransientError
+from packhouse.jobs import plan_jobs
 from packhouse.step_mirror import StepMirror
 from packhouse.step_store import StepStore
 from packhouse.store import load_ref, open_store
@@ -222,6 +223,61 @@ def test_jobs_without_a_common_disk_share_their_steps(kind, place, monkeypatch, 
     if kind == "s3":
         keys = [item["Key"] for item in client.list_objects_v2(Bucket="ci-cache")["Contents"]]
         assert any(key.startswith("pre/steps/tokenize/") for key in keys)
+
+
+def done_already(place):
+    return {step: tuple(counts) for step, counts in facts(place)["plan"]["cached"].items()}
+
+
+def test_a_plan_counts_what_lies_in_the_shared_cache(place, monkeypatch):
+    """Steps that another job has left there, and none that it has not."""
+    mirror = f"file://{place / 'mirror'}"
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "cache"))
+    assert run(place, mirror).exit_code == 0
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "another"))
+    assert run(place, mirror, "--plan-only", "--set", "pack.seq_len=256").exit_code == 0
+    assert done_already(place) == {
+        "validate": (2, 2),
+        "format": (2, 2),
+        "tokenize": (2, 2),
+        "pack": (0, 1),
+        "split": (0, 1),
+        "audit": (2, 3),
+        "publish": (0, 1),
+    }
+    assert not (place / "another" / "steps").exists()  # nothing is fetched for a plan
+
+
+def test_a_mirror_that_cannot_be_asked_is_said_once_and_counts_as_empty(place, monkeypatch):
+    def silent(*arguments):
+        raise TransientError("no answer")
+
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "another"))
+    monkeypatch.setattr(StepMirror, "_has", silent)
+    assert run(place, f"file://{place / 'mirror'}", "--plan-only").exit_code == 0
+    assert {done for done, _ in done_already(place).values()} == {0}
+    notes = facts(place)["notes"]
+    assert all("what the mirror holds is not known: no answer" in note for note in notes)
+    assert 1 <= len(notes) <= 8  # those that were asked at the same time
+
+
+def test_a_job_plans_once_and_workers_change_no_byte(place, monkeypatch):
+    plans = []
+    for module in ("packhouse.commands.ci", "packhouse.chain"):
+        monkeypatch.setattr(
+            f"{module}.plan_jobs", lambda recipe: plans.append(1) or plan_jobs(recipe)
+        )
+    assert run(place, place / "one").exit_code == 0
+    alone = published(place)
+    assert len(plans) == 1
+    shutil.rmtree(place / "store")
+    assert run(place, place / "two", "--workers", "2").exit_code == 0
+    assert published(place) == alone
+
+
+def published(place):
+    root = place / "store" / "demo" / "v"
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -88,6 +89,20 @@ def test_a_mistake_is_one_sentence_and_a_code(name, arguments, code, says, place
     assert done.exit_code == code, done.output
     assert says in done.output
     assert "Traceback" not in done.output
+
+
+def test_refresh_and_backfill_take_an_engine(place, monkeypatch):
+    monkeypatch.delenv("PACKHOUSE_WORKERS", raising=False)
+    options = ["--set", "dataset=engines", "--runner", "processes", "--workers", "2"]
+    done = run(refresh, *recipe(place, *options))
+    assert done.exit_code == 0, done.output
+    assert os.environ.pop("PACKHOUSE_WORKERS") == "2"
+    options = ["--runner", "threads", "--runner-address", "tcp://x:1"]
+    for command in (refresh, backfill):
+        done = run(command, *recipe(place, "--set", "dataset=none", *options))
+        assert "has no address" in done.output
+        assert done.exit_code != 0
+    os.environ.pop("PACKHOUSE_RUNNER_ADDRESS")
 
 
 def test_a_backfill_exits_with_4_if_a_recipe_failed(place):

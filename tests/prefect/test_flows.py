@@ -297,6 +297,21 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
     assert backfill([good, last], cache=str(cache), return_state=True).is_completed()
 
 
+def test_a_refresh_plans_once(place, cache, monkeypatch):
+    """A plan reads every byte of the sources."""
+    from packhouse.jobs import plan_jobs
+
+    plans = []
+    for module in ("packhouse.refresh", "packhouse.chain"):
+        monkeypatch.setattr(
+            f"{module}.plan_jobs", lambda recipe: plans.append(recipe) or plan_jobs(recipe)
+        )
+    state = refresh(place, cache, approval=True)
+    assert state.result().outcome == "waiting"
+    assert ref(place, "latest.candidate") == state.result().version
+    assert len(plans) == 1
+
+
 FLOWS = {
     "look_at_sources": ("refresh", "planned_version"),
     "verify_one": ("verify", "verify_version"),

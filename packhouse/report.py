@@ -31,6 +31,7 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "unused_fields": _unused_fields(prepared),
         "sources": _pack_facts(prepared).get("sources"),
         "dedup": _pack_facts(prepared).get("dedup"),
+        "split": _pack_facts(prepared).get("split"),
     }
 
 
@@ -51,6 +52,7 @@ def print_report(prepared: Prepared) -> None:
     _print_unused_fields(console, prepared)
     _print_mixing(console, prepared)
     _print_repeats(console, prepared)
+    _print_uneven_split(console, _pack_facts(prepared).get("split"))
     console.print(_splits_table(prepared.facts["statistics"]))
     console.print(audit_table(prepared.facts["audit"]))
     if "contamination" in prepared.facts["audit"]:
@@ -231,6 +233,30 @@ def _print_repeats(console: Any, prepared: Prepared) -> None:
             f"{first['row']:,} ({row['similarity']:.0%})",
             markup=False,
         )
+
+
+def _print_uneven_split(console: Any, facts: dict[str, int] | None) -> None:
+    """Say so where eval has far more or fewer records than were asked for."""
+    if facts is None or not is_uneven(**facts):
+        return
+    joined = f"; {facts['joined']:,} records were joined to others' groups" * bool(facts["joined"])
+    console.print(
+        f"  note: eval has {facts['eval']:,} of {facts['records']:,} records, {facts['asked']:,} "
+        f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe"
+    )
+
+
+def is_uneven(*, records: int, eval: int, asked: int, joined: int) -> bool:
+    """Whether eval is so far from what was asked for that neither chance nor one group explains it.
+
+    Example:
+        >>> is_uneven(records=1000, eval=40, asked=50, joined=0)
+        False
+        >>> is_uneven(records=1000, eval=10, asked=50, joined=700)
+        True
+    """
+    by_chance = 3 * (asked * (1 - min(1.0, asked / max(records, 1)))) ** 0.5
+    return abs(eval - asked) > max(asked / 5, by_chance) or (eval == 0) != (asked == 0)
 
 
 def _pack_facts(prepared: Prepared) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.jobs import Job
 from packhouse.packing import (
@@ -71,6 +72,8 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     _write_places(folder, receipts, shards, admitted)
     write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval))
     counts = {**_counts(selection), **_selected(selection, is_eval)}
+    if recipe.split.eval_fraction or recipe.split.eval_count:
+        counts["split"] = _split_facts(shards, selection, is_eval, recipe.split)
     rows, lengths = selection.kept()
     del admitted, selection
     planned = {}
@@ -142,6 +145,32 @@ def _selected(selection: Selection, is_eval: npt.NDArray[np.bool_]) -> dict[str,
     if "dedup" in facts:
         facts["dedup"]["near"]["on_both_sides"] = selection.num_near_on_both_sides(is_eval)
     return facts
+
+
+def _split_facts(
+    shards: Sequence[pa.Table],
+    selection: Selection,
+    is_eval: npt.NDArray[np.bool_],
+    config: SplitConfig,
+) -> dict[str, Any]:
+    """How many records were asked for eval, and are there; and how many were joined to others.
+
+    Records are those that are packed, each counted once.
+    """
+    is_packed = np.concatenate([np.zeros(0, np.int32), *selection.times]) > 0
+    num_packed = int(is_packed.sum())
+    joined = np.zeros(len(is_packed), np.bool_)
+    if selection.group_keys is not None:
+        keys = [chunk for shard in shards for chunk in shard["group_key"].chunks]
+        own = pa.chunked_array(keys, pa.string())
+        joined = pc.not_equal(own, selection.group_keys).to_numpy(zero_copy_only=False)
+    count = config.eval_count
+    return {
+        "records": num_packed,
+        "eval": int((is_eval & is_packed).sum()),
+        "asked": count if count is not None else round(config.eval_fraction * num_packed),
+        "joined": int((joined & is_packed).sum()),
+    }
 
 
 def _write_places(

@@ -29,6 +29,7 @@ from packhouse.workspace import Workspace
 
 __all__ = ["commit", "compute", "configuration_of"]
 
+_SELECTED = ("sources", "dedup", "split")
 _SHARD_STEPS = ("validate", "format", "tokenize")
 
 
@@ -49,7 +50,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
             "ledger": [line.to_json() for line in ledger],
             "statistics": _statistics(packed, inputs_of(job, workspace, "gather")),
             "sides": split.facts["sides"],
-            **{name: packed.facts[name] for name in ("sources", "dedup") if name in packed.facts},
+            **{name: packed.facts[name] for name in _SELECTED if name in packed.facts},
         },
         "lineage": {
             "sources": [_source_facts(receipt) for receipt in shards["validate"]],

@@ -8,6 +8,8 @@ tokenizers and pack sizes, and an appended file costs its own shard.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from packhouse.dedup import FINGERPRINTS, deduplicate, facts_of, fingerprint_tab
 from packhouse.fingerprint import digest, library_versions
 from packhouse.mixing import mix, source_counts
 from packhouse.packing import Admitted
-from packhouse.packing.lists import one_chunk
+from packhouse.packing.lists import flat_list, one_chunk
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
 from packhouse.splitting import join_equal
@@ -100,6 +102,9 @@ def select(
     if any("examples.arrow" in receipt.files for _, receipt in formatted):
         ids = _chunked(shards, "record_id")
         groups = join_equal(_chunked(shards, "group_key"), ids, recipe.split.seed)
+    if _may_be_of_one_text(formatted, recipe):
+        groups = _chunked(shards, "group_key") if groups is None else groups
+        groups = join_equal(groups, _ids_of_tokens(shards), recipe.split.seed)
     if not dedup.needs_fingerprints(recipe.dedup):
         facts = {"sources": source_counts(mixed, times, names)}
         return Selection(mixed, times, groups, facts=facts)
@@ -124,6 +129,32 @@ def select(
             "dedup": facts_of(done, records, recipe.dedup),
         },
     )
+
+
+def _may_be_of_one_text(formatted: Sequence[tuple[Receipt, Receipt]], recipe: Recipe) -> bool:
+    """Whether different records may be one to the model: templates leave thinking out.
+
+    Records of one prompt are together anyhow, so this matters only where groups are records.
+    """
+    notes = [receipt.facts["notes"] for _, receipt in formatted]
+    is_left_out = any(note.get("reasoning_not_rendered") for note in notes)
+    is_split = recipe.split.eval_fraction > 0 or bool(recipe.split.eval_count)
+    return is_left_out and is_split and recipe.split.group_by == "record"
+
+
+def _ids_of_tokens(shards: Sequence[pa.Table]) -> pa.ChunkedArray:
+    """A name for each record that equal tokens share."""
+    chunks = []
+    for shard in shards:
+        values, offsets = flat_list(shard["input_ids"])
+        tokens = np.ascontiguousarray(values).view(np.uint8)
+        width = values.itemsize
+        names = [
+            sha256(tokens[width * start : width * end].data).hexdigest()[:20]
+            for start, end in pairwise(offsets.tolist())
+        ]
+        chunks.append(pa.array(names, pa.string()))
+    return pa.chunked_array(chunks, pa.string())
 
 
 def _splits(recipe: Recipe) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from packhouse.messages import conversation_ids, group_keys
 from packhouse.recipe import FormatConfig
 from packhouse.tables import CONVERSATION, VALIDATED
-from packhouse.templates.thinking import has_thinking, without_thinking
+from packhouse.templates.thinking import has_thinking, is_unclosed, without_thinking
 from packhouse.templates.weighing import decide_weights
 
 __all__ = ["Examples", "derive", "flat_messages", "make_examples", "rewrites", "with_field"]
@@ -33,8 +33,9 @@ class Examples:
     """Schema VALIDATED: one or more rows of each that came in, in its order."""
     num_added: int = 0
     """Rows beyond one for each that came in."""
-    emptied: list[int] = field(default_factory=list)
-    """Rows with an answer of which nothing but thinking was left to strip."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Reason code of each row that has an answer without a told end of its thinking, or one of
+    which nothing but thinking was left to strip."""
 
 
 def rewrites(config: FormatConfig) -> bool:
@@ -43,19 +44,18 @@ def rewrites(config: FormatConfig) -> bool:
 
 
 def make_examples(table: pa.Table, config: FormatConfig) -> Examples:
-    """Apply `reasoning: strip` and `one_example_per_turn` to conversations."""
-    emptied: list[int] = []
+    """Apply `reasoning` and `one_example_per_turn` to conversations."""
+    refused: dict[int, str] = {}
     if config.reasoning == "strip":
-        table, emptied = _stripped(table)
+        table, refused = _stripped(table)
+    elif config.reasoning == "train_last":
+        refused = _unclosed(table)
     if not config.one_example_per_turn:
-        return Examples(table, 0, emptied)
+        return Examples(table, 0, refused)
     examples, origin = _per_turn(table, config)
-    gone = np.isin(origin, emptied)
-    return Examples(
-        examples,
-        examples.num_rows - table.num_rows,
-        np.flatnonzero(gone).tolist() if emptied else [],
-    )
+    gone = np.flatnonzero(np.isin(origin, list(refused))).tolist() if refused else []
+    own = {example: refused[int(origin[example])] for example in gone}
+    return Examples(examples, examples.num_rows - table.num_rows, own)
 
 
 def flat_messages(table: pa.Table) -> tuple[Ints, pa.StructArray]:
@@ -74,11 +74,23 @@ def with_field(messages: pa.StructArray, name: str, values: pa.Array) -> pa.Stru
     return pa.StructArray.from_arrays(columns, fields=list(messages.type))
 
 
-def _stripped(table: pa.Table) -> tuple[pa.Table, list[int]]:
+def _unclosed(table: pa.Table) -> dict[int, str]:
+    """Rows with an answer, not weighed 0, whose thinking has no end."""
+    starts, messages = flat_messages(table)
+    at = np.flatnonzero(has_thinking(messages))
+    given = pc.fill_null(messages.field("weight"), 1).to_numpy(zero_copy_only=False)[at]
+    contents = messages.field("content").take(at).to_pylist()
+    is_open = np.array([is_unclosed(content) for content in contents], np.bool_) & (given != 0)
+    rows = np.searchsorted(starts, at[is_open], "right") - 1
+    return dict.fromkeys(np.unique(rows).tolist(), "unclosed_thinking")
+
+
+def _stripped(table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+    """Conversations without thinking, called by what is left of them; and those to refuse."""
     starts, messages = flat_messages(table)
     at = np.flatnonzero(has_thinking(messages))
     if not len(at):
-        return table, []
+        return table, {}
     contents = [without_thinking(text) for text in messages.field("content").take(at).to_pylist()]
     is_thinking = np.zeros(len(messages), np.bool_)
     is_thinking[at] = True
@@ -87,12 +99,31 @@ def _stripped(table: pa.Table) -> tuple[pa.Table, list[int]]:
     silent = pc.is_null(messages.field("tool_calls")).to_numpy(zero_copy_only=False)[at]
     silent &= np.array([not text.strip() for text in contents])
     silent &= pc.fill_null(messages.field("weight"), 1).to_numpy(zero_copy_only=False)[at] != 0
-    rows = np.unique(np.searchsorted(starts, at[silent], "right") - 1)
+    row_of = np.searchsorted(starts, at, "right") - 1
+    refused = dict.fromkeys(np.unique(row_of[silent]).tolist(), "only_thinking") | _unclosed(table)
     messages = with_field(messages, "content", content)
     messages = with_field(messages, "reasoning", pa.nulls(len(messages), pa.string()))
     lists = pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), messages, type=CONVERSATION)
     place = table.schema.get_field_index("messages")
-    return table.set_column(place, VALIDATED.field("messages"), lists), rows.tolist()
+    stripped = table.set_column(place, VALIDATED.field("messages"), lists)
+    return _renamed(stripped, np.unique(row_of)), refused
+
+
+def _renamed(table: pa.Table, rows: Ints) -> pa.Table:
+    """Some rows called by their content anew, and their groups, where these are records."""
+    changed = table.take(pa.array(rows))
+    columns = {name: changed.column(name).combine_chunks() for name in VALIDATED.names}
+    new = conversation_ids(columns["messages"], columns["tools"], columns["label"])
+    by_record = pc.equal(columns["group_key"], columns["record_id"])
+    keys = pc.if_else(by_record, new, columns["group_key"])
+    mask = np.zeros(table.num_rows, np.bool_)
+    mask[rows] = True
+    for name, values in (("record_id", new), ("group_key", keys)):
+        old = table.column(name).combine_chunks()
+        place = table.schema.get_field_index(name)
+        replaced = pc.replace_with_mask(old, pa.array(mask), values)
+        table = table.set_column(place, VALIDATED.field(name), replaced)
+    return table
 
 
 def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:

@@ -36,9 +36,11 @@ class Refusal(NamedTuple):
     detail: str
 
 
-_ONLY_THINKING = Refusal(
-    "only_thinking", "nothing of an answer is left without its thinking; see format.reasoning"
-)
+_OF_THINKING = {
+    "only_thinking": "nothing of an answer is left without its thinking; see format.reasoning",
+    "unclosed_thinking": "an answer has a `<think>` that nothing closes, so what was thought and "
+    "what was said cannot be told apart; mend it, or give it the weight 0",
+}
 
 
 class RefusedError(Exception):
@@ -116,8 +118,8 @@ class Renderer:
         for part in _parts(table, part_bytes):
             examples = make_examples(part, self._config)
             done.added["turn_examples"] += examples.num_added
-            if examples.emptied:
-                self._render_sifted(examples.table, examples.emptied, done)
+            if examples.refused:
+                self._render_sifted(examples.table, examples.refused, done)
             else:
                 self._render_part(examples.table, done)
         rendered = done.rendered()
@@ -125,11 +127,12 @@ class Renderer:
         assert num_out == table.num_rows + sum(rendered.added.values())
         return rendered
 
-    def _render_sifted(self, part: pa.Table, emptied: list[int], done: "_Done") -> None:
-        """Render the rows of which thinking is not all; the others are bad."""
+    def _render_sifted(self, part: pa.Table, refused: dict[int, str], done: "_Done") -> None:
+        """Render the rows whose thinking leaves an answer; the others are bad."""
         is_kept = np.ones(part.num_rows, np.bool_)
-        is_kept[emptied] = False
-        done.quarantined.append(_quarantined(part, dict.fromkeys(emptied, _ONLY_THINKING)))
+        is_kept[list(refused)] = False
+        why = {row: Refusal(reason, _OF_THINKING[reason]) for row, reason in refused.items()}
+        done.quarantined.append(_quarantined(part, why))
         done.examples.append(part.filter(pa.array(~is_kept)))
         self._render_part(part.filter(pa.array(is_kept)), done)
 

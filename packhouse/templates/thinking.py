@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["THOUGHT", "has_thinking", "thought_spans", "without_thinking"]
+__all__ = ["THOUGHT", "has_thinking", "is_unclosed", "thought_spans", "without_thinking"]
 
 THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)
 _THOUGHT_BYTES = re.compile(THOUGHT.pattern.encode(), re.DOTALL)
@@ -27,6 +27,16 @@ def has_thinking(messages: pa.StructArray) -> npt.NDArray[np.bool_]:
     tagged = pc.or_(pc.match_substring(content, "<think>"), pc.match_substring(content, "</think>"))
     found = pc.and_(is_answer, pc.or_(in_field, tagged))
     return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def is_unclosed(content: str) -> bool:
+    """Whether a thought of a content has no end, so that nobody knows what was said.
+
+    Example:
+        >>> [is_unclosed(said) for said in ("<think>a</think>b", "<think>a", "Write <think> here")]
+        [False, True, True]
+    """
+    return content.rfind("<think>") > content.rfind("</think>")
 
 
 def without_thinking(content: str) -> str:

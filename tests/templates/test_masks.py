@@ -1,12 +1,14 @@
 """What is trained, by role, by message and by thinking; held against transformers' own masks."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from packhouse.errors import TemplateError
+from packhouse.messages import conversation_ids
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
@@ -180,6 +182,60 @@ def test_thinking_is_trained_in_the_last_turn_alone():
         out = render_chat(CHATML, [talk] * copies, config={"reasoning": "train_last"}).formatted
         assert pieces(out)[0] == ["1!<|im_end|>", "<think>3</think> 3!<|im_end|>"]
         assert "<think>1</think>" in out["text"][0].as_py()
+
+
+def answered(content, **fields):
+    return [turn("user", "x"), turn("assistant", content, **fields), *THINKING[:2]]
+
+
+@pytest.mark.parametrize("reasoning", ["strip", "train_last"])
+@pytest.mark.parametrize("per_turn", [False, True])
+@pytest.mark.parametrize(
+    ("content", "is_refused"),
+    [
+        ("<think>what was never", True),
+        ("Write <think> before it.", True),
+        ("<think>a</think> Write <think> before it.", True),
+        ("<think>a<think>b</think>said", False),
+        ("a</think>said", False),
+    ],
+)
+def test_thinking_without_an_end_is_refused(reasoning, per_turn, content, is_refused):
+    config = {"reasoning": reasoning, "one_example_per_turn": per_turn}
+    for copies in (1, 12):
+        done = render_chat(CHATML, [answered(content)] * copies, config=config)
+        refused = copies * (2 if per_turn else 1) * is_refused
+        assert done.quarantined["reason"].to_pylist() == ["unclosed_thinking"] * refused
+        assert bool(done.formatted.num_rows) != is_refused
+
+
+@pytest.mark.parametrize("reasoning", ["strip", "train_last"])
+def test_thinking_without_an_end_in_an_untrained_answer_is_not(reasoning):
+    done = render_chat(CHATML, [answered("<think>a", weight=0)], config={"reasoning": reasoning})
+    assert done.quarantined.num_rows == 0
+    assert pieces(done.formatted) == [["2.<|im_end|>"]]
+
+
+def test_rows_are_called_by_what_is_left_of_them_without_thinking():
+    said = [turn("user", "x"), turn("assistant", "y")]
+    talks = [
+        [said[0], turn("assistant", "<think>a</think>y")],
+        said,
+        [said[0], turn("assistant", "y", reasoning="b")],
+        [said[0], turn("assistant", "z", reasoning="b")],
+    ]
+    table = make_table(talks)
+    ids = conversation_ids(
+        table["messages"].combine_chunks(), pa.nulls(4, pa.string()), pa.nulls(4)
+    )
+    table = table.set_column(table.schema.get_field_index("record_id"), "record_id", ids)
+    for keys, same in ((ids, True), (pa.array(["k", "l", "m", "n"]), False)):
+        table = table.set_column(table.schema.get_field_index("group_key"), "group_key", keys)
+        config = FormatConfig(reasoning="strip")
+        out = make_renderer(config, make_snapshot(chat_template=CHATML)).render(table).formatted
+        names = out["record_id"].to_pylist()
+        assert names[0] == names[1] == names[2] == ids[1].as_py() != names[3]
+        assert out["group_key"].to_pylist() == (names if same else keys.to_pylist())
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -97,7 +97,7 @@ def test_a_person_fills_the_form_runs_it_and_reads_what_was_published(ui, deploy
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"]["recipe"]["dataset"] == "browser-demo"
     assert run["parameters"]["recipe"]["pack"]["seq_len"] == 256
-    ui.says("Completed")
+    ui.find("//*[text()='Completed']")  # the page's own word; logs say `Completed()` before it
     ui.picture("06-run-completed")
     ui.click("Artifacts", tag="*[@role='tab']")
     ui.says("browser-demo-version")
@@ -117,7 +117,8 @@ def test_a_run_that_a_gate_refuses_says_why(ui, deployed):
     run_id = submit(ui, deployed)
     run = deployed.api.wait(run_id)
     assert run["state_type"] == "FAILED"
-    ui.says("Failed")
+    ui.find("//*[text()='Failed']")
+    ui.says("Encountered exception")
     ui.picture("11-run-refused")
     page = open_artifact(ui, deployed, run_id, "browser-refused-refused", "12-artifact-refused")
     assert "9 of 304" in page

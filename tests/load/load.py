@@ -50,7 +50,10 @@ class Outcome:
     median_run_s: float
     most_at_once: int
     memory_mib: dict[str, list[float]]
-    """By process: at the first and second fifth of the time, the end, and the highest."""
+    """By process: when a quarter, half, three quarters and all of the runs had ended, about, and
+    the highest."""
+    growth_mib_a_run: dict[str, float]
+    """From half of the runs to the last: what stays once everything was loaded."""
 
     def is_sound(self) -> bool:
         """Whether none was lost and none was doubled."""
@@ -143,12 +146,16 @@ def most_at_once(runs: list[dict[str, Any]]) -> int:
     return most
 
 
-def _resident(pid: int) -> float:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        return sum(_private(p) for p in family) / 2**20
-    return 0.0
+def _memory(processes: dict[str, int]) -> dict[str, float]:
+    """Return the MiB of each process, and those of the processes that the worker started."""
+    found = {}
+    for name, pid in processes.items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            started = sum(map(_private, process.children(recursive=True))) / 2**20
+            own = _private(process) / 2**20
+            found |= {name: own, "runs": started} if name == "worker" else {name: own + started}
+    return found
 
 
 def _private(process: psutil.Process) -> int:
@@ -159,11 +166,24 @@ def _private(process: psutil.Process) -> int:
     return 0
 
 
-def _fifths(series: list[float]) -> list[float]:
-    """Return the medians of the first, second and last fifth, and the highest."""
-    size = max(1, len(series) // 5)
-    parts = series[:size], series[size : 2 * size] or series, series[-size:]
-    return [*(round(sorted(p)[len(p) // 2], 1) for p in parts), round(max(series), 1)]
+def by_quarter(samples: list[tuple[int, float]], runs: int) -> list[float]:
+    """Return the medians about each quarter of the runs, and the highest.
+
+    Args:
+        samples: how many runs had ended, and MiB.
+        runs: of all.
+
+    Example:
+        >>> by_quarter([(0, 10), (25, 20), (50, 31), (51, 30), (52, 32), (75, 30), (100, 31)], 100)
+        [20, 31, 30, 31, 32]
+    """
+    found = []
+    for quarter in (1, 2, 3, 4):
+        at = runs * quarter / 4
+        near = sorted(samples, key=lambda sample: abs(sample[0] - at))[:1]
+        near += [sample for sample in samples if abs(sample[0] - at) <= runs / 20]
+        found.append(sorted(mib for _, mib in near)[len(near) // 2])
+    return [round(mib, 1) for mib in (*found, max(mib for _, mib in samples))]
 
 
 def measure(arguments: argparse.Namespace) -> Outcome:
@@ -191,18 +211,18 @@ def _run(
     source = write_source(folder)
     tokenizer = str(DEMO / "tokenizer")
     recipes = [recipe(n, str(source), tokenizer, str(store)) for n in range(arguments.runs)]
-    memory: dict[str, list[float]] = {name: [] for name in processes}
+    memory: dict[str, list[tuple[int, float]]] = {}
     start, shown, ended = time.monotonic(), 0.0, 0
     with ThreadPoolExecutor(1) as beside:
         created = beside.submit(create_runs, api, "prepare/load", recipes, arguments.spread)
         while ended < arguments.runs and time.monotonic() < start + arguments.patience:
             time.sleep(5)
             ended = count_ended(api, "prepare/load")
-            for name, pid in processes.items():
-                memory[name].append(_resident(pid))
+            for name, mib in _memory(processes).items():
+                memory.setdefault(name, []).append((ended, mib))
             if time.monotonic() - shown > 30:
                 shown = time.monotonic()
-                now = {name: round(series[-1]) for name, series in memory.items()}
+                now = {name: round(samples[-1][1]) for name, samples in memory.items()}
                 sys.stderr.write(f"{shown - start:6.0f} s {ended} ended, MiB {now}\n")
                 sys.stderr.flush()
         created.result()
@@ -211,11 +231,15 @@ def _run(
 
 
 def _outcome(
-    runs: list[dict[str, Any]], store: Path, seconds: float, memory: dict[str, list[float]]
+    runs: list[dict[str, Any]],
+    store: Path,
+    seconds: float,
+    memory: dict[str, list[tuple[int, float]]],
 ) -> Outcome:
     versions = [path.parent.name for path in store.glob("*/v/*/manifest.json")]
     addresses = [name.split(".")[0] for name in versions]
     times = sorted(run["total_run_time"] for run in runs)
+    quarters = {name: by_quarter(samples, len(runs)) for name, samples in memory.items()}
     return Outcome(
         runs=len(runs),
         completed=sum(run["state_name"] == "Completed" for run in runs),
@@ -225,7 +249,10 @@ def _outcome(
         seconds=round(seconds, 1),
         median_run_s=round(times[len(times) // 2], 2),
         most_at_once=most_at_once(runs),
-        memory_mib={name: _fifths(series) for name, series in memory.items()},
+        memory_mib=quarters,
+        growth_mib_a_run={
+            name: round((mib[3] - mib[1]) / (len(runs) / 2), 3) for name, mib in quarters.items()
+        },
     )
 
 

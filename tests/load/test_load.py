@@ -14,6 +14,7 @@ OUTCOME = {
     "median_run_s": 1.0,
     "most_at_once": 4,
     "memory_mib": {},
+    "growth_mib_a_run": {},
 }
 
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from packhouse.jobs import Plan
-from packhouse.packing import plan_packs
+from packhouse.packing import apply_over_length, plan_packs
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
+from packhouse.steps.format_step import make_window_rule
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 from packhouse.workspace import Workspace, read_table
@@ -39,35 +41,69 @@ class Estimate:
     is_exact: bool
     """True where every shard is tokenized already."""
     sources: Mapping[str, Mapping[str, int]]
-    """Rows and tokens by source file, before sources are mixed."""
+    """Rows (of split ones, all examples or windows) and tokens by source file, before any are
+    dropped and sources are mixed."""
     notes: tuple[str, ...] = ()
     """What is not in the numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Counted:
+    """Tokens of each row of a shard, or of a sample of it."""
+
+    every: _Lengths
+    """Of all rows, before any is dropped."""
+    packed: _Lengths
+    """Of those that `pack` would take, as far as it takes them."""
+    num_read: int = 0
+    """Rows that were read."""
+    num_bytes: int = 1
+    """Bytes that they come from."""
+
+    @classmethod
+    def of(cls, tokenized: pa.Table, recipe: Recipe, **read: int) -> "_Counted":
+        """Count what comes of tokenized rows. Over-long ones are dropped where they would fail."""
+        policy = recipe.pack.over_length
+        rule = recipe.pack.model_copy(
+            update={"over_length": "drop" if policy == "error" else policy}
+        )
+        lengths = apply_over_length(tokenized, rule).lengths
+        return cls(tokenized["num_tokens"].to_numpy(), lengths, **read)
+
+    def scaled(self, share: float) -> "_Counted":
+        """So many times as many rows, of the same lengths."""
+        return _Counted(
+            np.resize(self.every, round(len(self.every) * share)),
+            np.resize(self.packed, round(len(self.packed) * share)),
+        )
 
 
 def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     """Estimate the run of `recipe`; costs a second or two for each source that is not cached."""
     lengths: dict[str, list[_Lengths]] = {}
     sources: dict[str, dict[str, int]] = {}
-    samples: dict[str, tuple[_Lengths, int]] = {}
+    samples: dict[str, _Counted] = {}
+    num_over = 0
     for validate, tokenize in zip(plan.validate, plan.tokenize, strict=True):
         shard = validate.shard
         assert shard is not None
         assert validate.source is not None
         receipt = workspace.steps.peek("tokenize", tokenize.key)
         if receipt is not None:
-            counted = read_table(receipt.path("tokenized.arrow"))["num_tokens"].to_numpy()
+            counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe)
         else:
             if shard.uri not in samples:
                 samples[shard.uri] = _sample(recipe, validate.source, shard.uri, workspace)
-            sampled, sample_bytes = samples[shard.uri]
-            scale = (shard.byte_end - shard.byte_start) / max(1, sample_bytes)
+            sample = samples[shard.uri]
             checked = workspace.steps.peek("validate", validate.key)
-            rows = checked.facts["rows_out"] if checked else round(len(sampled) * scale)
-            counted = np.resize(sampled, rows)
-        lengths.setdefault(source_name(validate.source), []).append(counted)
+            size = shard.byte_end - shard.byte_start
+            share = checked.facts["rows_out"] / max(1, sample.num_read) if checked else None
+            counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
+        lengths.setdefault(source_name(validate.source), []).append(counted.packed)
+        num_over += int((counted.every > recipe.pack.seq_len).sum())
         line = sources.setdefault(shard.file, {"rows": 0, "tokens": 0})
-        line["rows"] += len(counted)
-        line["tokens"] += int(counted.sum())
+        line["rows"] += len(counted.every)
+        line["tokens"] += int(counted.every.sum())
     mixed = _mixed(recipe, lengths)
     tokens = sum(int(each.sum()) for each in mixed)
     return Estimate(
@@ -77,8 +113,24 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
         is_exact=not samples,
         sources=sources,
-        notes=tuple(_not_counted(recipe)),
+        notes=(*_on_over_length(recipe, num_over), *_not_counted(recipe)),
     )
+
+
+_OVER_LENGTH = {
+    "drop": "and are dropped",
+    "error": "so the run will fail, or has to drop them",
+    "truncate_turns": "and are cut behind a turn, or dropped",
+    "window": "though they are split to windows, and are dropped",
+}
+
+
+def _on_over_length(recipe: Recipe, num_over: int) -> Iterator[str]:
+    if num_over and recipe.pack.strategy != "concat":
+        yield (
+            f"{num_over:,} rows have more tokens than pack.seq_len {recipe.pack.seq_len:,}, "
+            f"{_OVER_LENGTH[recipe.pack.over_length]}"
+        )
 
 
 def _mixed(recipe: Recipe, lengths: Mapping[str, list[_Lengths]]) -> list[_Lengths]:
@@ -98,26 +150,23 @@ def _not_counted(recipe: Recipe) -> Iterator[str]:
         yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"
 
 
-def _sample(
-    recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
-) -> tuple[_Lengths, int]:
-    """Token counts of the first megabyte of a file, and how many bytes they come from."""
+def _sample(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:
+    """What comes of the first megabyte of a file."""
     shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
     snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
-    rendered = make_renderer(recipe.format, snapshot, source.label_names).render(rows.validated)
-    result = tokenize_table(
-        rendered.formatted, snapshot, recipe.tokenize, cache=workspace.tokenizers
-    )
+    window = make_window_rule(recipe, snapshot, workspace.tokenizers)
+    renderer = make_renderer(recipe.format, snapshot, source.label_names, window)
+    formatted = renderer.render(rows.validated).formatted
+    result = tokenize_table(formatted, snapshot, recipe.tokenize, cache=workspace.tokenizers)
     num_bytes = shards[0].byte_end - shards[0].byte_start
-    return result.tokenized["num_tokens"].to_numpy(), num_bytes
+    num_read = rows.validated.num_rows
+    return _Counted.of(result.tokenized, recipe, num_read=num_read, num_bytes=num_bytes)
 
 
 def _packs(recipe: Recipe, lengths: list[_Lengths]) -> int:
     """Packs of all lengths in one plan, as the run would plan them (but for the two sides)."""
     every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int32)
-    if recipe.pack.strategy != "concat":
-        every = every[every <= recipe.pack.seq_len]
     if not len(every):
         return 0
     plan = plan_packs(every, recipe.pack.seq_len, recipe.pack.strategy, recipe.pack.seed)

@@ -53,7 +53,7 @@ def make_supervised_dataset(
     prompt_template: str | Path | FormatConfig = "alpaca",
     pack_len: int | None = None,
     shuffle_seed: int | None = 42,
-    over_length: Literal["drop", "error", "truncate_turns"] = "drop",
+    over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop",
     max_quarantined: float = 0.01,
     cache: str | Path | None = None,
 ) -> Any:

@@ -75,24 +75,46 @@ def test_explain_notices_a_file_that_is_gone(call, prepared):
     assert "pack  runs" in call("explain", str(DEMO))
 
 
-def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path):
-    before = json.loads(call("plan", str(DEMO), "--json"))
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("pack.over_length=truncate_turns", "pack.seq_len=128"),
+        ("pack.over_length=window", "pack.seq_len=128"),
+        ("pack.over_length=window", "pack.seq_len=128", "pack.strategy=none"),
+        ("pack.strategy=concat",),
+        ("format.one_example_per_turn=true",),
+    ],
+)
+def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, options):
+    setting = [part for option in options for part in ("--set", option)]
+    before = json.loads(call("plan", str(DEMO), "--json", *setting))
     assert not before["is_exact"]
     assert before["steps"]["tokenize"] == {"cached": 0, "jobs": 2}
 
-    recipe = load_recipe(DEMO, (f"publish.store={tmp_path / 'store'}",))
+    recipe = load_recipe(DEMO, (f"publish.store={tmp_path / 'store'}", *options))
     runner = LocalRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "cache"))
     done = prepare(recipe, runner, tmp_path / "cache")
-    after = json.loads(call("plan", str(DEMO), "--json"))
+    after = json.loads(call("plan", str(DEMO), "--json", *setting))
 
+    (line,) = (line for line in done.ledger if line.step == "pack")
     assert after["is_exact"]
     assert after["version_id"] == before["version_id"] == done.version.split(".")[0]
-    assert (after["rows"], after["tokens"]) == (295, 30_246)
-    assert before["rows"] == pytest.approx(295, rel=0.05)
-    assert before["tokens"] == pytest.approx(30_246, rel=0.05)
+    assert (after["rows"], after["tokens"]) == (line.rows_out, line.tokens_out)
+    assert options or (line.rows_out, line.tokens_out) == (294, 29_487)
+    assert before["rows"] == pytest.approx(line.rows_out, rel=0.05)
+    assert before["tokens"] == pytest.approx(line.tokens_out, rel=0.05)
     packs = sum(side["num_packs"] for side in done.facts["statistics"].values())
-    assert after["packs"] == pytest.approx(packs, abs=1)
-    assert "295 rows, 30,246 tokens" in call("plan", str(DEMO))
+    assert after["packs"] == pytest.approx(packs, abs=1, rel=0.05)
+    printed = call("plan", str(DEMO), *setting)
+    assert f"{line.rows_out:,} rows, {line.tokens_out:,} tokens" in printed
+    num_over = sum(line.dropped.values())
+    assert ("have more tokens than pack.seq_len" in printed) == bool(num_over)
+
+
+def test_plan_says_that_a_run_would_fail(call):
+    printed = call("plan", str(DEMO), "--set", "pack.over_length=error")
+    assert "1 rows have more tokens than pack.seq_len 512, so the run will fail" in printed
 
 
 def test_inspect_prints_text_by_trained_or_not(call, prepared):

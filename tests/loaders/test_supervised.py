@@ -105,6 +105,53 @@ def test_packs_are_those_of_the_flow(files, cache, tmp_path):
     assert rows_of(pickle.loads(pickle.dumps(packs))) == rows_of(packs)  # noqa: S301
 
 
+LONG = [
+    {"role": role, "content": f"{role} says {number} and {number} again, and that was all."}
+    for number in range(12)
+    for role in ("user", "assistant")
+]
+
+
+@pytest.mark.parametrize("over_length", ["drop", "truncate_turns", "window"])
+@pytest.mark.parametrize("per_turn", [False, True])
+def test_over_long_rows_become_what_the_flow_makes_of_them(tmp_path, over_length, per_turn):
+    path = tmp_path / "talks.jsonl"
+    talks = [LONG[start:] for start in range(0, 24, 2)]
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    settings = FormatConfig(template="chat", one_example_per_turn=per_turn)
+    packs = make_supervised_dataset(
+        TOKENIZER,
+        str(path),
+        prompt_template=settings,
+        pack_len=128,
+        shuffle_seed=7,
+        over_length=over_length,
+        cache=tmp_path / "cache",
+    )
+    recipe = parse_recipe(
+        {
+            "dataset": "same",
+            "sources": [{"path": str(path)}],
+            "tokenizer": TOKENIZER,
+            "format": settings.model_dump(),
+            "pack": {"seq_len": 128, "seed": 7, "over_length": over_length},
+            "audit": {"max_duplicates": 1},
+            "publish": {"store": str(tmp_path / "store")},
+        }
+    )
+    workspace = Workspace(cache=tmp_path / "other")
+    done = prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
+    published = load_packed(f"{tmp_path}/store/same", cache=tmp_path)
+
+    assert [line.to_json() for line in packs.ledger] == [
+        line.to_json() for line in done.ledger if line.step != "split"
+    ]
+    is_split = over_length == "window" and not per_turn  # of an example, one window is trained
+    assert ("windows" in packs.ledger[1].added) == is_split
+    assert packs.num_dropped == 0 or over_length != "window"
+    assert [item["input_ids"].tolist() for item in packs] == [row["input_ids"] for row in published]
+
+
 def test_without_pack_len_records_are_tokenized_in_an_order_of_the_seed(files, cache):
     plain = make_supervised_dataset(TOKENIZER, files[0], **fields(shuffle_seed=None), cache=cache)
     shuffled = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)

@@ -5,7 +5,7 @@
 Prefect's server on PostgreSQL, with password and CSRF tokens; runs of the deployment
 `prepare/load`, created at the rate of an hour's schedule pressed into the time that they take; a
 worker that takes at most `--at-once` of them. Each run publishes a version that no other makes, and
-four runs share a dataset, so that some must queue for its slot. Memory of server, worker and
+runs of a dataset come together, so that some must queue for its slot. Memory of server, worker and
 database is sampled throughout.
 
 With `--processes`, Prefect's own process worker starts a process for each run, which costs 5 to 8 s
@@ -33,7 +33,10 @@ from tests.e2e.places import DEMO
 from tests.e2e.stack import ENDED, Api, Secrets
 
 POOL = "load"
-RUNS_PER_DATASET = 4
+RUNS_TOGETHER = 4
+"""Of one dataset, one after the other, so that some must queue."""
+DATASETS = 25
+"""Prefect keeps a thread and a connection for each whose slot a process ever held."""
 ROWS = 40
 
 
@@ -84,7 +87,7 @@ def _is_good(line: bytes) -> bool:
 def recipe(number: int, source: str, tokenizer: str, store: str) -> dict[str, Any]:
     """Return the recipe of a run: every number makes another version."""
     return {
-        "dataset": f"load-{number // RUNS_PER_DATASET}",
+        "dataset": f"load-{number // RUNS_TOGETHER % DATASETS}",
         "sources": [{"path": source, "format": "alpaca"}],
         "tokenizer": tokenizer,
         "validate": {"max_quarantined": 0.5},

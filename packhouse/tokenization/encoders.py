@@ -172,8 +172,13 @@ def load_tokenizer(backend: str) -> "Tokenizer":
     """
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(backend)
+    return bare(Tokenizer.from_str(backend))
+
+
+def bare(tokenizer: "Tokenizer") -> "Tokenizer":
+    """Strip what is no part of the text's own ids, as `load_tokenizer` does."""
     tokenizer.post_processor = None
+    tokenizer.encode_special_tokens = False
     return tokenizer
 
 

@@ -3,10 +3,16 @@
 Fast encoders are young. One is used for a tokenizer only after it gave HF's ids, one by one, on a
 fixed corpus of known traps (verdict kept under tokenizer and version) and, each time, on a
 sample of the very data. One differing id, an error or a tokenizer that it cannot read: HF is used
-and the report says why. Text no larger than a sample goes to HF at once.
+and the report says why.
+
+A fast encoder takes as long to load as HF takes for a megabyte. So HF encodes a process's first
+megabyte itself, and the fast one is loaded by who needs more: whatever comes, no process takes more
+than twice the time of the better choice.
 So ids never depend on the encoder, only the time does.
 """
 
+import threading
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +25,6 @@ from packhouse.errors import TokenizerError
 from packhouse.tokenization.contested import find_contested
 from packhouse.tokenization.corpus import (
     CORPUS_VERSION,
-    SAMPLE_BYTES,
     adversarial_texts,
     sample_texts,
 )
@@ -34,10 +39,16 @@ from packhouse.tokenization.encoders import (
 from packhouse.tokenization.kept import read_kept, write_kept
 from packhouse.tokenization.offsets import locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
-from packhouse.tokenization.reference import reference_ids
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["Choice", "choose_encoder", "first_difference"]
+
+
+FIRST_BYTES = 2**20
+"""Text that HF encodes in this process, all calls together, before a fast encoder is loaded."""
+
+_counting = threading.Lock()
+_by_hf: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +92,8 @@ def choose_encoder(
     if choice == "hf":
         return Choice(encoder=hf_encoder(snapshot), gate="not asked")
     num_bytes = sum(int(np.ptp(text_offsets(chunk)[[0, -1]])) for chunk in texts.chunks)
-    if choice == "auto" and num_bytes <= SAMPLE_BYTES:
-        gate = "not asked: HF encodes this little text itself as soon as a sample of it"
+    if choice == "auto" and _is_little(num_bytes, snapshot):
+        gate = "not asked: HF encodes this little text sooner than a fast encoder loads"
         return Choice(encoder=hf_encoder(snapshot), gate=gate)
     sample = sample_texts(texts)
     try:
@@ -90,6 +101,15 @@ def choose_encoder(
     except EncoderError as error:
         return refuse_fast(snapshot, choice, str(error))
     return Choice(encoder=fast, gate="passed", sample_size=len(sample))
+
+
+def _is_little(num_bytes: int, snapshot: TokenizerSnapshot) -> bool:
+    """Whether HF has these bytes done before a fast encoder is loaded; counts them if so."""
+    if GigatokenEncoder.load.holds(snapshot.backend):
+        return False
+    with _counting:
+        _by_hf[snapshot.fingerprint] += num_bytes
+        return _by_hf[snapshot.fingerprint] <= FIRST_BYTES
 
 
 def _judge(sample: list[str], snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
@@ -104,9 +124,8 @@ def _judge(sample: list[str], snapshot: TokenizerSnapshot, cache: Path | None) -
     if pipeline.token_bytes is None:
         raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
     fixed = [] if verdict.is_given else adversarial_texts(pipeline)
-    with reference_ids(snapshot.backend, pa.array([*fixed, *sample], pa.string())) as true_ids:
-        fast = GigatokenEncoder.load(snapshot.backend)
-        ids, offsets = true_ids()
+    fast = GigatokenEncoder.load(snapshot.backend)
+    ids, offsets = hf_encoder(snapshot).encode(pa.array([*fixed, *sample], pa.string()))
     border = offsets[len(fixed)]
     if not verdict.is_given:
         fault = first_difference(fast, fixed, (ids[:border], offsets[: len(fixed) + 1]), pipeline)

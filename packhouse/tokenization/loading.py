@@ -10,6 +10,7 @@ import hashlib
 import textwrap
 import threading
 from fnmatch import fnmatch
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from packhouse.errors import TokenizerError
+from packhouse.tokenization.encoders import bare, load_tokenizer
 from packhouse.tokenization.kept import read_kept, write_kept
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -51,7 +53,7 @@ _IN_PROCESS: dict[tuple[str, Path | None], TokenizerSnapshot] = {}
 def fingerprint_tokenizer(folder: str | Path) -> str:
     """Identity of a tokenizer: sha256 over its files and the libraries that read them.
 
-    Reads and hashes the files (Qwen: 4.5 MB, 0.01 s) and imports no library.
+    Reads and hashes the files (Qwen: 11 MB, 0.03 s), again if any changed; imports no library.
 
     Args:
         folder: what `save_pretrained` wrote. Other files in it, such as weights, do not count.
@@ -68,10 +70,22 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
             "give its folder",
             folder=str(folder),
         )
+    files = _tokenizer_files(Path(folder))
+    return _digest(tuple((file, _state(file)) for file in files))
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """What changes whenever a file's bytes do."""
+    state = file.stat()
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+@lru_cache(maxsize=4)
+def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
     digest = hashlib.sha256()
     for library in ("transformers", "tokenizers"):
         digest.update(f"{library}={version(library)}\n".encode())
-    for file in _tokenizer_files(Path(folder)):
+    for file, _ in files:
         content = file.read_bytes()
         digest.update(f"{file.name} {len(content)}\n".encode())
         digest.update(content)
@@ -110,7 +124,9 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> Tokeniz
     kept = _read_snapshot(file, fingerprint) if file else None
     if kept is not None:
         return kept
-    snapshot = _snapshot_of(_load_with_transformers(folder), fingerprint, folder)
+    tokenizer = _load_with_transformers(folder)
+    snapshot = _snapshot_of(tokenizer, fingerprint, folder)
+    load_tokenizer.keep(snapshot.backend, bare(tokenizer.backend_tokenizer))  # it is HF: 0.4 s
     if file is not None:
         fields = {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
         write_kept(file, {"format": _SNAPSHOT_FORMAT, **fields})

@@ -30,11 +30,18 @@ class once(Generic[T]):
         """Return what belongs to a key, made now if it is not kept."""
         with self._lock:
             if key not in self._kept:
-                made = self._load(key)
-                if len(self._kept) == _MAX_KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[key] = made
+                self._keep(key, self._load(key))
             return self._kept[key]
+
+    def keep(self, key: str, made: T) -> None:
+        """Take what was made elsewhere, so that nobody loads it again."""
+        with self._lock:
+            self._keep(key, made)
+
+    def _keep(self, key: str, made: T) -> None:
+        if len(self._kept) == _MAX_KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[key] = made
 
     def holds(self, key: str) -> bool:
         """Whether a call with this key would cost nothing."""

@@ -1,9 +1,11 @@
 """A folder becomes a snapshot once; what is broken is named; what is kept is checked."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -89,6 +91,18 @@ def test_fingerprint_changes_with_any_tokenizer_file_and_with_no_other(folder, t
     (copy / "model.safetensors").write_bytes(b"weights")
     assert fingerprint_tokenizer(copy) == before
     (copy / "chat_template.jinja").write_text("{{ messages }}")
+    assert fingerprint_tokenizer(copy) != before
+
+
+def test_a_file_of_the_same_size_and_time_is_another_one(folder, tmp_path):
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    before = fingerprint_tokenizer(copy)
+    file = copy / "tokenizer.json"
+    state = file.stat()
+    file.write_bytes(file.read_bytes()[::-1])
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    assert file.stat().st_size == state.st_size
     assert fingerprint_tokenizer(copy) != before
 
 

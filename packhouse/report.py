@@ -149,7 +149,7 @@ _NOTES = {
     "control_text_rows": "rows hold control-token text in their contents",
     "inexact_round_trip": "rows do not decode to their very text (the tokenizer normalises)",
     "unk_tokens": "unknown tokens",
-    "reasoning_not_rendered": "rows have reasoning that the template leaves out",
+    "reasoning_not_rendered": "thoughts are left out by the template",
     "bom": "files began with a byte order mark",
     "blank_lines": "blank lines were passed over",
     "truncated_files": "files end in the middle of a row",

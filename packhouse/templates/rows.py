@@ -67,6 +67,14 @@ class RenderedRow:
     """Ascending and disjoint; there is at least one."""
 
 
+class LostError(RefusedError):
+    """Text of a row is not in its rendering."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__("content_lost", f"{what}. {remedy}")
+        self.what = what
+
+
 class RowRenderer:
     """Renders single conversations with one Jinja template.
 
@@ -141,12 +149,10 @@ class RowRenderer:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
         marked, marker = self.marked(messages, tools, self.markings)
-        lost: RefusedError | None = None
+        lost: LostError | None = None
         try:
             self.check_nothing_lost(messages, tools, marked, marker.leaves, Counter())
-        except RefusedError as error:
-            if error.refusal.reason != "content_lost":
-                raise
+        except LostError as error:
             lost = error
         trained = self.trained(raw, marked, marker)
         if lost is not None or self._config.one_example_per_turn:
@@ -233,7 +239,7 @@ class RowRenderer:
         marked: Marked,
         marker: Marker,
         trained: list[Trained],
-        lost: RefusedError | None,
+        lost: LostError | None,
     ) -> tuple[Marked, list[Trained]] | None:
         """The last answer behind the prompt that inference gives; None where it is there already.
 
@@ -253,7 +259,7 @@ class RowRenderer:
             assert lost is not None
             raise RefusedError(
                 "content_lost",
-                f"{lost.refusal.detail}: the template writes it only where the last turn asks. Set"
+                f"{lost.what}: the template writes it only where the last turn asks. Set"
                 " format.one_example_per_turn, or train_on: last_assistant",
             )
         anchor = prompt.occurrences[-1] if prompt.occurrences else None
@@ -393,25 +399,31 @@ class RowRenderer:
             elif leaf.kind == "call" and is_covered:
                 continue
             elif leaf.kind != "tools" and number not in found:
-                role = messages[leaf.message]["role"]
-                raise RefusedError(
-                    "content_lost",
-                    f"text of message {leaf.message} ({role}) is not in the rendering",
+                message = messages[leaf.message]
+                kind = "a tool call" if leaf.kind == "call" else "text"
+                what = (
+                    f"{kind} of message {leaf.message} ({message['role']}) is not in the rendering"
                 )
+                raise LostError(f"{what}: {_excerpt(leaf.value)}", self._remedy(message))
         if tools is not None or not all(message.keys() <= _PLAIN for message in messages):
             self._check_unmarked(messages, tools, marked.text)
+
+    def _remedy(self, message: dict[str, Any]) -> str:
+        has_tags = message["role"] == "assistant" and "<think>" in str(message.get("content"))
+        if has_tags and self._config.reasoning != "strip":
+            return f"Set format.reasoning: strip. Or: {_OTHER_TEMPLATE}"
+        return _OTHER_TEMPLATE
 
     def _check_unmarked(self, messages: Messages, tools: list[Any] | None, text: bytes) -> None:
         """Refuse rows whose tools are left out, or that have control-token text without marks."""
         for name in _names_defined(tools):
             if not _is_in(name, text):
-                raise RefusedError("content_lost", f"tool '{name}' is not in the rendering")
+                raise LostError(f"tool '{name}' is not in the rendering", _OTHER_TEMPLATE)
         for number, message in enumerate(messages):
             for name in _names_called(message):
                 if not _is_in(name, text):
-                    raise RefusedError(
-                        "content_lost", f"a tool call of message {number} is not in the rendering"
-                    )
+                    what = f"a tool call of message {number} is not in the rendering: {name!r}"
+                    raise LostError(what, _OTHER_TEMPLATE)
         bare, _ = skeleton(messages, None)
         noise = self._control.search(bare) or self._noise_in_ids(messages, tools, text)
         if noise:
@@ -454,6 +466,10 @@ class RowRenderer:
         return None
 
 
+_OTHER_TEMPLATE = (
+    "Give format.template a Jinja file that writes it (docs/masks.md), or mend the rows"
+)
+_EXCERPT = 60  # characters of a lost text that are shown
 _PLAIN = {"role", "content", "thinking", "reasoning_content"}
 _UNPROVEN = RefusedError(
     "template", "the template writes other text when contents are marked: no spans can be proven"
@@ -510,6 +526,11 @@ def _generated(
             held = [n for n in [max(before, default=-1) + 1] if roles[n : n + 1] == ["assistant"]]
         if end > start and held and held[0] in wanted:
             yield Trained(start, end, held[0])
+
+
+def _excerpt(value: Any) -> str:
+    text = value if isinstance(value, str) else _json(value)
+    return repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")
 
 
 def _names_called(message: dict[str, Any]) -> Iterator[str]:

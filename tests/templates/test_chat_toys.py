@@ -241,9 +241,21 @@ def test_a_silently_dropped_role_is_quarantined(rows):
     out = render_chat(drops, [conversation] * rows)
 
     assert out.quarantined["reason"].to_pylist() == ["content_lost"] * rows
-    assert (
-        out.quarantined["detail"][0].as_py() == "text of message 0 (system) is not in the rendering"
+    detail = out.quarantined["detail"][0].as_py()
+    assert detail.startswith(
+        "text of message 0 (system) is not in the rendering: 'Be brief.'. Give"
     )
+    assert "format.template" in detail
+
+
+def test_a_lost_answer_with_thinking_names_the_setting():
+    drops = CHATML.replace("m.content", "('' if '<think>' in m.content else m.content)")
+    content = f"<think>{'hm' * 60}</think>yes"
+    out = render_chat(drops, [[("user", "hi"), ("assistant", content)]])
+
+    (detail,) = out.quarantined["detail"].to_pylist()
+    assert f"text of message 1 (assistant) is not in the rendering: '{content[:60]}..." in detail
+    assert "Set format.reasoning: strip. Or" in detail
 
 
 def test_tools_that_a_template_ignores_are_quarantined():
@@ -252,7 +264,11 @@ def test_tools_that_a_template_ignores_are_quarantined():
     defined = render_chat(CHATML, [HI], tools=[tools])
 
     assert calls.quarantined["reason"].to_pylist() == ["content_lost"]
-    assert defined.quarantined["detail"].to_pylist() == ["tool 'find' is not in the rendering"]
+    assert (
+        "a tool call of message 1 (assistant) is not in the rendering: 'x'"
+        in calls.quarantined["detail"][0].as_py()
+    )
+    assert "tool 'find' is not in the rendering. Give" in defined.quarantined["detail"][0].as_py()
 
 
 def test_what_the_template_refuses_is_quarantined_with_its_words():

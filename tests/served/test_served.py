@@ -159,15 +159,15 @@ def test_a_worker_prepares_what_the_form_says_and_says_so(served):
     assert asset["resource"]["prefect.resource.id"].endswith(f"demo-form/v/{version}")
 
 
-def event(served, name, version):
-    """The event about this version; it reaches the server a little after the run ended."""
+def event(served, name, about):
+    """The event about a version or dataset; it reaches the server a little after the run ended."""
     wanted = {"event": {"name": [name]}, "occurred": {"since": "2020-01-01T00:00:00Z"}}
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         found = served.call("/events/filter", {"filter": wanted})[1]["events"]
-        of_version = [each for each in found if version in str(each["resource"])]
-        if of_version:
-            return of_version[0]
+        wanted_ones = [each for each in found if about in str(each["resource"])]
+        if wanted_ones:
+            return wanted_ones[0]
         time.sleep(0.3)  # between two questions to the server
     raise AssertionError(f"no event {name}")
 
@@ -197,6 +197,8 @@ def test_a_refused_version_starts_what_an_automation_says(served):
     assert "QuarantineLimitError" in state["message"]
     assert "refused by its quarantine gate" in served.artifact("refused-refused")
     assert not (served.store / "refused").exists()
+    said = event(served, "packhouse.version.refused", "packhouse.dataset.refused")
+    assert said["payload"]["gate"] == "quarantine"
 
     wanted = {"flow_runs": {"deployment_id": {"any_": [nightly]}, "tags": {"all_": []}}}
     wanted["flow_runs"]["state"] = {"type": {"not_any_": ["SCHEDULED"]}}
@@ -285,6 +287,7 @@ def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
         _until((held / "silent-pack").exists)
         _until(lambda: heartbeats(served, run) >= 3)
         assert served.state(run)["type"] == "RUNNING"  # a minute later, alive and left alone
+        assert served.artifact("silent-pack") == 0  # how far the step is, in percent
         for process in served.processes(run):
             os.kill(process, signal.SIGSTOP)  # it lives, so that its worker sees nothing wrong
         state = served.wait(run)

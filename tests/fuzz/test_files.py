@@ -31,6 +31,13 @@ def test_a_short_run_finds_nothing(tmp_path):
     assert "2,500 inputs: every record in one table" in done.stdout
 
 
+def test_a_slow_input_would_be_found(one_file, monkeypatch):
+    monkeypatch.setattr("tests.fuzz.files.CPU_SECONDS", 0)
+
+    with pytest.raises(AssertionError, match="more than 0 s of CPU time for 36 bytes"):
+        one_file(b"\0\1\0" + b'{"instruction": "a", "output": "b"}'[:33])
+
+
 def test_an_untyped_error_would_be_found(one_file, monkeypatch):
     def fail(*args):
         raise IndexError("planted")

@@ -17,7 +17,7 @@ def _time_imports() -> None:
     bootstrap: Any = sys.modules["_frozen_importlib"]
     find_and_load = bootstrap._find_and_load
 
-    def timed(name, import_):  # type: ignore[no-untyped-def]
+    def timed(name: str, import_: Any) -> Any:
         global _import_s, _depth
         if name in sys.modules:
             return find_and_load(name, import_)

@@ -79,12 +79,17 @@ class _Run:
 
 
 _display: Any = None
-_run: ContextVar[_Run] = ContextVar("run", default=_Run())  # noqa: B039 - the process's own run
+_of_process = _Run()
+_own: ContextVar[_Run] = ContextVar("own")
+
+
+def _current() -> _Run:
+    return _own.get(_of_process)
 
 
 def current_step() -> CurrentStep | None:
     """Return how far the running step is; None between steps."""
-    step = _run.get().step
+    step = _current().step
     if step is None:
         return None
     return CurrentStep(
@@ -112,17 +117,17 @@ def show_progress(*, enabled: bool | None = None) -> Iterator[None]:
 @contextmanager
 def own_progress() -> Iterator[None]:
     """Keep the steps of this run apart from those of others in the process while the block runs."""
-    token = _run.set(_Run())
+    token = _own.set(_Run())
     try:
         yield
     finally:
-        _run.reset(token)
+        _own.reset(token)
 
 
 @contextmanager
 def step_progress(name: str, num_jobs: int) -> Iterator[None]:
     """Count the jobs of a step while the block runs."""
-    run = _run.get()
+    run = _current()
     run.step = step = _Step(name, num_jobs, _display)
     try:
         yield
@@ -133,14 +138,14 @@ def step_progress(name: str, num_jobs: int) -> Iterator[None]:
 
 def advance(fraction: float) -> None:
     """Say that `fraction` more of a job of the running step is done."""
-    step = _run.get().step
+    step = _current().step
     if step is not None:
         step.move_to(step.done + fraction)
 
 
 def job_done(num_done: int) -> None:
     """Say that `num_done` jobs of the running step are done by now, cached ones included."""
-    step = _run.get().step
+    step = _current().step
     if step is not None:
         step.move_to(num_done)
 

@@ -19,7 +19,6 @@ every step's files once.
 """
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
@@ -136,7 +135,7 @@ class StepMirror:
         place = self.steps.root / step / key
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.rename(work, place)  # noqa: PTH104 - Path.rename replaces an empty folder alike
+            work.rename(place)
         except OSError:  # another process brought or computed it meanwhile
             return self.steps.find(step, key) is not None
         if self.steps.find(step, key) is None:

@@ -35,7 +35,7 @@ _STALE_AFTER_S = 24 * 3600
 def _namespace() -> str:
     """Tell apart machines and containers that share a cache: each numbers its processes itself."""
     try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
         return "0"
 
@@ -179,7 +179,7 @@ class StepStore:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(3):
             try:
-                os.rename(work, folder)  # noqa: PTH104 - Path.rename replaces an empty folder alike
+                work.rename(folder)
             except OSError:
                 winner = self.find(step, key)
                 if winner is not None:

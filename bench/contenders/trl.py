@@ -16,7 +16,7 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     """Prepare as `SFTTrainer(train_dataset=..., args=SFTConfig(packing=True))` does."""
     import datasets
     from transformers import AutoTokenizer
-    from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined,unused-ignore]
+    from trl import SFTConfig, SFTTrainer
 
     datasets.disable_progress_bars()
     rows = datasets.load_dataset(

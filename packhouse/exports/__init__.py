@@ -95,7 +95,7 @@ def export_version(
     """
     if export_format not in _WRITERS:
         raise ConfigError(f"no export format '{export_format}'; known: {', '.join(FORMATS)}")
-    dest = Path(os.path.abspath(dest))  # noqa: PTH100  (resolves `.` and `..`, follows no link)
+    dest = Path(os.path.abspath(dest))  # noqa: PTH100 - Path.resolve would follow links
     _check_place(opened, dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")

@@ -113,16 +113,6 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         """Rows of this rank that are left in this epoch."""
         return self._num_left(0 if self._is_over() else int(self._shared[_START]))
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Clients of object stores hold connections, and cannot be pickled.
-        bare = replace(self._opened, store=None)  # type: ignore[arg-type]
-        return self.__dict__ | {"_opened": bare, "_store": self._opened.store.uri}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        store = open_store(self.__dict__.pop("_store"))
-        self._opened, self._process = replace(self._opened, store=store), os.getpid()
-
     def _num_left(self, start: int) -> int:
         left = self.num_rows - start
         if self._drop_uneven:
@@ -144,7 +134,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
         if self._process != os.getpid():  # forked: connections of the parent are not ours to use
-            self.__setstate__(self.__getstate__())
+            store = open_store(self._opened.store.uri)
+            self._opened, self._process = replace(self._opened, store=store), os.getpid()
         start = self._begin(worker)
         self._seen, skip, self._skip = self._skip, self._skip, 0
         places = itertools.islice(self._places(start, worker), skip, None)

@@ -104,6 +104,10 @@ class ObjectStore(ABC):
     max_put_bytes: int = 5 * 2**30
     """Largest object of one conditional PUT (S3: 5 GiB)."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As its address: clients hold connections, and each process opens its own.
+        return open_store, (self.uri,)
+
     @abstractmethod
     def get(self, key: str) -> Blob:
         """Bytes and tag of an object.

@@ -5,10 +5,11 @@ slot alone. See `packhouse.store.publish` for the protocol and `packhouse.store.
 text of it is both run and simulated.
 """
 
+from packhouse.store.draft import LocalFile
 from packhouse.store.evolution import Drift, Gate
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.objects import ObjectStore, open_filesystem, open_store
-from packhouse.store.publish import LocalFile, PublishedVersion, find_version, publish_version
+from packhouse.store.publish import PublishedVersion, find_version, publish_version
 from packhouse.store.read import (
     OpenVersion,
     VerifyReport,

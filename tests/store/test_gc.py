@@ -4,6 +4,7 @@ import time
 import pytest
 
 from packhouse.store import gc, open_store, open_version, publish, publish_version, verify_version
+from packhouse.store.draft import draft_manifest, name_files
 from packhouse.store.gc import collect_garbage, find_garbage
 from packhouse.store.steps import run
 from tests.store.versions import FACTS, pack_file
@@ -16,8 +17,8 @@ def store(tmp_path):
 
 def upload_only(store, folder, vid="aaaa"):
     """What a publisher leaves that is killed before its commit."""
-    uploads = publish.name_files([pack_file(folder)])
-    draft = publish.draft_manifest("tiny", vid, [e for e, _ in uploads], FACTS, [])
+    uploads = name_files([pack_file(folder)])
+    draft = draft_manifest("tiny", vid, [e for e, _ in uploads], FACTS, [])
     for steps in publish._upload(draft, uploads):
         run(store, steps)
     return uploads

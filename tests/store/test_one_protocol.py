@@ -17,6 +17,7 @@ import pytest
 import packhouse
 from packhouse.errors import PackhouseError, StoreError
 from packhouse.store import gc, open_store, publish, publish_version, refs, set_ref, steps
+from packhouse.store.draft import card_file, draft_manifest, name_files
 from packhouse.store.objects import FileBody, ObjectStore, file_body
 from tests.store import simulation
 from tests.store.simulation import SimStore
@@ -142,9 +143,9 @@ def test_a_publication_asks_a_store_and_the_simulation_the_same(tmp_path, times)
         file = pack_file(tmp_path, 1 + number)
         vid = f"aaa{number}"
         publish_version(store, "d", vid, [file], FACTS, "latest")
-        uploads = publish.name_files([file])
-        draft = publish.draft_manifest("d", vid, [entry for entry, _ in uploads], FACTS, [file])
-        card = publish.card_file(draft, tmp_path)
+        uploads = name_files([file])
+        draft = draft_manifest("d", vid, [entry for entry, _ in uploads], FACTS, [file])
+        card = card_file(draft, tmp_path)
         draft = publish.replace(draft, files=(*draft.files, card[0]))
         simulate(memory, publish.publish_steps(draft, (*uploads, card), "latest"), asked)
     # Beside the protocol, `publish_version` reads: the ref, and the version that it points to.

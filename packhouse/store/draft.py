@@ -1,0 +1,158 @@
+"""What is to be published, before any byte of it is: files with their keys, and the manifest.
+
+Keys are made of content, so the same files get the same keys whoever publishes them.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packhouse.errors import ConfigError, IntegrityError
+from packhouse.store.card import dataset_card
+from packhouse.store.layout import check_name
+from packhouse.store.manifest import (
+    FACTS,
+    FileEntry,
+    FileKind,
+    Manifest,
+    canonical_json,
+    refuse_secrets,
+    schema_fingerprint,
+    schema_to_json,
+)
+from packhouse.store.objects import FileBody, file_body
+
+__all__ = ["LocalFile", "Uploads", "card_file", "draft_manifest", "name_files"]
+
+_HASHING_THREADS = 4
+
+# What is published: each file's entry in the manifest, and its bytes here.
+Uploads = tuple[tuple[FileEntry, FileBody], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A finished local file that shall be part of a version."""
+
+    path: str | Path
+    split: str
+    rows: int = 0
+    tokens: int = 0
+    sha256: str | None = None
+    """If given, the file must still have it."""
+    kind: FileKind = "data"
+    """`data`, `records`, `quarantine`, `exports`: the folder it goes to. `card`: README.md."""
+    name: str | None = None
+    """Path in that folder, for readers that look for a name; by default one made of its content."""
+
+
+def name_files(files: Sequence[LocalFile]) -> Uploads:
+    """Hash the files and give each its content-hashed key, e.g. `data/train-00000-of-00002-...`.
+
+    Raises:
+        ConfigError: no data file, or a split with a strange name.
+        IntegrityError: a file is not what its sha256 says.
+    """
+    if not any(file.kind == "data" for file in files):
+        raise ConfigError("nothing to publish: no data files")
+    return _named(files)
+
+
+def _named(files: Sequence[LocalFile]) -> Uploads:
+    totals = Counter((file.kind, file.split) for file in files)
+    numbers: Counter[tuple[str, str]] = Counter()
+    uploads = []
+    with ThreadPoolExecutor(_HASHING_THREADS, "packhouse-hash") as pool:
+        bodies = list(pool.map(lambda file: file_body(file.path), files))
+    for file, body in zip(files, bodies, strict=True):
+        check_name("split", file.split)
+        if file.sha256 is not None and body.sha256 != file.sha256:
+            raise IntegrityError(
+                f"'{file.path}' has sha256 {body.sha256}, not {file.sha256}: it changed since it "
+                "was written; remove it and run its step again"
+            )
+        group = (file.kind, file.split)
+        key = _key(file, body, numbers[group], totals[group])
+        numbers[group] += 1
+        uploads.append((_entry(file, body, key), body))
+    return tuple(uploads)
+
+
+def _key(file: LocalFile, body: FileBody, number: int, total: int) -> str:
+    if file.kind == "card":
+        return f"card/README-{body.sha256[:12]}.md"
+    if file.name is not None:
+        return f"{file.kind}/{file.name}"
+    ending = "".join(Path(file.path).suffixes[-1:])
+    shard = f"{file.split}-{number:05d}-of-{total:05d}-{body.sha256[:12]}"
+    return f"{file.kind}/{shard}{ending}"
+
+
+def _entry(file: LocalFile, body: FileBody, key: str) -> FileEntry:
+    return FileEntry(
+        key=key,
+        kind=file.kind,
+        split=file.split,
+        size=body.size,
+        sha256=body.sha256,
+        rows=file.rows,
+        tokens=file.tokens,
+    )
+
+
+def draft_manifest(
+    dataset: str,
+    vid: str,
+    entries: Sequence[FileEntry],
+    facts: Mapping[str, Any],
+    files: Sequence[LocalFile],
+) -> Manifest:
+    """The manifest of generation 0.
+
+    Raises:
+        ConfigError: an unknown fact, or a credential in one.
+    """
+    known = {*FACTS, "provenance", "schema"}
+    if unknown := sorted(set(facts) - known):
+        raise ConfigError(f"unknown facts {unknown}; known: {sorted(known)}")
+    plain = {name: value for name, value in facts.items() if name != "schema"}
+    plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
+    refuse_secrets(plain)
+    schema = facts.get("schema")
+    if schema is None:
+        schema = _schema_of(files)
+    described = schema_to_json(schema) if schema is not None else {}
+    return Manifest(
+        dataset=dataset,
+        vid=vid,
+        generation=0,
+        files=tuple(entries),
+        schema=described,
+        schema_fingerprint=schema_fingerprint(described),
+        **plain,
+    )
+
+
+def _schema_of(files: Sequence[LocalFile]) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in (Path(file.path) for file in files if file.kind == "data"):
+        if path.suffix == ".parquet":
+            return pq.read_schema(path)
+        if path.suffix == ".arrow":
+            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+                return reader.schema
+    return None
+
+
+def card_file(draft: Manifest, folder: Path) -> tuple[FileEntry, FileBody]:
+    """Write the dataset card of a version."""
+    path = folder / "README.md"
+    path.write_text(dataset_card(draft), encoding="utf-8")
+    ((entry, body),) = _named([LocalFile(path, "all", kind="card")])
+    return entry, body

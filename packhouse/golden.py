@@ -19,7 +19,8 @@ import pyarrow as pa
 import yaml
 
 from packhouse.errors import AuditError, ConfigError
-from packhouse.messages import conversation_ids, role_violations
+from packhouse.identity import conversation_ids
+from packhouse.messages import role_violations
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
 from packhouse.steps.format_step import make_window_rule

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError
 from packhouse.fingerprint import library_versions
-from packhouse.messages import assemble, conversation_ids
+from packhouse.identity import conversation_ids
+from packhouse.messages import assemble
 from packhouse.packing.lists import list_array, list_offsets, one_chunk
 from packhouse.recipe import DedupConfig
 from packhouse.words import Int64s, Words, hash_words, run_hashes, words_of

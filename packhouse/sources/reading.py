@@ -14,7 +14,8 @@ import orjson
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.messages import conversation_ids, group_keys, role_violations
+from packhouse.identity import conversation_ids, group_keys
+from packhouse.messages import role_violations
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources.adapting import Adapted, adapt
 from packhouse.sources.delimited import parse_delimited

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from packhouse.messages import conversation_ids
+from packhouse.identity import conversation_ids
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.tables import CONVERSATION, VALIDATED
 from packhouse.templates import make_renderer

@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.messages import (
-    REASONS,
-    MessageColumns,
-    assemble,
-    conversation_ids,
-    group_keys,
-    role_violations,
-)
+from packhouse.identity import conversation_ids, group_keys
+from packhouse.messages import REASONS, MessageColumns, assemble, role_violations
 from packhouse.tables import CONVERSATION, MESSAGE
 
 CALL = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
@@ -290,7 +284,7 @@ def test_no_conversations_are_no_trouble():
 
 SCRIPT = """
 import json, pyarrow as pa
-from packhouse.messages import conversation_ids, group_keys
+from packhouse.identity import conversation_ids, group_keys
 from packhouse.tables import CONVERSATION
 turns = [("user", "Caf\\u00e9"), ("assistant", "x")]
 rows = [[{"role": r, "content": c + str(i)} for r, c in turns] for i in range(9)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from packhouse.errors import TemplateError
-from packhouse.messages import conversation_ids
+from packhouse.identity import conversation_ids
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table

@@ -37,13 +37,16 @@ SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 # The embedded server: started by Prefect when no PREFECT_API_URL is set, gone when the run ends.
 _PREFECT_DEFAULTS = {
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # of the embedded one, which writes to stderr
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",  # of processes that do tasks
     "DO_NOT_TRACK": "1",
 }
+
+_NO_SERVER = ("Failed to reach API", "connect to ephemeral Prefect API server")
+"""What Prefect says, as a RuntimeError, where the server at hand or its own does not answer."""
 
 _set = click.option(
     "--set",
@@ -253,12 +256,18 @@ def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> An
     try:
         return flow(*arguments, **options)
     except RuntimeError as error:
-        if "Failed to reach API" not in str(error):
+        if not any(text in str(error) for text in _NO_SERVER):
             raise
         raise TransientError(
-            f"no Prefect server answers ({str(error).rstrip('.')}); start it, unset "
-            f"PREFECT_API_URL, or run with --local (log: {log_file})"
+            f"no Prefect server answers ({str(error).rstrip('.')}); {_remedy()}, or run "
+            f"`flows.prepare` with --local (log: {log_file})"
         ) from None
+
+
+def _remedy() -> str:
+    if os.environ.get("PREFECT_API_URL"):
+        return "start it, unset PREFECT_API_URL"
+    return "on a busy machine raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
 
 def main(name: str = "prepare") -> int:

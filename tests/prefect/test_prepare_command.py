@@ -1,3 +1,4 @@
+import logging
 import os
 import subprocess
 import sys
@@ -6,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flows.command import command
+from flows.command import command, on_server
+from packhouse.errors import TransientError
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
@@ -20,6 +22,20 @@ def test_a_cache_that_is_no_folder_is_refused_before_any_work(cache, options, tm
     assert done.exit_code == 2
     assert done.output.startswith(f"ConfigError: cache '{place}'")
     assert "give a folder with --cache" in done.output
+
+
+def test_an_embedded_server_that_does_not_start_is_one_sentence(tmp_path, monkeypatch):
+    def prepare(*arguments, **options):
+        raise RuntimeError("Timed out while attempting to connect to ephemeral Prefect API server.")
+
+    monkeypatch.setattr("flows.prepare.prepare", prepare)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    before = list(logging.getLogger().handlers)
+    with pytest.raises(TransientError, match="raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SEC"):
+        on_server("prepare", tmp_path)
+    for handler in set(logging.getLogger().handlers) - set(before):  # its log file
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
@@ -37,6 +53,6 @@ def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
     assert done.returncode == 6
     assert done.stderr.startswith("TransientError: no Prefect server answers (Failed to reach API")
     assert "http://127.0.0.1:9/api" in done.stderr
-    assert "unset PREFECT_API_URL, or run with --local" in done.stderr
+    assert "start it, unset PREFECT_API_URL, or run `flows.prepare` with --local" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "store").exists()

@@ -312,7 +312,10 @@ def _turns(tokens: _Tokens, config: FormatConfig) -> dict[str, Int64s]:
     content_after = tokens.holds_content(at, tokens.range_ends - 1)
     is_ended &= np.where(is_exact, ~content_after, last == tokens.range_ends - 1)
     end_ids = np.unique(tokens.ids[last[is_ended]])
-    openers = np.setdiff1d(_header_ids(tokens), end_ids)
+    headers = _header_ids(tokens)
+    if config.reasoning == "train_last":
+        is_ended |= _goes_on(tokens, np.union1d(headers, end_ids))
+    openers = np.setdiff1d(headers, end_ids)
     first = tokens.range_starts
     leaks = np.isin(tokens.ids[first], openers) & is_exact & ~tokens.holds_content(first, first)
     if config.train_on == "all" or config.template == "text":
@@ -323,6 +326,15 @@ def _turns(tokens: _Tokens, config: FormatConfig) -> dict[str, Int64s]:
         "leaked_headers": np.bincount(rows[leaks], minlength=num_rows),
         "double_ends": _double_ends(tokens, end_ids),
     }
+
+
+def _goes_on(tokens: _Tokens, borders: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Ranges that are followed by another one of the same turn: a thought within is left out."""
+    goes_on = np.zeros(len(tokens.range_rows), np.bool_)
+    seen = np.append(0, np.cumsum(np.isin(tokens.ids, borders)))
+    is_one = seen[tokens.range_ends[:-1]] == seen[tokens.range_starts[1:]]
+    goes_on[:-1] = is_one & (tokens.range_rows[:-1] == tokens.range_rows[1:])
+    return goes_on
 
 
 def _last_control(tokens: _Tokens) -> Int64s:

@@ -86,7 +86,9 @@ def _candidates(
     fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float, sizes: Int64s
 ) -> Int64s:
     """`second * num_rows + first` of each pair of rows with an equal band, rising."""
-    hashes = [_minhashes(table) for table in fingerprints]
+    filled = [n for n, table in enumerate(fingerprints) if table.num_rows]
+    hashes = [_minhashes(fingerprints[n]) for n in filled]
+    rows = [rows[n] for n in filled]
     permutations = max((each.shape[1] for each in hashes), default=0)
     found = np.zeros(0, np.int64)
     if not permutations:
@@ -103,8 +105,6 @@ def _candidates(
 
 def _minhashes(table: pa.Table) -> npt.NDArray[np.uint32]:
     values, offsets = flat_list(table["minhash"])
-    if not table.num_rows:
-        return np.zeros((0, 0), np.uint32)
     return values[offsets[0] : offsets[-1]].reshape(table.num_rows, -1)
 
 

@@ -75,6 +75,8 @@ def find_borders(
         firsts.append(own[0].start)
         if number:
             anchor = _last_before(marked, owners, own[0].start)
+            if anchor is None:
+                raise _OTHER_ORDER
             ends.append(
                 _border(marked, anchor, own[0].start, number - 1, roles, control, text_after, known)
             )
@@ -83,12 +85,16 @@ def find_borders(
             any(owners[o.leaf] < 0 and begin <= o.start < own[0].start for o in marked.occurrences)
         )
     if firsts != sorted(firsts):
-        raise RefusedError("template", "messages are not written in their order")
+        raise _OTHER_ORDER
     return Borders(firsts, [*ends, len(marked.text)], tools)
 
 
-def _last_before(marked: Marked, owners: list[int], place: int) -> Occurrence:
-    return [o for o in marked.occurrences if o.end <= place and owners[o.leaf] >= 0][-1]
+_OTHER_ORDER = RefusedError("template", "messages are not written in their order")
+
+
+def _last_before(marked: Marked, owners: list[int], place: int) -> Occurrence | None:
+    before = [o for o in marked.occurrences if o.end <= place and owners[o.leaf] >= 0]
+    return before[-1] if before else None
 
 
 def _border(

@@ -55,6 +55,21 @@ def test_sound_rows_have_no_finding(tables):
     assert counts["answer_bytes"] == sum(map(len, answers))
 
 
+THOUGHTS = [turns("Why?", "So. <think>hm</think> And <think>ha</think> so.", "And?", "Yes.")]
+
+
+def test_a_thought_left_out_within_a_turn_ends_no_turn(snapshot):
+    tables = Tables(THOUGHTS, snapshot, FormatConfig(reasoning="train_last"))
+    assert len(tables.formatted["trained_spans"][0]) == 4
+    assert "unterminated_turns" not in found(tables)
+
+    def without_an_end(row):  # the turn's last range; those before it have none
+        row["trained_ranges"][2]["end"] -= 1
+
+    tables.sabotage(without_an_end)
+    assert found(tables)["unterminated_turns"] == 1
+
+
 @pytest.mark.parametrize("train_on", ["assistant", "last_assistant", "all"])
 @pytest.mark.parametrize("template", ["chat", "alpaca"])
 def test_no_way_to_train_is_a_finding_by_itself(snapshot, train_on, template):

@@ -75,6 +75,18 @@ def test_the_shards_change_nothing(tmp_path):
     assert np.array_equal(whole.similarity, parts.similarity)
 
 
+def test_a_shard_without_rows_changes_nothing(tmp_path):
+    table = conversations(tmp_path, planted(20))
+    config = DedupConfig(near="drop")
+    empty, prints = fingerprint_table(table.slice(0, 0), config), fingerprint_table(table, config)
+    none, rows = np.zeros(0, np.int64), np.arange(40)
+    due = find_near([prints], [rows], 0.8)
+    assert len(due.first) >= 19
+    for parts, chosen in (([empty, prints], [none, rows]), ([prints, empty], [rows, none])):
+        assert find_near(parts, chosen, 0.8).first.tolist() == due.first.tolist()
+    assert len(find_near([empty], [none], 0.8).first) == 0
+
+
 def test_candidates_are_those_of_datasketch(tmp_path):
     from datasketch import MinHashLSH
 

@@ -49,6 +49,16 @@ def test_equal_questions_do_not_write_it_twice(render):
     assert text.count("Be brief.") == text.count("[AVAILABLE_TOOLS]") == 1
 
 
+@pytest.mark.parametrize("copies", [1, 12])
+def test_a_weight_on_a_question_before_the_system_turn_is_refused(render, copies):
+    asked = {"role": "user", "content": "hi", "weight": 1.0}
+    out = render(make_table([[("system", "Be brief."), asked, *TALK[1:]]] * copies))
+    assert (
+        out.quarantined["detail"].to_pylist()
+        == ["messages are not written in their order"] * copies
+    )
+
+
 @pytest.mark.parametrize("per_turn", [False, True])
 def test_answers_behind_tool_results_keep_their_system_turn(shared, render, per_turn):
     source = SourceConfig(path=str(shared / "data" / "reason_tool_use_demo_50.jsonl"))

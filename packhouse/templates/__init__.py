@@ -24,6 +24,10 @@ __all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer", "re
 VERSION = 5
 """Raised whenever the same row and template give other text or spans than before."""
 
+MAX_ENGINES = 8
+_ENGINES: dict[str, ChatEngine] = {}
+"""What was learnt of chat templates, by identity: a process renders many shards with the same."""
+
 
 def make_renderer(
     config: FormatConfig,
@@ -56,8 +60,13 @@ def make_renderer(
     source, where = _chat_source(name, snapshot)
     today = pinned_date().isoformat() if "strftime_now" in source else ""
     facts += [source, repr(sorted(snapshot.added_tokens)), today]
-    chat = ChatEngine(RowRenderer(config, snapshot, source, where), config)
-    return Renderer(chat, identity=digest(*facts), config=config, window=window)
+    identity = digest(*facts)
+    if identity not in _ENGINES:
+        while len(_ENGINES) >= MAX_ENGINES:
+            _ENGINES.pop(next(iter(_ENGINES)), None)
+        rows = RowRenderer(config, snapshot, source, where)
+        _ENGINES[identity] = ChatEngine(rows, config)
+    return Renderer(_ENGINES[identity], identity=identity, config=config, window=window)
 
 
 def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:

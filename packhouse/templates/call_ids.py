@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-__all__ = ["with_call_ids"]
+__all__ = ["CallIds", "with_call_ids"]
 
 _FITS = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -26,34 +26,50 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         (True, 9)
     """
     made: list[dict[str, Any]] = []
-    waiting: list[str] = []
+    ids = CallIds()
     for number, message in enumerate(messages):
         if "tool_calls" in message:
-            calls = [_with_id(call, number, at) for at, call in enumerate(message["tool_calls"])]
+            new = ids.of_calls(number, message["tool_calls"])
+            calls = [
+                {**call, "id": own} if own is not None else call
+                for call, own in zip(message["tool_calls"], new, strict=True)
+            ]
             message = {**message, "tool_calls": calls}
-            waiting = [call["id"] for call in calls if isinstance(call, dict)]
         elif message["role"] == "tool":
-            message = {**message, "tool_call_id": _result_id(message, waiting, number)}
+            own = ids.of_result(number, message.get("tool_call_id"), message["content"])
+            message = {**message, "tool_call_id": own}
         made.append(message)
     return made
 
 
-def _with_id(call: Any, number: int, at: int) -> Any:
+class CallIds:
+    """Makes the ids of one conversation, message by message."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+
+    def of_calls(self, number: int, calls: list[Any]) -> list[str | None]:
+        """Ids of the calls of message `number`; None for what is no object."""
+        ids = [_call_id(call, number, at) for at, call in enumerate(calls)]
+        self._waiting = [own for own in ids if own is not None]
+        return ids
+
+    def of_result(self, number: int, given: Any, content: str) -> str:
+        """Id of the tool result that is message `number`."""
+        if isinstance(given, str):
+            own = _fitting(given)
+            if own in self._waiting:
+                self._waiting.remove(own)
+            return own
+        return self._waiting.pop(0) if self._waiting else _fitting(f"{number}.{content}")
+
+
+def _call_id(call: Any, number: int, at: int) -> str | None:
     if not isinstance(call, dict):
-        return call
+        return None
     given = call.get("id")
     seed = given if isinstance(given, str) else f"{number}.{at}.{json.dumps(call)}"
-    return {**call, "id": _fitting(seed)}
-
-
-def _result_id(message: dict[str, Any], waiting: list[str], number: int) -> str:
-    given = message.get("tool_call_id")
-    if isinstance(given, str):
-        own = _fitting(given)
-        if own in waiting:
-            waiting.remove(own)
-        return own
-    return waiting.pop(0) if waiting else _fitting(f"{number}.{message['content']}")
+    return _fitting(seed)
 
 
 def _fitting(text: str) -> str:

@@ -5,35 +5,53 @@ template gets is what transformers would give it: dicts with the keys that the r
 is part of its turn: content + "\n" + context. Arguments of tool calls are parsed, reasoning is
 `reasoning_content`. BOS is the template's business.
 
-Rows that share a shape are filled by Arrow kernels (1 us a row, 30 to 80 times faster than
-`apply_chat_template`; 45 us with tool calls). All others are rendered twice by Jinja, which costs
-about twice what transformers takes. A row comes out the same either way.
+The first row of a shape goes through Jinja and shows the way that rows of its kind take; the others
+are filled in bulk, with tool calls or without. A row whose shape no other row has is rendered once,
+which costs about what transformers takes. A row comes out the same either way.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.recipe import FormatConfig
 from packhouse.span_weights import weights_column
+from packhouse.templates.chat_messages import parse_tools
+from packhouse.templates.columns import Column
 from packhouse.templates.conversations import Conversations
-from packhouse.templates.groups import Group, groups, parse_tools
-from packhouse.templates.leaves import replace_ids, replace_leaves
-from packhouse.templates.marks import MARKINGS
+from packhouse.templates.filling import Filling
+from packhouse.templates.leaf_texts import Layout, LeafTexts, layout_of
+from packhouse.templates.marks import Marked
 from packhouse.templates.renderer import Refusal, RefusedError, Texts
 from packhouse.templates.rows import RenderedRow, RowRenderer
-from packhouse.templates.segments import Filled, concat_filled, fill, span_lists
-from packhouse.templates.shapes import CompiledShape, make_program
+from packhouse.templates.segments import Filled, concat_filled, span_lists
+from packhouse.templates.shapes import Way, make_way
+from packhouse.templates.sights import UnseenError
 from packhouse.templates.thinking import has_thinking
-from packhouse.templates.tracing import Check, Trace, is_traceable
+from packhouse.templates.tool_tables import Registry
+from packhouse.templates.tracing import TracedText
 
 __all__ = ["ChatEngine"]
 
-MIN_SHAPE_ROWS = 8  # compiling a shape costs about as much as rendering this many rows
-MAX_WAYS = 4  # rows of a shape to learn from before the rest is rendered one by one
+MIN_SHAPE_ROWS = 2  # a shape of one row is rendered, and done
+MAX_WAYS = 4  # rows of a shape to learn from in vain before the rest is rendered one by one
+MAX_SHAPES = 2**12  # that are remembered from one part to the next
+MIN_PROVEN_ROWS = 16  # rows of a way that are worth a proof of its own
+NUM_PROVEN = 8  # ways of each part that are proven, however few their rows
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class _Known:
+    """Shapes seen so far, and the ways that each takes through the template."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.ways: dict[bytes, list[Way]] = {}
 
 
 class ChatEngine:
@@ -42,119 +60,127 @@ class ChatEngine:
     def __init__(self, rows: RowRenderer, config: FormatConfig) -> None:
         self._rows = rows
         self._config = config
-        self._compiled: dict[Hashable, list[CompiledShape]] = {}
+        self._known = _Known()
+        self._is_proven = True
 
     def render(self, conversations: Conversations) -> Texts:
         """Render shape by shape what can be, and all else row by row."""
         _ = self._rows.rules  # a template that cannot be used is refused before any row
-        alone = np.ones(conversations.num_rows, dtype=bool)
-        parts, notes = [], Counter[str]()
-        if is_traceable(self._rows.template.ast):
-            by_shape = self._by_shape(conversations)
-            for group in groups(conversations, MIN_SHAPE_ROWS, by_shape, self._rows.chat):
-                for part in self._fill_group(group, notes):
-                    parts.append(part)
-                    alone[part.rows] = False
+        notes = Counter[str]()
+        filled = self._fill(conversations, notes) if self._can_fill() else concat_filled([])
+        alone = np.ones(conversations.num_rows, np.bool_)
+        alone[filled.rows] = False
         texts = self._render_rows(conversations, np.flatnonzero(alone))
-        texts.filled = concat_filled([*parts, texts.filled])
+        texts.filled = concat_filled([filled, texts.filled] if len(filled.rows) else [texts.filled])
         texts.notes.update(notes)
         return texts
 
-    def _by_shape(self, conversations: Conversations) -> np.ndarray:
-        """Rows whose shape may decide their spans; for others, texts or prompts do."""
-        by_shape = np.full(conversations.num_rows, not self._config.one_example_per_turn)
-        if MARKINGS[0] not in self._rows.markings:  # calls are taken to pieces
-            by_shape &= conversations.is_plain
+    def _can_fill(self) -> bool:
+        return self._is_proven and self._rows.sights.can_trace
+
+    def _fill(self, conversations: Conversations, notes: Counter[str]) -> Filled:
+        """Fill the rows whose shape others have, too; the rest is left."""
+        known = self._known
+        part = _Part(self._rows, conversations, known.registry)
+        learnt: list[Ints] = []
+        for shape, rows in part.texts.shapes(self._by_shape(conversations)):
+            if len(rows) >= MIN_SHAPE_ROWS:
+                ways = known.ways.setdefault(shape, [])
+                learnt += self._fill_shape(part, ways, rows, notes)
+        if len(known.ways) > MAX_SHAPES:
+            self._known = _Known()
+        filled = part.filling.filled()
+        if self._proves(part, filled, learnt):
+            return filled
+        self._is_proven = False  # never seen: then the template goes through Jinja row by row
+        notes.clear()
+        return concat_filled([])
+
+    def _by_shape(self, conversations: Conversations) -> Bools:
+        """Rows whose shape may decide their spans; for others, texts do."""
+        by_shape = np.ones(conversations.num_rows, np.bool_)
         if self._config.reasoning == "train_last":
             thinks = np.append(0, np.cumsum(has_thinking(conversations.values)))
             by_shape &= thinks[conversations.starts[1:]] == thinks[conversations.starts[:-1]]
         return by_shape
 
-    def _fill_group(self, group: Group, notes: Counter[str]) -> Iterator[Filled]:
-        """Fill the rows that known ways through the template fit; then learn further ways."""
-        known = self._compiled.setdefault(group.key, [])
-        untried, tries, rows = list(known), 0, group.rows
-        while len(rows) >= MIN_SHAPE_ROWS and (untried or tries < MAX_WAYS):
-            if untried:
-                way = untried.pop(0)
-                num_samples = 1
-            else:
-                tries, num_samples = tries + 1, 4
-                learnt = self._compile(group, int(rows[tries - 1]))
-                if learnt is None:
-                    continue
-                known.append(learnt)
-                way = learnt
-            fitting = way.fits(rows, group.column)
-            if not fitting.any():
+    def _fill_shape(
+        self, part: "_Part", known: list[Way], rows: Ints, notes: Counter[str]
+    ) -> list[Ints]:
+        """Fill what known ways through the template fit, and learn further ways from the rest.
+
+        Returns:
+            Rows of each way that was learnt.
+        """
+        learnt = []
+        rows, tries = part.quiet(rows), 0
+        for way in known:
+            if len(rows):
+                rows = self._fill_way(part, way, rows, notes)[1]
+        while len(rows) >= MIN_SHAPE_ROWS and tries < MAX_WAYS:
+            tries += 1
+            found = part.way_of(int(rows[tries - 1]))
+            if found is None:
+                if len(rows) <= tries:
+                    break
                 continue
-            some = rows[fitting]
-            filled = fill(way.program, some, group.slots_of(some), group.weight_of(some))
-            if not self._agrees(group, filled, num_samples):
-                known.remove(way)
-                return
-            notes["reasoning_not_rendered"] += way.num_unwritten * len(filled.rows)
-            yield filled
-            rows, tries = rows[~fitting], 0
+            taken, others = self._fill_way(part, found, rows, notes)
+            if len(taken):
+                known.append(found)
+                learnt.append(taken)
+                rows, tries = others, 0
+        return learnt
 
-    def _compile(self, group: Group, row: int) -> CompiledShape | None:
-        """The way that one row takes through the template; None where it is not a simple one."""
-        raw, messages, tools = group.example(row)
-        unwritten = Counter[str]()
-        try:
-            marked, marker = self._rows.marked(messages, tools, MARKINGS[:1])
-            self._rows.check_nothing_lost(messages, tools, marked, marker.leaves, unwritten)
-            trained = self._rows.trained(raw, marked, marker)
-            trace = Trace()
-            traced, traced_tools = replace_leaves(messages, tools, trace.leaf)
-            replace_ids(traced, trace.untouchable)
-            text = self._rows.template.render(traced, traced_tools, is_traced=True)
-        except RefusedError:
-            return None
-        found = {occurrence.leaf for occurrence in marked.occurrences}
-        all_tools = {n for n, leaf in enumerate(marker.leaves) if leaf.kind == "tools"} <= found
-        if trace.is_opaque or text.encode() != marked.text or not all_tools:
-            return None
-        filled = Check("filled", None, True)
-        checks = {n: frozenset(asked) for n, asked in enumerate(trace.checks) if asked}
-        if group.needs_filled:
-            checks = {n: frozenset({*trace.checks[n], filled}) for n in range(len(trace.checks))}
-        program = make_program(marked.text, marked.occurrences, trained)
-        return CompiledShape(program, checks, unwritten["reasoning_not_rendered"])
+    def _fill_way(
+        self, part: "_Part", way: Way, rows: Ints, notes: Counter[str]
+    ) -> tuple[Ints, Ints]:
+        """Fill the rows that fit; returns them and the others."""
+        fitting = way.fits(rows, part.texts, part.noisy)
+        taken = rows[fitting]
+        if len(taken):
+            part.filling.add(way, taken)
+            notes["reasoning_not_rendered"] += way.num_unwritten * len(taken)
+        return taken, rows[~fitting]
 
-    def _agrees(self, group: Group, filled: Filled, num_samples: int) -> bool:
-        """Whether some rows, rendered by Jinja, come out as they were filled."""
-        last = len(filled.rows) - 1
-        for at in sorted({last * sample // num_samples for sample in range(1, num_samples + 1)}):
-            raw, messages, tools = group.example(int(filled.rows[at]))
-            try:
-                row = self._rows.render(raw, messages, tools, Counter())
-            except RefusedError:
-                return False
-            weights = filled.span_weights[at].as_py() or [1] * len(row.trained)
-            if (
-                filled.text[at].as_buffer().to_pybytes() != row.text
-                or _pairs(filled.content_spans[at]) != row.content
-                or _pairs(filled.trained_spans[at]) != [span[:2] for span in row.trained]
-                or weights != _weights(row, raw)
-            ):
+    def _proves(self, part: "_Part", filled: Filled, learnt: list[Ints]) -> bool:
+        """Whether rows of new ways come out of Jinja, by marks, as they were filled."""
+        for number, rows in enumerate(learnt):
+            last, num_samples = len(rows) - 1, 1 if len(rows) < 64 else 4
+            if number >= NUM_PROVEN and len(rows) < MIN_PROVEN_ROWS:
+                continue
+            samples = {last * sample // num_samples for sample in range(1, num_samples + 1)}
+            if not all(self._agrees(part, filled, int(rows[at])) for at in sorted(samples)):
                 return False
         return True
 
-    def _render_rows(self, conversations: Conversations, rows: np.ndarray) -> Texts:
+    def _agrees(self, part: "_Part", filled: Filled, number: int) -> bool:
+        raw, messages, tools = part.example(number)
+        at = int(np.searchsorted(filled.rows, number))
+        try:
+            row = self._rows.render_by_marks(raw, messages, tools, Counter())
+        except RefusedError:
+            return False
+        weights = filled.span_weights[at].as_py() or [1] * len(row.trained)
+        return (
+            filled.text[at].as_buffer().to_pybytes() == row.text
+            and _pairs(filled.content_spans[at]) == row.content
+            and _pairs(filled.trained_spans[at]) == [span[:2] for span in row.trained]
+            and weights == _weights(row, raw)
+        )
+
+    def _render_rows(self, conversations: Conversations, rows: Ints) -> Texts:
         kept: list[int] = []
         rendered: list[RenderedRow] = []
         weights: list[float] = []
         refused: dict[int, Refusal] = {}
         notes: Counter[str] = Counter()
+        chat = self._rows.sights.chat
         for row, (raw, tools_text) in zip(
             rows.tolist(), conversations.messages_of(rows), strict=True
         ):
             noted = Counter[str]()
             try:
-                rendered.append(
-                    self._rows.render(raw, self._rows.chat(raw), parse_tools(tools_text), noted)
-                )
+                rendered.append(self._rows.render(raw, chat(raw), parse_tools(tools_text), noted))
             except RefusedError as error:
                 refused[row] = error.refusal
                 continue
@@ -172,6 +198,69 @@ class ChatEngine:
             ),
         )
         return Texts(filled, refused, notes)
+
+
+class _Part:
+    """A part that is being filled."""
+
+    def __init__(self, rows: RowRenderer, conversations: Conversations, registry: Registry) -> None:
+        self._rows, self._all = rows, conversations
+        sights = rows.sights
+        self._is_apart = sights.takes_calls_apart
+        self.texts = LeafTexts(
+            conversations,
+            registry,
+            makes_ids=sights.needs_call_ids,
+            opens_tools=self._is_apart,
+        )
+        self.filling = Filling(conversations, self.texts)
+
+    def noisy(self, column: Column) -> Bools:
+        """Which texts of a column hold a control token."""
+        return column.noisy(self._rows.control_bytes)
+
+    def example(self, row: int) -> tuple[Any, Any, list[Any] | None]:
+        """Canonical messages, messages as the template gets them, and tools."""
+        raw, tools = next(self._all.messages_of(np.array([row])))
+        return raw, self._rows.sights.chat(raw), parse_tools(tools)
+
+    def quiet(self, rows: Ints) -> Ints:
+        """Rows of a shape that may be filled: where calls are taken apart, those without noise."""
+        if not len(rows) or not self._is_apart:
+            return rows
+        _, messages, tools = self.example(int(rows[0]))
+        if tools is None and not any("tool_calls" in message for message in messages):
+            return rows
+        return rows[self.texts.quiet(layout_of(messages, tools), rows, self.noisy)]
+
+    def way_of(self, row: int) -> Way | None:
+        """The way that one row takes through the template; None where it is not a simple one."""
+        raw, messages, tools = self.example(row)
+        sights = self._rows.sights
+        sight = sights.by_trace(messages, tools) or sights.by_both(messages, tools)
+        if sight is None or not raw:
+            return None
+        unwritten = Counter[str]()
+        try:
+            marked, trained = self._rows.shown(raw, sight, unwritten)
+        except (RefusedError, UnseenError):
+            return None
+        layout = layout_of(messages, tools)
+        is_as_rendered = marked is sight.marked and not self._rows.rewrites
+        trace = sight.asked if is_as_rendered else sight.trace
+        if trace is None or not marked.parts or not _writes_tools(marked, layout):
+            return None
+        return make_way(layout, marked, trained, trace, unwritten["reasoning_not_rendered"])
+
+
+def _writes_tools(marked: Marked, layout: Layout) -> bool:
+    """Whether each tool definition is written: whole, or at least its name."""
+    holes = {part.hole.leaf for part in marked.parts if isinstance(part, TracedText) and part.hole}
+    tools = [number for number, place in layout.items() if place.kind == "tool"]
+    return all(
+        holes & {number, ("tool", number, "function"), ("function", number, "name")}
+        for number in tools
+    )
 
 
 def _weights(row: RenderedRow, raw: list[dict[str, Any]]) -> list[float]:

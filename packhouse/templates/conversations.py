@@ -136,6 +136,10 @@ class Conversations:
 
     def messages_of(self, rows: np.ndarray) -> Iterator[tuple[list[dict[str, Any]], str | None]]:
         """Yield each row's messages (dicts of MESSAGE, nulls left out) and its tools text."""
+        if len(rows) == 1:  # to gather costs more than it does for many
+            start, end = self.starts[rows[0] : rows[0] + 2]
+            yield list(_dicts(self.values.slice(start, end - start))), self.tools[rows[0]].as_py()
+            return
         tools = self.tools.take(pa.array(rows)).to_pylist()
         for first in range(0, len(rows), 512):
             block = rows[first : first + 512]

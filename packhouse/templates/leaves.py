@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["Leaf", "WholeJson", "ids_of", "replace_ids", "replace_leaves", "skeleton"]
+__all__ = ["JsonForm", "Leaf", "WholeJson", "ids_of", "replace_ids", "replace_leaves", "skeleton"]
 
 
 class Leaf(NamedTuple):
@@ -60,7 +60,7 @@ def _message(number: int, message: dict[str, Any], replace: Replace) -> dict[str
 def _call(number: int, call: Any, replace: Replace) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        return call
+        return dict(call) if isinstance(call, dict) else call
     copy = dict(function)
     for key in ("name", "arguments"):
         value = function.get(key)
@@ -113,9 +113,22 @@ def ids_of(messages: list[dict[str, Any]]) -> list[str]:
     return [value for value in found if isinstance(value, str)]
 
 
+class JsonForm(NamedTuple):
+    """How a template writes JSON: the arguments of `tojson`."""
+
+    ensure_ascii: bool = False
+    indent: int | str | None = None
+    separators: tuple[str, str] | None = None
+    sort_keys: bool = False
+
+    def encoder(self) -> json.JSONEncoder:
+        """Of this form."""
+        return json.JSONEncoder(**self._asdict())
+
+
 class WholeJson(dict[str, Any]):
     """A JSON leaf in a template's hands: `tojson` asks it to write itself."""
 
-    def write(self, dumps: Callable[[Any], str], *, is_default: bool) -> str:
-        """The leaf as JSON; `is_default` says that the template set no options."""
+    def write(self, dumps: Callable[[Any], str], form: JsonForm) -> str:
+        """The leaf as JSON, in the form that the template asked for."""
         raise NotImplementedError

@@ -12,14 +12,14 @@ gets in the way of that, *inner* marks go inside of outer whitespace and around 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from jinja2 import nodes
 
-from packhouse.templates.leaves import Leaf, WholeJson, replace_leaves
+from packhouse.templates.leaves import JsonForm, Leaf, WholeJson, replace_leaves
 from packhouse.templates.renderer import RefusedError
 
 __all__ = [
@@ -58,6 +58,8 @@ class Marked:
     occurrences: list[Occurrence]
     generation: list[tuple[int, int]]
     """Byte ranges of the template's own `{% generation %}` blocks."""
+    parts: Sequence[str] = ()
+    """By trace: constants and traced texts in rendering order."""
 
 
 def inspected_literals(ast: nodes.Template) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ class MarkedJson(WholeJson):
         super().__init__(copy)
         self._value, self._marks = value, marks
 
-    def write(self, dumps: Callable[[Any], str], *, is_default: bool) -> str:
+    def write(self, dumps: Callable[[Any], str], form: JsonForm) -> str:
         """The leaf's JSON between its marks."""
         begin, end = self._marks
         return f"{begin}{dumps(self._value)}{end}"

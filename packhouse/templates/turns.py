@@ -187,6 +187,7 @@ def _ends_inner(
 
 def locate_turns(
     marked: Marked,
+    shape: bytes,
     owners: list[int],
     roles: list[str],
     wanted: set[int],
@@ -198,6 +199,7 @@ def locate_turns(
 
     Args:
         marked: the rendering.
+        shape: its text, without what differs from row to row and is no leaf (ids).
         owners: message number of each leaf.
         roles: role of each message.
         wanted: numbers of the assistant turns to find.
@@ -212,7 +214,7 @@ def locate_turns(
     for number in sorted(wanted):
         gap, stop, after = _surroundings(marked, owners, roles, number)
         text = marked.text[gap.start : gap.stop]
-        key = (tuple(roles[:number]), gap.anchor < 0, text)
+        key = (tuple(roles[:number]), gap.anchor < 0, shape[gap.start : gap.stop])
         if key not in starts:
             if len(starts) > 4096:
                 starts.clear()

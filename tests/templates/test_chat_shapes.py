@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.templates import chat
+from packhouse.templates.sights import Sights
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,
@@ -78,6 +79,15 @@ def outcome(rendered):
     return rendered.formatted.to_pylist(), rendered.quarantined.to_pylist(), rendered.notes
 
 
+def rendered_by_marks(renderer, table):
+    """Outcome where each row is rendered twice, plain and marked: what all else has to equal."""
+    with (
+        patch.object(chat, "MIN_SHAPE_ROWS", 2**31),
+        patch.object(Sights, "by_trace", lambda *_: None),
+    ):
+        return outcome(renderer.render(table))
+
+
 @cache
 def renderer_of(name):
     return chat_renderer(TEMPLATES[name], added_tokens=TOKENS)
@@ -92,7 +102,7 @@ def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
     with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
         alone = renderer_of(name).render(table)
 
-    assert outcome(together) == outcome(alone)
+    assert outcome(together) == outcome(alone) == rendered_by_marks(renderer_of(name), table)
     check_answers(texts, together.formatted)
 
 
@@ -138,7 +148,28 @@ def tool_rows(draw):
     return rows
 
 
-@pytest.mark.parametrize("template", [TOOLS, PIECEMEAL, SLICED], ids=["tojson", "pieces", "sliced"])
+WITH_IDS = TOOLS.replace("'<tool_call>' +", "'<tool_call>' + call.id + ' ' +").replace(
+    "m.content }}", "m.content }}{% if m.tool_call_id %}{{ ' ' ~ m.tool_call_id }}{% endif %}", 1
+)
+INDENTED = TOOLS.replace("t | tojson", "t | tojson(indent=2)").replace(
+    "arguments | tojson", "arguments | tojson(sort_keys=true, separators=(',', ':'))"
+)
+OPENED = SLICED.replace(
+    "{{ t | tojson + '\n' }}",
+    "{% for key, item in t.function.items() %}{% if item is string %}{{ key ~ ': ' ~ item }}"
+    "{% else %}{{ item | tojson }}{% endif %}{% endfor %}{{ '\n' }}",
+)
+TOOL_TEMPLATES = {
+    "tojson": TOOLS,
+    "pieces": PIECEMEAL,
+    "sliced": SLICED,
+    "ids": WITH_IDS,
+    "indented": INDENTED,
+    "opened": OPENED,
+}
+
+
+@pytest.mark.parametrize("template", TOOL_TEMPLATES.values(), ids=TOOL_TEMPLATES)
 @settings(deadline=None, max_examples=25)
 @given(rows=tool_rows())
 def test_filled_rows_with_tools_equal_rendered_rows(template, rows):
@@ -148,7 +179,7 @@ def test_filled_rows_with_tools_equal_rendered_rows(template, rows):
     with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
         alone = renderer.render(table)
 
-    assert outcome(together) == outcome(alone)
+    assert outcome(together) == outcome(alone) == rendered_by_marks(renderer, table)
     for row, trained in zip(
         together.formatted.to_pylist(), pieces(together.formatted), strict=True
     ):

@@ -3,7 +3,7 @@
 import pytest
 
 from packhouse.errors import TemplateError
-from packhouse.templates import sandbox
+from packhouse.templates import limits
 from tests.templates.toys import CHATML, render_chat
 
 HI = [("user", "hi"), ("assistant", "hello")]
@@ -39,7 +39,7 @@ def test_a_template_that_uses_up_the_machine_is_stopped_on_the_row(hostile):
 
 
 def test_a_template_that_only_takes_time_ends_the_run(monkeypatch):
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(limits, "MAX_SECONDS", -1.0)
     slow = ON_ROW + "{% for a in range(999) %}{% endfor %}{% endif %}" + CHATML
 
     with pytest.raises(TemplateError, match="on one conversation"):

@@ -33,6 +33,12 @@ def test_a_lost_or_doubled_run_is_found(damage):
     assert not Outcome(**{**OUTCOME, **damage}).is_sound()
 
 
+@pytest.mark.parametrize(("runs", "is_flat"), [(8, True), (200, False)])
+def test_memory_that_grows_with_the_runs_is_found(runs, is_flat):
+    grows = Outcome(**OUTCOME | {"runs": runs, "growth_mib_a_run": {"server": 0.1, "worker": 1.2}})
+    assert grows.is_flat() == is_flat
+
+
 def test_runs_under_way_are_counted():
     times = [("01", "05"), ("02", "04"), ("03", "06"), ("05", "07"), (None, None)]
     assert most_at_once([{"start_time": a, "end_time": b} for a, b in times]) == 3

@@ -2,7 +2,7 @@
 
 Nothing is cached before it: no step, no snapshot of the tokenizer, no verdict on the encoder.
 `BENCH_SETTINGS` holds more settings, separated by spaces; `BENCH_TOKENIZERS` names a folder of
-snapshots and verdicts that earlier runs kept.
+snapshots and verdicts that earlier runs kept; `BENCH_FLOW=1` runs it on the server at hand.
 """
 
 import json
@@ -42,10 +42,11 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     if kept:
         shutil.copytree(kept, cache / "tokenizers")
     settings = [f"--set={text}" for text in os.environ.get("BENCH_SETTINGS", "").split()]
+    where = [] if os.environ.get("BENCH_FLOW") else ["--local"]
     said = StringIO()
     with redirect_stdout(said):
         command(
-            [str(recipe), "--local", "--json", f"--cache={cache}", *settings],
+            [str(recipe), *where, "--json", f"--cache={cache}", *settings],
             standalone_mode=False,
         )
     report = json.loads(said.getvalue())

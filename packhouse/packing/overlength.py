@@ -150,8 +150,8 @@ def _raise_too_long(tokenized: pa.Table, index: int, seq_len: int) -> None:
     )
     raise SequenceTooLongError(
         f"record '{record['record_id']}' has {record['num_tokens']:,} tokens, over seq_len "
-        f"{seq_len:,} ({record['source']}, row {record['row']:,}). Set pack.over_length to 'drop' "
-        "or 'truncate_turns', or raise pack.seq_len.",
+        f"{seq_len:,} ({record['source']}, row {record['row']:,}). Set pack.over_length to 'drop', "
+        "'truncate_turns' or 'window', or raise pack.seq_len.",
         **record,
         seq_len=seq_len,
     )

@@ -109,17 +109,29 @@ def _border(
 ) -> int:
     gap = marked.text[anchor.end : stop]
     key = (tuple(roles[: message + 2]), gap)
-    if key not in known:
+    length = known.get(key)
+    if length is None:
         if len(known) > 4096:
             known.clear()
-        tail = text_after(message, anchor.leaf)
-        if tail is not None:
-            known[key] = _agreement(tail, gap, control)
-        elif control.search(gap) is None:
-            known[key] = 0
-        else:
-            raise _unshown(message, roles, f"{gap[:40]!r} follows it")
-    return anchor.end + known[key]
+        length = known[key] = _closing_length(message, anchor, gap, roles, control, text_after)
+    return anchor.end + length
+
+
+def _closing_length(
+    message: int,
+    anchor: Occurrence,
+    gap: bytes,
+    roles: list[str],
+    control: re.Pattern[bytes],
+    text_after: TextAfter,
+) -> int:
+    """Bytes of the gap behind a message that are its own."""
+    tail = text_after(message, anchor.leaf)
+    if tail is not None:
+        return _agreement(tail, gap, control)
+    if control.search(gap) is None:
+        return 0
+    raise _unshown(message, roles, f"{gap[:40]!r} follows it")
 
 
 def _agreement(tail: bytes, gap: bytes, control: re.Pattern[bytes]) -> int:

@@ -215,11 +215,12 @@ def locate_turns(
         gap, stop, after = _surroundings(marked, owners, roles, number)
         text = marked.text[gap.start : gap.stop]
         key = (tuple(roles[:number]), gap.anchor < 0, shape[gap.start : gap.stop])
-        if key not in starts:
+        length = starts.get(key)
+        if length is None:
             if len(starts) > 4096:
                 starts.clear()
-            starts[key] = _header_length(text, number, gap.anchor, rules, prompt_tail)
-        start = gap.start + starts[key]
+            length = starts[key] = _header_length(text, number, gap.anchor, rules, prompt_tail)
+        start = gap.start + length
         begin = max(stop, start)
         end = marked.text.find(rules.end_token, begin, after)
         if end < 0:

@@ -1,6 +1,8 @@
 """Rows filled shape by shape equal rows rendered one by one, whatever they hold."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.templates import chat
+from packhouse.templates.shapes import make_way
 from packhouse.templates.sights import Sights
 from tests.templates.test_chat_toys import (
     CHATML,
@@ -254,3 +257,27 @@ def test_questions_that_cannot_be_recorded_send_every_row_through_jinja(use):
         alone = chat_renderer(template).render(table)
 
     assert outcome(together) == outcome(alone)
+
+
+def test_parts_rendered_by_several_threads_at_once_come_out_as_one_by_one():
+    rows = [as_turns([f"q{n}"] * (2 + 2 * (n % 9))) for n in range(400)]
+    tables = [make_table(rows[start : start + 40]) for start in range(0, 400, 40)]
+    alone = [outcome(chat_renderer(CHATML + "{# one by one #}").render(t)) for t in tables]
+
+    renderer = chat_renderer(CHATML + "{# at once #}")
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda table: outcome(renderer.render(table)), tables))
+
+    assert together == alone
+
+
+def test_a_way_that_jinja_does_not_confirm_sends_every_row_through_jinja():
+    table = make_table([as_turns([f"question {n}", f"answer {n}"]) for n in range(50)])
+    expected = outcome(chat_renderer(CHATML + "{# sound #}").render(table))
+
+    def wrong(*args):
+        way = make_way(*args)
+        return replace(way, items=("forged", *way.items[1:]))
+
+    with patch.object(chat, "make_way", wrong):
+        assert outcome(chat_renderer(CHATML + "{# wrong #}").render(table)) == expected

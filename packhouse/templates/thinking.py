@@ -54,8 +54,11 @@ def without_thinking(content: str) -> str:
 def thought_spans(text: bytes) -> list[tuple[int, int]]:
     """Byte spans of the thoughts in an answer, tags and white space behind them included.
 
+    A tag that nothing closes is none (contents with one are refused; calls may quote one).
+
     Example:
-        >>> thought_spans(b"<think>a</think> Hello")
-        [(0, 17)]
+        >>> thought_spans(b"<think>a</think> Hello"), thought_spans(b'{"q": "<think>"}<|im_end|>')
+        ([(0, 17)], [])
     """
-    return [match.span() for match in _THOUGHT_BYTES.finditer(text)]
+    found = _THOUGHT_BYTES.finditer(text)
+    return [match.span() for match in found if b"</think>" in match.group()]

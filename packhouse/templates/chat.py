@@ -6,8 +6,8 @@ is part of its turn: content + "\n" + context. Arguments of tool calls are parse
 `reasoning_content`. BOS is the template's business.
 
 The first row of a shape goes through Jinja and shows the way that rows of its kind take; the others
-are filled in bulk, with tool calls or without. A row whose shape no other row has is rendered alone,
-which costs about twice what transformers takes. A row comes out the same either way.
+are filled in bulk, with tool calls or without. A row whose shape no other row has is rendered
+alone, which costs about twice what transformers takes. A row comes out the same either way.
 """
 
 from collections import Counter

@@ -3,16 +3,10 @@
 Fast encoders are young. One is used for a tokenizer only after it gave HF's ids, one by one, on a
 fixed corpus of known traps (verdict kept under tokenizer and version) and, each time, on a
 sample of the very data. One differing id, an error or a tokenizer that it cannot read: HF is used
-and the report says why.
-
-A fast encoder takes as long to load as HF takes for a megabyte. So HF encodes a process's first
-megabyte itself, and the fast one is loaded by who needs more: whatever comes, no process takes more
-than twice the time of the better choice.
+and the report says why. Text of up to 100 KB goes to HF at once.
 So ids never depend on the encoder, only the time does.
 """
 
-import threading
-from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,11 +38,9 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 __all__ = ["Choice", "choose_encoder", "first_difference"]
 
 
-FIRST_BYTES = 2**20
-"""Text that HF encodes in this process, all calls together, before a fast encoder is loaded."""
-
-_counting = threading.Lock()
-_by_hf: Counter[str] = Counter()
+FEW_BYTES = 100_000
+"""Text that goes to HF at once. It counts by shard alone and not by what else a process did, for
+manifests name the encoders, and equal inputs must have equal manifests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +84,8 @@ def choose_encoder(
     if choice == "hf":
         return Choice(encoder=hf_encoder(snapshot), gate="not asked")
     num_bytes = sum(int(np.ptp(text_offsets(chunk)[[0, -1]])) for chunk in texts.chunks)
-    if choice == "auto" and _is_little(num_bytes, snapshot):
-        gate = "not asked: HF encodes this little text sooner than a fast encoder loads"
+    if choice == "auto" and num_bytes <= FEW_BYTES:
+        gate = "not asked: HF encodes this little text itself as soon as a sample of it"
         return Choice(encoder=hf_encoder(snapshot), gate=gate)
     sample = sample_texts(texts)
     try:
@@ -101,15 +93,6 @@ def choose_encoder(
     except EncoderError as error:
         return refuse_fast(snapshot, choice, str(error))
     return Choice(encoder=fast, gate="passed", sample_size=len(sample))
-
-
-def _is_little(num_bytes: int, snapshot: TokenizerSnapshot) -> bool:
-    """Whether HF has these bytes done before a fast encoder is loaded; counts them if so."""
-    if GigatokenEncoder.load.holds(snapshot.backend):
-        return False
-    with _counting:
-        _by_hf[snapshot.fingerprint] += num_bytes
-        return _by_hf[snapshot.fingerprint] <= FIRST_BYTES
 
 
 def _judge(sample: list[str], snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:

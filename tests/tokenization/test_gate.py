@@ -1,7 +1,6 @@
 """A fast encoder is used only where it gives HF's ids."""
 
 import unicodedata
-from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,6 @@ from packhouse.recipe import TokenizeConfig
 from packhouse.tokenization import gate, tokenize_table
 from packhouse.tokenization.corpus import adversarial_texts, sample_texts
 from packhouse.tokenization.encoders import EncoderError, GigatokenEncoder, hf_encoder
-from packhouse.tokenization.once import once
 from packhouse.tokenization.pipeline import read_pipeline
 
 FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
@@ -42,7 +40,7 @@ class Sabotaged:
 @pytest.fixture(autouse=True)
 def _much_text(monkeypatch):
     """Texts of any size are worth a fast encoder."""
-    monkeypatch.setattr(gate, "FIRST_BYTES", -1)
+    monkeypatch.setattr(gate, "FEW_BYTES", -1)
 
 
 @pytest.fixture
@@ -186,18 +184,12 @@ def test_what_gigatoken_cannot_read_falls_back_and_says_why(make_formatted, byte
     assert "cannot read this tokenizer: Unsupported model type" in done.encoder["gate"]
 
 
-def test_little_text_goes_to_hf_until_there_was_much_of_it(byte_level, table, monkeypatch):
-    size = sum(len(text.encode()) for text in table["text"].to_pylist())
-    monkeypatch.setattr(gate, "FIRST_BYTES", 2 * size)
-    monkeypatch.setattr(gate, "_by_hf", Counter())
-    monkeypatch.setattr(GigatokenEncoder, "load", once(GigatokenEncoder.load._load))
+def test_little_text_goes_to_hf_at_once(byte_level, table, monkeypatch):
+    monkeypatch.undo()
+    done = tokenize_table(table, byte_level, TokenizeConfig())
 
-    used = [tokenize_table(table, byte_level, TokenizeConfig()) for _ in range(4)]
-
-    names = [done.encoder["name"] for done in used]
-    assert names == ["tokenizers", "tokenizers", "gigatoken", "gigatoken"]
-    assert used[0].encoder["gate"].startswith("not asked: HF encodes this little text sooner")
-    assert all(done.tokenized.equals(used[0].tokenized) for done in used)
+    assert done.encoder["name"] == "tokenizers"
+    assert done.encoder["gate"].startswith("not asked: HF encodes this little text itself")
 
 
 def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(

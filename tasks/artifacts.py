@@ -73,7 +73,7 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
     """Create the page that says why nothing was published, and a table of the bad rows."""
     gate = gate_of(error)
     what = f"refused by its {gate} gate" if gate else "failed"
-    lines = [f"# {recipe.dataset} {what}", _reason(error), "", "Nothing was published."]
+    lines = [f"# {recipe.dataset} {what}", *_reason(error), "", "Nothing was published."]
     if isinstance(error, AuditError) and error.facts.get("breaches"):
         rows = [
             (b["limit"], b["source"] or "all", f"{b['number']:,}", b["text"])
@@ -185,12 +185,12 @@ def _escaped(text: str) -> str:
     return " ".join(text.split())
 
 
-def _reason(error: PackhouseError) -> str:
-    """What the error says; its paths as code, which the UI breaks into lines."""
-    text = _escaped(str(error))
-    for place in error.facts.get("places", ()):
-        text = text.replace(_escaped(str(place)), f"`{place}`")
-    return text
+def _reason(error: PackhouseError) -> list[str]:
+    """What the error says; its paths in a block of their own, for the UI does not break them."""
+    text, places = _escaped(str(error)), [str(place) for place in error.facts.get("places", ())]
+    for place in places:
+        text = text.replace(_escaped(place), f"`{Path(place).name}`")
+    return [text, *(["", "```text", *places, "```"] if places else [])]
 
 
 def _version_page(prepared: Prepared) -> str:

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -131,6 +132,10 @@ class House:
         recipe = load_recipe(self.path, overrides)
         workspace = Workspace(cache=self.cache, check=schemas.check)
         return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), self.cache)
+
+    def records(self, prepared):
+        paths = (self.folder / "store").rglob(f"{prepared.version}/records/*.parquet")
+        return pq.read_table(next(paths)).to_pylist()
 
     @staticmethod
     def cached_steps(prepared):

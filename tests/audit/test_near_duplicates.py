@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from datasketch import MinHash
@@ -197,11 +196,6 @@ def house(tmp_path):
     return house
 
 
-def records_of(house, prepared):
-    paths = (house.folder / "store").rglob(f"{prepared.version}/records/*.parquet")
-    return pq.read_table(next(paths)).to_pylist()
-
-
 def pack_line(prepared):
     return next(line for line in prepared.ledger if line.step == "pack")
 
@@ -211,7 +205,7 @@ def test_dropped_near_rows_are_counted_and_say_what_they_repeat(house):
     line = pack_line(prepared)
     assert dict(line.dropped) == {"duplicate": 1, "near_duplicate": 40}
     assert line.rows_out == 40
-    records = records_of(house, prepared)
+    records = house.records(prepared)
     ids = [record["record_id"] for record in records]
     assert [r["repeats"] for r in records[40:]] == [*ids[:40], ids[0]]
     assert [r["times"] for r in records] == [1] * 40 + [0] * 41
@@ -223,10 +217,10 @@ def test_dropped_near_rows_are_counted_and_say_what_they_repeat(house):
 
 def test_same_side_keeps_all_and_parts_none(house):
     split = house.prepare()
-    sides = [record["split"] for record in records_of(house, split)]
+    sides = [record["split"] for record in house.records(split)]
     assert sum(a != b for a, b in zip(sides[:40], sides[40:80], strict=True)) > 5
     together = house.prepare("dedup.near=same_side")
-    records = records_of(house, together)
+    records = house.records(together)
     sides = [record["split"] for record in records]
     assert sides[:40] == sides[40:80]
     assert sides[80] == sides[0]
@@ -239,9 +233,7 @@ def test_same_side_keeps_all_and_parts_none(house):
 def test_keep_counts_and_changes_nothing(house):
     plain = house.prepare()
     kept = house.prepare("dedup.near=keep")
-    assert [r["split"] for r in records_of(house, plain)] == [
-        r["split"] for r in records_of(house, kept)
-    ]
+    assert [r["split"] for r in house.records(plain)] == [r["split"] for r in house.records(kept)]
     assert pack_line(kept).dropped == {}
     near = kept.facts["counts"]["dedup"]["near"]
     assert (near["rows"], near["dropped"]) == (40, 0)
@@ -282,7 +274,7 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(house, opt
     base = ["sources.0.format=chat", "format.template=chat", *options, f"split.group_by={group_by}"]
 
     kept = house.prepare(*base, "dedup.near=keep")
-    rows = [record["row"] for record in records_of(house, kept)]
+    rows = [record["row"] for record in house.records(kept)]
     again = sum(row >= 20 for row in rows)
     assert again >= 30
     assert kept.facts["counts"]["dedup"]["near"]["rows"] == 15  # conversations, not examples
@@ -293,7 +285,7 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(house, opt
 
     together = house.prepare(*base, "dedup.near=same_side")
     sides = {}
-    for record in records_of(house, together):
+    for record in house.records(together):
         sides.setdefault(record["row"], set()).add(record["split"])
     assert all(len(found) == 1 for found in sides.values())
     assert [sides[row] for row in range(15)] == [sides[row + 20] for row in range(15)]
@@ -321,17 +313,17 @@ def test_a_unit_is_the_union_of_its_rows(tmp_path):
 
 def test_exact_same_side_joins_what_differs_in_white_space(house):
     prepared = house.prepare("dedup.exact=same_side")
-    sides = [record["split"] for record in records_of(house, prepared)]
+    sides = [record["split"] for record in house.records(prepared)]
     assert sides[80] == sides[0]
     assert pack_line(prepared).rows_out == 81
 
 
 def test_appended_rows_take_nothing_from_train_to_eval(house):
-    before = records_of(house, house.prepare("dedup.near=same_side"))
+    before = house.records(house.prepare("dedup.near=same_side"))
     more = planted(80, seed=0)[80:] + planted(30, seed=9)
     with (house.folder / "sums.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in more)
-    after = records_of(house, house.prepare("dedup.near=same_side"))
+    after = house.records(house.prepare("dedup.near=same_side"))
     moved = [(a["split"], b["split"]) for a, b in zip(before, after, strict=False)]
     assert ("train", "eval") not in moved
 

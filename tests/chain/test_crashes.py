@@ -102,8 +102,9 @@ def test_two_runs_at_once_on_one_cache_are_both_right(house, recipe, small):
 
 
 def test_two_runs_at_once_in_one_process_publish_one_version(house, small):
+    recipe = house.recipe()
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(lambda _: house.prepare(), range(2))
+        one, two = pool.map(lambda _: house.prepare(recipe=recipe), range(2))
     assert one.version == two.version
     assert sorted((one.created, two.created)) in ([False, True], [True, True])
 

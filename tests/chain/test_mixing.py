@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -64,16 +63,11 @@ def house(tmp_path):
     return house
 
 
-def records_of(house, prepared):
-    paths = (house.folder / "store").rglob(f"{prepared.version}/records/*.parquet")
-    return pq.read_table(next(paths)).to_pylist()
-
-
 def test_sources_are_mixed_and_every_row_is_accounted_for(house):
     whole = house.prepare()
     mixed = house.prepare("sources.0.weight=2.5", "sources.1.weight=0.25")
     assert house.cached_steps(mixed) == ["validate", "format", "tokenize"]
-    records = records_of(house, mixed)
+    records = house.records(mixed)
     times = {s: [r["times"] for r in records if r["source"].startswith(s)] for s in "ab"}
     assert set(times["a"]) == {2, 3}
     assert set(times["b"]) == {0, 1}
@@ -99,7 +93,7 @@ def test_repeats_are_sequences_of_their_own_on_one_side(house):
         sides[side] = {name: found.count(name) for name in found}
     assert not sides["train"].keys() & sides["eval"].keys()
     by_id = {}
-    for record in records_of(house, mixed):
+    for record in house.records(mixed):
         by_id[record["record_id"]] = by_id.get(record["record_id"], 0) + record["times"]
     assert sides["train"] | sides["eval"] == by_id
 
@@ -113,4 +107,4 @@ def test_a_row_that_is_not_taken_displaces_no_equal_one(house):
 
 def test_max_records_is_kept_to_the_record(house):
     mixed = house.prepare("sources.0.max_records=7", "sources.0.weight=2")
-    assert sum(r["times"] for r in records_of(house, mixed) if r["source"].startswith("a")) == 14
+    assert sum(r["times"] for r in house.records(mixed) if r["source"].startswith("a")) == 14

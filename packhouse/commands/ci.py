@@ -22,6 +22,7 @@ from packhouse.ci import (
     summary_json,
     to_junit,
 )
+from packhouse.contracts import installed_contracts
 from packhouse.errors import ConfigError, PackhouseError, VersionNotFoundError
 from packhouse.estimate import estimate
 from packhouse.jobs import Plan, plan_jobs
@@ -36,6 +37,11 @@ __all__ = ["ci"]
 
 BUG = 1
 """Exit code: an error that is not packhouse's own."""
+
+_NO_CONTRACTS = (
+    "the contracts of tables between steps are not checked: `schemas` is not installed; install "
+    'packhouse from its checkout (`pip install -e ".[flows]"`) to have them'
+)
 
 
 @dataclass(kw_only=True)
@@ -138,10 +144,16 @@ def _do(job: _Job, recipe: Recipe, cache: str | None, workers: int, approval: bo
     remote = cache if cache is not None and "://" in cache else None
     folder = check_cache(Path(cache) if cache and not remote else default_cache())
     workspace = Workspace(cache=folder)
+    check = installed_contracts()
+    if check is None:
+        job.notes.append(_NO_CONTRACTS)
+    else:
+        workspace = Workspace(cache=folder, check=check)
     plan = plan_jobs(recipe)
     found = look(recipe, Planned(plan.version_id, plan))
     mirror = StepMirror(store=open_store(remote), steps=workspace.steps) if remote else None
     if mirror is not None:
+        mirror.notes.extend(job.notes)
         job.notes = mirror.notes
     job.facts = _planned(recipe, plan, found, workspace, mirror)
     if job.only_plan:

@@ -4,13 +4,14 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
-from packhouse.errors import StoreError, TransientError
+from packhouse.errors import ContractError, StoreError, TransientError
 from packhouse.jobs import plan_jobs
 from packhouse.step_mirror import StepMirror
 from packhouse.step_store import StepStore
@@ -153,6 +154,28 @@ def test_a_schema_that_breaks_readers_is_refused_by_that_gate(place):
     done = run(place, place / "cache", "--set", "publish.layout=compact")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"
+
+
+def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeypatch):
+    def breaks(artefact, table):
+        raise ContractError(f"{artefact}: a value breaks the contract")
+
+    monkeypatch.setattr("schemas.check", breaks)
+    done = run(place, place / "none")
+    assert done.exit_code == 4
+    assert cases(place)["schema"] == "failure"
+    assert "validated: a value breaks the contract" in (place / "s.md").read_text()
+    assert not (place / "store" / "demo" / "refs").exists()
+
+
+def test_a_job_without_the_contracts_says_so(place, monkeypatch):
+    def alone(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("packhouse.contracts.distribution", alone)
+    done = run(place, place / "cache")
+    assert done.exit_code == 0
+    assert "contracts of tables between steps are not checked" in "".join(facts(place)["notes"])
 
 
 def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):

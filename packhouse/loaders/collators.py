@@ -148,6 +148,7 @@ class PaddedCollator:
         _check_choice("loss_weights", self.loss_weights, (None, "column", "record", "ignore"))
         _check_multiple(self.pad_to_multiple_of)
         _check_padding(self.padding, self.max_length, self.prefix_tokens)
+        _check_window(self.max_length, self.pad_to_multiple_of)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
@@ -342,6 +343,15 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
 def _check_multiple(multiple: int | None) -> None:
     if multiple is not None and multiple < 1:
         raise ConfigError(f"pad_to_multiple_of is {multiple}; it must be at least 1")
+
+
+def _check_window(max_length: int | None, multiple: int | None) -> None:
+    """Rounding up must not pad over the window."""
+    if max_length is not None and multiple is not None and max_length % multiple:
+        raise ConfigError(
+            f"max_length {max_length} is no multiple of pad_to_multiple_of {multiple}, so batches "
+            f"would be padded over it; set max_length to a multiple, or leave the other out"
+        )
 
 
 def _check_padding(padding: str, max_length: int | None, prefix_tokens: int) -> None:

@@ -210,6 +210,10 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
         ({"padding": "max"}, "padding 'max' is not known"),
         ({"too_long": "cut"}, "too_long 'cut' is not known"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
+        (
+            {"max_length": 100, "pad_to_multiple_of": 64},
+            "max_length 100 is no multiple of pad_to_multiple_of 64",
+        ),
     ],
 )
 @pytest.mark.parametrize("collator", [PaddedCollator, ClassificationCollator])

@@ -54,7 +54,7 @@ def without_thinking(content: str) -> str:
 def thought_spans(text: bytes) -> list[tuple[int, int]]:
     """Byte spans of the thoughts in an answer, tags and white space behind them included.
 
-    A tag that nothing closes is none (contents with one are refused; calls may quote one).
+    A tag that nothing closes is none; contents with one are refused.
 
     Example:
         >>> thought_spans(b"<think>a</think> Hello"), thought_spans(b'{"q": "<think>"}<|im_end|>')

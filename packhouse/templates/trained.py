@@ -4,13 +4,14 @@ Spans of answers come from the template's own behaviour (see turns.py), those of
 from where they end (see borders.py). Where spans cannot be shown, the row is refused.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates.borders import Borders, find_borders
-from packhouse.templates.marks import Marked, TornError
+from packhouse.templates.marks import Marked, Occurrence, TornError
 from packhouse.templates.renderer import RefusedError
 from packhouse.templates.sights import UNPROVEN, Sight
 from packhouse.templates.thinking import thought_spans
@@ -138,11 +139,12 @@ class SpanFinder:
 
 
 def _without_earlier_thoughts(trained: list[Trained], sight: Sight) -> list[Trained]:
-    """Take thinking out of what is trained before the last user turn."""
+    """Take thinking out of the answers that are trained before the last user turn."""
     last_user = max((n for n, role in enumerate(sight.roles) if role == "user"), default=-1)
     kept: list[Trained] = []
     for start, end, message in trained:
-        thoughts = _thoughts_in(start, end, sight) if message < last_user else []
+        is_earlier = message < last_user and sight.roles[message] == "assistant"
+        thoughts = _thoughts_in(start, end, message, sight) if is_earlier else []
         for begin, stop in thoughts:
             if begin > start:
                 kept.append(Trained(start, begin, message))
@@ -152,14 +154,37 @@ def _without_earlier_thoughts(trained: list[Trained], sight: Sight) -> list[Trai
     return kept
 
 
-def _thoughts_in(start: int, end: int, sight: Sight) -> list[tuple[int, int]]:
+def _thoughts_in(start: int, end: int, message: int, sight: Sight) -> list[tuple[int, int]]:
     """Spans of thinking in a turn: between tags, and texts of fields that are written otherwise."""
-    spans = [(start + a, start + b) for a, b in thought_spans(sight.marked.text[start:end])]
-    for o in sight.marked.occurrences:
-        is_thought = sight.leaves[o.leaf].kind == "thought" and start <= o.start < end
+    own = [o for o in sight.marked.occurrences if start <= o.start < end]
+    text = bytearray(sight.marked.text[start:end])
+    for o in _quoting(own, sight.messages[message], sight):
+        text[o.start - start : o.end - start] = bytes(o.end - o.start)
+    spans = [(start + a, start + b) for a, b in thought_spans(bytes(text))]
+    for o in own:
+        is_thought = sight.leaves[o.leaf].kind == "thought"
         if is_thought and not any(a <= o.start < b for a, b in spans):
             spans.append((o.start, o.end))
     return sorted(spans)
+
+
+def _quoting(own: list[Occurrence], message: dict[str, Any], sight: Sight) -> list[Occurrence]:
+    """Calls and reasoning fields of a turn: tags in these open and close nothing.
+
+    Raises:
+        RefusedError: a call quotes a tag, and where the template writes it cannot be shown.
+    """
+    reasoning = message.get("reasoning_content") or ""
+    calls, fields = [], []
+    for o in own:
+        leaf = sight.leaves[o.leaf]
+        if leaf.kind in ("call", "function"):
+            calls.append(o)
+        elif leaf.kind == "thought" and leaf.value in (reasoning, reasoning.strip()):
+            fields.append(o)
+    if not calls and "think>" in json.dumps(message.get("tool_calls", [])):
+        raise UNPROVEN
+    return calls + fields
 
 
 def _generated(

@@ -1,5 +1,7 @@
 """What is trained, by role, by message and by thinking; held against transformers' own masks."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -182,6 +184,64 @@ def test_thinking_is_trained_in_the_last_turn_alone():
         out = render_chat(CHATML, [talk] * copies, config={"reasoning": "train_last"}).formatted
         assert pieces(out)[0] == ["1!<|im_end|>", "<think>3</think> 3!<|im_end|>"]
         assert "<think>1</think>" in out["text"][0].as_py()
+
+
+QUOTES = ["<think>a</think> b", "<think>", "</think>", "</think><think>", "<think>\n\n</think>\n"]
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("quote", QUOTES)
+@pytest.mark.parametrize("copies", [1, 12])
+def test_what_a_call_quotes_is_no_thought(name, quote, copies, shared):
+    """Arguments are data: thinking is what stands in contents and fields, tags in calls are not."""
+    call = [{"type": "function", "function": {"name": "find", "arguments": {"q": quote}}}]
+    talk = [
+        turn("user", "Look it up."),
+        turn("assistant", "", tool_calls=json.dumps(call)),
+        turn("tool", "Nothing."),
+        turn("assistant", "I found nothing."),
+        turn("user", "Well."),
+        turn("assistant", "Yes."),
+    ]
+    renderer = [
+        make_renderer(FormatConfig(reasoning=way), load_snapshot(str(shared / "tokenizers" / name)))
+        for way in ("keep", "train_last")
+    ]
+    keep, last = (r.render(make_table([talk] * copies)).formatted for r in renderer)
+    assert json.dumps(quote)[1:-1] in pieces(keep)[0][0]
+    assert pieces(last) == pieces(keep)
+    assert len(pieces(last)[0]) == 3
+
+
+@pytest.mark.parametrize("copies", [1, 12])
+def test_a_thought_beside_a_call_that_quotes_one_is_left_out_alone(copies, shared):
+    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
+    call = [{"type": "function", "function": {"name": "f", "arguments": {"q": "</think>a<think>"}}}]
+    said = turn("assistant", "<think>hm</think> Look:", tool_calls=json.dumps(call))
+    talk = [turn("user", "go"), said, turn("tool", "42"), turn("assistant", "So."), *TWO[:2]]
+    out = make_renderer(FormatConfig(reasoning="train_last"), snapshot).render(
+        make_table([talk] * copies)
+    )
+    first = pieces(out.formatted)[0][0]
+    assert first.startswith("Look:\n<tool_call>\n")
+    assert '"</think>a<think>"' in first
+    assert first.endswith("<|im_end|>")
+
+
+def test_a_thought_in_a_field_that_quotes_its_own_end_is_left_out_whole():
+    thought = "('<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '')"
+    wraps = CHATML.replace("m.content", f"{thought} + m.content")
+    talk = [turn("user", "x"), turn("assistant", "y", reasoning="a </think> b"), *TWO[:2]]
+    for copies in (1, 12):
+        out = render_chat(wraps, [talk] * copies, config={"reasoning": "train_last"}).formatted
+        assert pieces(out)[0] == ["y<|im_end|>", "hello<|im_end|>"]
+
+
+def test_a_user_who_is_trained_does_not_think():
+    talk = [turn("user", "a <think>b</think> c", weight=1.0), *TWO[1:]]
+    for copies in (1, 12):
+        out = render_chat(CHATML, [talk] * copies, config={"reasoning": "train_last"}).formatted
+        assert pieces(out)[0][0] == "a <think>b</think> c<|im_end|>\n"
 
 
 def answered(content, **fields):

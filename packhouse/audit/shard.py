@@ -14,8 +14,7 @@ What is looked for:
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,13 +23,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.packing.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
+from packhouse.audit.answers import answer_bytes
+from packhouse.audit.second_look import are_written, ends_blank, has_no_end
+from packhouse.audit.tokens import Intervals, Tokens
+from packhouse.packing.lists import one_chunk
 from packhouse.recipe import FormatConfig
-from packhouse.templates.weighing import decide_weights
-from packhouse.tokenization.offsets import locate_by_widths
-from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
-from packhouse.tokenization.spans import Spans
 
 __all__ = ["NUM_WORST", "audit_shard", "worst_rows"]
 
@@ -76,10 +75,12 @@ def audit_shard(
             _rows(table, place, start, stop)
             for table, place in zip((validated, formatted), places, strict=True)
         ]
-        tokens = _Tokens.of(earlier[1], part, pipeline)
-        due, own = _answer_bytes(earlier[0], config, label_names)
+        tokens = Tokens.of(earlier[1], part, pipeline)
+        due, own = answer_bytes(earlier[0], earlier[1], config, label_names)
         counts.update(_sizes(tokens, due))
-        for name, numbers in _findings(tokens, due, own, snapshot, config, part).items():
+        messages = one_chunk(earlier[0]["messages"])
+        findings = _findings(tokens, due, own, snapshot, config, messages, part)
+        for name, numbers in findings.items():
             found.setdefault(name, []).append(numbers)
     values = {name: np.concatenate(parts) for name, parts in found.items()}
     worst = {name: worst_rows(tokenized, each) for name, each in values.items()}
@@ -90,24 +91,25 @@ def audit_shard(
 
 
 def _findings(
-    tokens: "_Tokens",
+    tokens: Tokens,
     due: Int64s,
     own: Int64s,
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
+    messages: pa.ListArray,
     tokenized: pa.Table,
 ) -> dict[str, Int64s]:
     """Each finding, as a number per row."""
     is_idle = (tokens.ranges_per_row == 0) & _is_null(tokenized["label"])
     return {
         **_coverage(tokens, due, own, config, tokenized),
-        **_turns(tokens, config),
+        **_turns(tokens, config, messages),
         **_ends_of_rows(tokens, snapshot),
         "untrained_rows": is_idle.astype(np.int64),
     }
 
 
-def _sizes(tokens: "_Tokens", due: Int64s) -> dict[str, int]:
+def _sizes(tokens: Tokens, due: Int64s) -> dict[str, int]:
     """What the findings are shares of."""
     return {
         "rows": len(due),
@@ -149,109 +151,13 @@ def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tokens:
-    """All rows' tokens and trained ranges behind one another, and where they lie in the texts."""
-
-    ids: npt.NDArray[np.int32]
-    offsets: Int64s
-    starts: Int64s
-    ends: Int64s
-    is_exact: Bools
-    """Rows whose tokens spell their text; of the others, bytes are not known."""
-    control: Int64s
-    """Places of control tokens."""
-    range_starts: Int64s
-    range_ends: Int64s
-    range_rows: Int64s
-    content: "_Intervals"
-    content_starts: Int64s
-    content_ends: Int64s
-    content_offsets: Int64s
-    unk_id: int | None
-
-    @property
-    def ranges_per_row(self) -> Int64s:
-        return np.bincount(self.range_rows, minlength=len(self.offsets) - 1)
-
-    @classmethod
-    def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "_Tokens":
-        texts = one_chunk(formatted["text"])
-        ids, narrow = zero_based(*flat_list(tokenized["input_ids"]))
-        offsets: Int64s = narrow.astype(np.int64)
-        placed = locate_by_widths(texts, ids, offsets, pipeline)
-        ranges = read_ranges(tokenized["trained_ranges"])
-        rows = ranges.row_of_each()
-        spans = Spans.of(one_chunk(formatted["content_spans"]), texts)
-        return cls(
-            ids=ids,
-            offsets=offsets,
-            starts=placed.starts,
-            ends=placed.ends,
-            is_exact=placed.is_exact,
-            control=np.flatnonzero(pipeline.is_control[ids]),
-            range_starts=ranges.starts + offsets[rows],
-            range_ends=ranges.ends + offsets[rows],
-            range_rows=rows,
-            content=_Intervals.of(spans.starts, spans.ends),
-            content_starts=spans.starts,
-            content_ends=spans.ends,
-            content_offsets=spans.offsets,
-            unk_id=pipeline.unk_id,
-        )
-
-    def row_of(self, places: Int64s) -> Int64s:
-        return np.searchsorted(self.offsets, places, "right") - 1
-
-    def holds_content(self, first: Int64s, last: Int64s) -> Bools:
-        """Whether content lies in the bytes from token `first` to token `last`, inclusive."""
-        return np.asarray(self.content.within(self.starts[first], self.ends[last]) > 0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Intervals:
-    """Disjoint half-open byte ranges, rising."""
-
-    starts: Int64s
-    ends: Int64s
-    before: Int64s
-    """Bytes in the ranges before each."""
-
-    @classmethod
-    def of(cls, starts: Int64s, ends: Int64s) -> "_Intervals":
-        if (starts[1:] < ends[:-1]).any():  # templates may write a content twice, or out of order
-            order = np.argsort(starts, kind="stable")
-            ends = np.maximum.accumulate(ends[order])
-            starts = np.maximum(starts[order], np.append(0, ends[:-1]))
-            ends = np.maximum(starts, ends)
-        return cls(starts, ends, np.append(0, np.cumsum(ends - starts)))
-
-    def within(self, starts: Int64s, ends: Int64s) -> Int64s:
-        """Bytes of each of [start, end) that lie in the ranges.
-
-        Example:
-            >>> held = _Intervals.of(np.array([2, 10]), np.array([5, 20]))
-            >>> held.within(np.array([0, 4, 5]), np.array([3, 12, 10])).tolist()
-            [1, 3, 0]
-        """
-        return self._up_to(ends) - self._up_to(starts)
-
-    def _up_to(self, place: Int64s) -> Int64s:
-        if not len(self.starts):
-            return np.zeros(len(place), np.int64)
-        index = np.searchsorted(self.starts, place, "right") - 1
-        at = np.maximum(index, 0)
-        inside = np.clip(place - self.starts[at], 0, self.ends[at] - self.starts[at])
-        return np.where(index < 0, 0, self.before[at] + inside)
-
-
 def _coverage(
-    tokens: _Tokens, due: Int64s, own: Int64s, config: FormatConfig, tokenized: pa.Table
+    tokens: Tokens, due: Int64s, own: Int64s, config: FormatConfig, tokenized: pa.Table
 ) -> dict[str, Int64s]:
     """Bytes of each row's answers that are not trained, and of its prompts that are."""
     first, last = tokens.range_starts, tokens.range_ends - 1
     known = tokens.is_exact[tokens.range_rows]
-    trained = _Intervals.of(tokens.starts[first[known]], tokens.ends[last[known]])
+    trained = Intervals.of(tokens.starts[first[known]], tokens.ends[last[known]])
     of_spans = trained.within(tokens.content_starts, tokens.content_ends)
     covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.content_offsets])
     # A class label for a model's head is no text, so nothing of such a row is due.
@@ -263,46 +169,7 @@ def _coverage(
     return {"untrained_answer_bytes": missing, "trained_prompt_bytes": surplus}
 
 
-def _answer_bytes(
-    validated: pa.Table, config: FormatConfig, label_names: Sequence[str] | None
-) -> tuple[Int64s, Int64s]:
-    """Bytes of each row that must be trained, and bytes that may be: all the assistant's writing.
-
-    White space at a content's ends is not due, since templates strip it.
-    """
-    messages = one_chunk(validated["messages"])
-    offsets = list_offsets(messages).astype(np.int64)
-    flat = messages.values.slice(offsets[0], offsets[-1] - offsets[0])
-    offsets = offsets - offsets[0]
-    fields: Mapping[str, pa.Array] = dict(zip(flat.type.names, flat.flatten(), strict=True))
-    is_trained = decide_weights(flat, offsets, config) > 0
-    is_own = is_trained | np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
-    if config.train_on == "all" and not config.never_train:
-        is_trained &= np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
-    due = np.where(is_trained, _num_bytes(pc.utf8_trim_whitespace(fields["content"])), 0)
-    own = _num_bytes(fields["content"]) + _num_bytes(fields["reasoning"])
-    own += 2 * _num_bytes(fields["tool_calls"])  # room for another way to write the same JSON
-    own += 2 * _num_bytes(fields["context"])
-    labels = _label_bytes(one_chunk(validated["label"]), label_names)
-    return _sums(due, offsets) + labels, _sums(np.where(is_own, own, 0), offsets) + labels
-
-
-def _label_bytes(labels: pa.Array, names: Sequence[str] | None) -> Int64s:
-    if not names or labels.null_count == len(labels):
-        return np.zeros(len(labels), np.int64)
-    sizes = np.array([*(len(name.strip().encode()) for name in names), 0], np.int64)
-    return np.asarray(sizes[pc.fill_null(labels, len(names)).to_numpy()])
-
-
-def _num_bytes(texts: pa.Array) -> Int64s:
-    return np.asarray(pc.fill_null(pc.binary_length(texts), 0)).astype(np.int64)
-
-
-def _sums(values: Int64s, offsets: Int64s) -> Int64s:
-    return np.diff(np.append(0, np.cumsum(values))[offsets])
-
-
-def _turns(tokens: _Tokens, config: FormatConfig) -> dict[str, Int64s]:
+def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict[str, Int64s]:
     """Per row: trained turns without a trained end token, and turns whose header is trained."""
     num_rows = len(tokens.offsets) - 1
     is_exact = tokens.is_exact[tokens.range_rows]
@@ -315,6 +182,10 @@ def _turns(tokens: _Tokens, config: FormatConfig) -> dict[str, Int64s]:
     headers = _header_ids(tokens)
     if config.reasoning == "train_last":
         is_ended |= _goes_on(tokens, np.union1d(headers, end_ids))
+    for number in np.flatnonzero(~is_ended).tolist():
+        is_ended[number] = ends_blank(tokens, number, int(last[number])) or has_no_end(
+            tokens, number, messages
+        )
     openers = np.setdiff1d(headers, end_ids)
     first = tokens.range_starts
     leaks = np.isin(tokens.ids[first], openers) & is_exact & ~tokens.holds_content(first, first)
@@ -328,22 +199,23 @@ def _turns(tokens: _Tokens, config: FormatConfig) -> dict[str, Int64s]:
     }
 
 
-def _goes_on(tokens: _Tokens, borders: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _goes_on(tokens: Tokens, borders: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Ranges that are followed by another one of the same turn: a thought within is left out."""
     goes_on = np.zeros(len(tokens.range_rows), np.bool_)
-    seen = np.append(0, np.cumsum(np.isin(tokens.ids, borders)))
-    is_one = seen[tokens.range_ends[:-1]] == seen[tokens.range_starts[1:]]
-    goes_on[:-1] = is_one & (tokens.range_rows[:-1] == tokens.range_rows[1:])
+    places = tokens.control[np.isin(tokens.ids[tokens.control], borders)]
+    places = places[~tokens.are_content(places, places)]
+    seen = np.searchsorted(places, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
+    goes_on[:-1] = (seen[0] == seen[1]) & (tokens.range_rows[:-1] == tokens.range_rows[1:])
     return goes_on
 
 
-def _last_control(tokens: _Tokens) -> Int64s:
+def _last_control(tokens: Tokens) -> Int64s:
     """Place of the last control token before the end of each range; -1: none before it at all."""
     index = np.searchsorted(tokens.control, tokens.range_ends, "left") - 1
     return np.where(index < 0, -1, np.append(tokens.control, -1)[index])
 
 
-def _header_ids(tokens: _Tokens) -> npt.NDArray[np.int32]:
+def _header_ids(tokens: Tokens) -> npt.NDArray[np.int32]:
     """Ids of control tokens before a row's first content: what opens its first turn."""
     counts = np.diff(tokens.content_offsets)
     filled = np.flatnonzero(counts > 0)
@@ -359,18 +231,20 @@ def _header_ids(tokens: _Tokens) -> npt.NDArray[np.int32]:
     return np.unique(tokens.ids[control[before]])
 
 
-def _double_ends(tokens: _Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:
+def _double_ends(tokens: Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:
     """Per row: end tokens right behind the same end token, none of them content."""
     ends = tokens.control[np.isin(tokens.ids[tokens.control], end_ids)]
     first, second = ends[:-1], ends[1:]
     rows = tokens.row_of(second)
     is_double = (second == first + 1) & (tokens.ids[first] == tokens.ids[second])
     is_double &= tokens.row_of(first) == rows
-    is_double &= ~(tokens.holds_content(first, second) & tokens.is_exact[rows])
+    is_double &= ~tokens.are_content(first, second)
+    doubtful = np.flatnonzero(is_double & ~tokens.is_exact[rows])
+    is_double[doubtful] = ~are_written(tokens, rows[doubtful], first[doubtful], second[doubtful])
     return np.bincount(rows[is_double], minlength=len(tokens.offsets) - 1)
 
 
-def _ends_of_rows(tokens: _Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int64s]:
+def _ends_of_rows(tokens: Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int64s]:
     """Per row: BOS beyond the first token, BOS missing, unknown tokens."""
     num_rows = len(tokens.offsets) - 1
     named = snapshot.special_tokens
@@ -384,15 +258,15 @@ def _ends_of_rows(tokens: _Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int
         places = tokens.control[tokens.ids[tokens.control] == bos]
         rows = tokens.row_of(places)
         is_inner = places > tokens.offsets[rows]
-        is_inner &= ~(tokens.holds_content(places, places) & tokens.is_exact[rows])
+        is_inner &= ~tokens.are_content(places, places)
         if bos == eos:  # then it ends turns, and only a second one right behind the first is double
             is_inner &= places == tokens.offsets[rows] + 1
             is_inner &= begins[rows]
         double = np.bincount(rows[is_inner], minlength=num_rows)
         missing = (~begins).astype(np.int64) if snapshot.adds_bos else missing
     unknown = np.zeros(num_rows, np.int64)
-    if tokens.unk_id is not None and tokens.unk_id not in (bos, eos):
-        places = np.flatnonzero(tokens.ids == tokens.unk_id)
+    if tokens.pipeline.unk_id is not None and tokens.pipeline.unk_id not in (bos, eos):
+        places = np.flatnonzero(tokens.ids == tokens.pipeline.unk_id)
         unknown = np.bincount(tokens.row_of(places), minlength=num_rows)
     return {"double_bos": double, "missing_bos": missing, "unknown_tokens": unknown}
 

@@ -72,7 +72,7 @@ def find_borders(
         own = [o for o in marked.occurrences if owners[o.leaf] == number]
         if not own:
             raise _unshown(number, roles, "it has no text of its own")
-        firsts.append(own[0].start)
+        firsts.append(_with_space(marked, own[0].start))
         if number:
             anchor = _last_before(marked, owners, own[0].start)
             if anchor is None:
@@ -90,6 +90,13 @@ def find_borders(
 
 
 _OTHER_ORDER = RefusedError("template", "messages are not written in their order")
+
+
+def _with_space(marked: Marked, start: int) -> int:
+    """Beginning of a text with the template's space before it: one token begins with both."""
+    is_spaced = marked.text[max(start - 1, 0) : start] == b" "
+    is_own = any(o.start < start <= o.end for o in marked.occurrences)
+    return start - 1 if is_spaced and not is_own else start
 
 
 def _last_before(marked: Marked, owners: list[int], place: int) -> Occurrence | None:

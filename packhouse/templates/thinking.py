@@ -54,11 +54,15 @@ def without_thinking(content: str) -> str:
 def thought_spans(text: bytes) -> list[tuple[int, int]]:
     """Byte spans of the thoughts in an answer, tags and white space behind them included.
 
+    A space before `<think>` belongs to it, and a last space behind it to what is said: tokens begin
+    with the space before them.
+
     A tag that nothing closes is none; contents with one are refused.
 
     Example:
         >>> thought_spans(b"<think>a</think> Hello"), thought_spans(b'{"q": "<think>"}<|im_end|>')
-        ([(0, 17)], [])
+        ([(0, 16)], [])
     """
-    found = _THOUGHT_BYTES.finditer(text)
-    return [match.span() for match in found if b"</think>" in match.group()]
+    found = [match for match in _THOUGHT_BYTES.finditer(text) if b"</think>" in match.group()]
+    edges = [match.span() for match in found]
+    return [(a - text.endswith(b" ", 0, a), b - text.endswith(b" ", a, b)) for a, b in edges]

@@ -46,13 +46,23 @@ def validated_table(chats, labels=None) -> pa.Table:
 class Tables:
     """Validated, formatted and tokenized tables of some conversations."""
 
-    def __init__(self, chats, snapshot, config=FormatConfig(), labels=None) -> None:  # noqa: B008
+    def __init__(
+        self,
+        chats,
+        snapshot,
+        config=FormatConfig(),  # noqa: B008
+        labels=None,
+        control_text="text",
+    ) -> None:
         self.config, self.snapshot = config, snapshot
         self.validated = validated_table(chats, labels)
         rendered = make_renderer(config, snapshot).render(self.validated)
         assert not rendered.quarantined.num_rows, rendered.quarantined["detail"].to_pylist()
+        self.validated = rendered.examples
         self.formatted = rendered.formatted
-        self.tokenized = tokenize_table(self.formatted, snapshot, TokenizeConfig()).tokenized
+        self.tokenized = tokenize_table(
+            self.formatted, snapshot, TokenizeConfig(control_text=control_text)
+        ).tokenized
 
     def sabotage(self, change) -> None:
         """Rewrite the tokenized rows by `change(row)`."""

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from packhouse.audit import audit_shard
 from packhouse.audit import shard as shard_module
-from packhouse.audit.shard import _Intervals
+from packhouse.audit.tokens import Intervals
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.tokenization import load_snapshot
-from tests.audit.conftest import CHATS, Tables, turns
+from tests.audit.conftest import CHATS, DEMO, Tables, turns
 
 IM_START, IM_END = 1, 2
 
@@ -241,6 +241,101 @@ def test_control_text_in_contents_is_no_end_and_no_header(snapshot):
     assert found(Tables(chats, snapshot)) == {}
 
 
+QWEN = "qwen2.5-instruct"
+MISTRAL = "mistral-7b-instruct-v0.3"
+DECOMPOSED = [turns("Cafe\u0301?", "Tre\u0300s bien.", "A\u0300 la?", "Oui.")]  # Qwen's is NFC
+
+
+@pytest.mark.parametrize("never", [[], ["user"]])
+def test_rows_that_a_tokenizer_normalises_end_behind_the_last_end_token(shared, never):
+    """All is trained, so the line break behind the last end token is, too: it cuts nothing off."""
+    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
+    tables = Tables(DECOMPOSED, snapshot, FormatConfig(train_on="all", never_train=never))
+    assert found(tables) == {"unlocated_rows": 1}
+
+    def without_ends(row):
+        for span in row["trained_ranges"]:
+            span["end"] -= 2
+
+    tables.sabotage(without_ends)
+    assert found(tables)["unterminated_turns"] == len(tables.tokenized["trained_ranges"][0])
+
+
+def test_a_system_turn_that_the_template_does_not_end_needs_no_end(shared):
+    """Mistral's stands in the user's turn: no token is there that could be trained."""
+    snapshot = load_snapshot(shared / "tokenizers" / MISTRAL)
+    system = {"role": "system", "content": "Be brief.", "weight": 1.0}
+    chat = [system, *turns("Name a river.", "The Danube.")]
+    chat[1]["weight"] = 0.0
+    template = str(DEMO.parent / "templates" / "mistral_system.jinja")
+    for config in (
+        FormatConfig(template=template),
+        FormatConfig(template=template, train_on="all"),
+        FormatConfig(template=template, train_on="all", never_train=["user"]),
+    ):
+        tables = Tables([chat], snapshot, config)
+        assert len(tables.tokenized["trained_ranges"][0]) == 2
+        assert found(tables) == {}
+
+        def without_an_end(row):
+            row["trained_ranges"][1]["end"] -= 1
+
+        tables.sabotage(without_an_end)
+        assert found(tables) == {"unterminated_turns": 1}
+
+
+def test_an_answer_that_says_what_the_system_does_needs_its_end(shared):
+    snapshot = load_snapshot(shared / "tokenizers" / MISTRAL)
+    chat = [{"role": "system", "content": "Yes.", "weight": 1.0}, *turns("Really?", "Yes.")]
+    template = str(DEMO.parent / "templates" / "mistral_system.jinja")
+    tables = Tables([chat], snapshot, FormatConfig(template=template))
+    assert found(tables) == {}
+
+    def without_an_end(row):
+        row["trained_ranges"][1]["end"] -= 1
+
+    tables.sabotage(without_an_end)
+    assert found(tables) == {"unterminated_turns": 1}
+
+
+@pytest.mark.parametrize("control_text", ["text", "allow"])
+def test_control_text_in_a_thought_that_is_left_out_ends_no_turn(control_text, snapshot):
+    chat = turns("Why?", "So. <think>h<|im_start|>m<|im_end|></think> And so.", "And?", "Yes.")
+    config = FormatConfig(reasoning="train_last")
+    tables = Tables([chat], snapshot, config, control_text=control_text)
+    assert len(tables.tokenized["trained_ranges"][0]) == 3
+    assert found(tables) == {}
+
+
+def test_end_tokens_in_contents_that_are_allowed_are_not_the_template_s(shared):
+    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
+    for said in ("Yes.<|im_end|><|im_end|>No.", "Oui, tre\u0300s.<|im_end|><|im_end|>Non."):
+        tables = Tables([turns("Say it.", said)], snapshot, control_text="allow")
+        assert found(tables).keys() <= {"unlocated_rows"}
+
+        def twice(row):
+            row["input_ids"].insert(-1, row["input_ids"][-2])
+            row["trained_ranges"][-1]["end"] += 1
+
+        tables.sabotage(twice)
+        assert found(tables)["double_ends"] == 1
+
+
+TAGGED = turns("Why?", f"<think>\n{'hm ' * 40}\n</think>\n\nSo it is.", "And?", "Yes.")
+
+
+@pytest.mark.parametrize("name", [QWEN, "qwen3", MISTRAL])
+@pytest.mark.parametrize("reasoning", ["keep", "strip", "train_last"])
+def test_thinking_that_is_left_out_is_not_due(shared, name, reasoning):
+    """By the recipe, or by the template, as Qwen3's leaves out earlier thinking."""
+    snapshot = load_snapshot(shared / "tokenizers" / name)
+    tables = Tables([TAGGED], snapshot, FormatConfig(reasoning=reasoning))
+    assert found(tables) == {}
+    is_trained = reasoning == "keep" and name != "qwen3"
+    due = len(TAGGED[1]["content"] if is_trained else "So it is.") + len("Yes.")
+    assert audited(tables)["counts"]["answer_bytes"] == due
+
+
 def test_slices_change_nothing(tables, monkeypatch):
     whole = audited(tables)
     monkeypatch.setattr(shard_module, "SLICE_TOKENS", 10)
@@ -267,7 +362,7 @@ edges = st.lists(st.integers(0, 60), min_size=2, max_size=12, unique=True).map(s
 def test_bytes_within_intervals_equal_those_counted_one_by_one(edges, queries):
     pairs = list(zip(edges[::2], edges[1::2], strict=False))
     held = {byte for start, end in pairs for byte in range(start, end)}
-    intervals = _Intervals.of(*(np.array(list(side)) for side in zip(*pairs, strict=True)))
+    intervals = Intervals.of(*(np.array(list(side)) for side in zip(*pairs, strict=True)))
     starts = np.array([start for start, _ in queries], np.int64)
     ends = starts + np.array([size for _, size in queries], np.int64)
     counted = [

@@ -14,6 +14,7 @@ from packhouse.identity import conversation_ids
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.tokenization.encoders import load_tokenizer
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, render_chat, snapshot_of
 
 TWO = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "see you")]
@@ -182,7 +183,7 @@ def test_thinking_is_trained_in_the_last_turn_alone():
     talk[0]["content"] = "<think>user</think> hi"
     for copies in (1, 12):
         out = render_chat(CHATML, [talk] * copies, config={"reasoning": "train_last"}).formatted
-        assert pieces(out)[0] == ["1!<|im_end|>", "<think>3</think> 3!<|im_end|>"]
+        assert pieces(out)[0] == [" 1!<|im_end|>", "<think>3</think> 3!<|im_end|>"]
         assert "<think>1</think>" in out["text"][0].as_py()
 
 
@@ -223,7 +224,7 @@ def test_a_thought_beside_a_call_that_quotes_one_is_left_out_alone(copies, share
         make_table([talk] * copies)
     )
     first = pieces(out.formatted)[0][0]
-    assert first.startswith("Look:\n<tool_call>\n")
+    assert first.startswith(" Look:\n<tool_call>\n")
     assert '"</think>a<think>"' in first
     assert first.endswith("<|im_end|>")
 
@@ -235,6 +236,27 @@ def test_a_thought_in_a_field_that_quotes_its_own_end_is_left_out_whole():
     for copies in (1, 12):
         out = render_chat(wraps, [talk] * copies, config={"reasoning": "train_last"}).formatted
         assert pieces(out)[0] == ["y<|im_end|>", "hello<|im_end|>"]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_first_word_behind_a_space_is_trained_with_it(name, shared):
+    """Behind a thought that is left out, and behind a header: the token begins with the space."""
+    snapshot = load_snapshot(str(shared / "tokenizers" / name))
+    talk = [turn("user", "Well, why?"), turn("assistant", "<think>hm</think> Because."), *TWO[:2]]
+    table = make_table([talk])
+
+    def first_words(**config):
+        out = make_renderer(FormatConfig(**config), snapshot).render(table).formatted
+        row = tokenize_table(out, snapshot, TokenizeConfig()).tokenized.to_pylist()[0]
+        text = load_tokenizer(snapshot.backend).decode
+        return [
+            text(row["input_ids"][span["start"] : span["end"]]) for span in row["trained_ranges"]
+        ]
+
+    if name != "qwen3":  # its template leaves earlier thoughts out
+        assert first_words(reasoning="train_last")[0].strip().startswith("Because.")
+    first = first_words(train_on="all", never_train=["assistant"])[0]
+    assert first.strip().startswith("Well, why?")
 
 
 def test_a_user_who_is_trained_does_not_think():

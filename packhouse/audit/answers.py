@@ -1,0 +1,81 @@
+"""How much of each row's text must be trained, and how much may be: counted in its messages."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.packing.lists import list_offsets, one_chunk
+from packhouse.recipe import FormatConfig
+from packhouse.templates.thinking import has_thinking, without_thinking
+from packhouse.templates.weighing import decide_weights
+
+__all__ = ["answer_bytes"]
+
+Int64s = npt.NDArray[np.int64]
+
+
+def answer_bytes(
+    validated: pa.Table,
+    formatted: pa.Table,
+    config: FormatConfig,
+    label_names: Sequence[str] | None,
+) -> tuple[Int64s, Int64s]:
+    """Bytes of each row that must be trained, and bytes that may be: all the assistant's writing.
+
+    White space at a content's ends is not due, since templates strip it; neither is thinking that
+    the recipe leaves out, or the template, as Qwen3's does with earlier turns.
+    """
+    messages = one_chunk(validated["messages"])
+    offsets = list_offsets(messages).astype(np.int64)
+    flat = messages.values.slice(offsets[0], offsets[-1] - offsets[0])
+    offsets = offsets - offsets[0]
+    fields: Mapping[str, pa.Array] = dict(zip(flat.type.names, flat.flatten(), strict=True))
+    is_trained = decide_weights(flat, offsets, config) > 0
+    is_own = is_trained | np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
+    if config.train_on == "all" and not config.never_train:
+        is_trained &= np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
+    due = _num_bytes(pc.utf8_trim_whitespace(fields["content"]))
+    due -= _unsaid_bytes(flat, offsets, one_chunk(formatted["text"]), config)
+    due = np.where(is_trained, due, 0)
+    own = _num_bytes(fields["content"]) + _num_bytes(fields["reasoning"])
+    own += 2 * _num_bytes(fields["tool_calls"])  # room for another way to write the same JSON
+    own += 2 * _num_bytes(fields["context"])
+    labels = _label_bytes(one_chunk(validated["label"]), label_names)
+    return _sums(due, offsets) + labels, _sums(np.where(is_own, own, 0), offsets) + labels
+
+
+def _unsaid_bytes(
+    messages: pa.StructArray, offsets: Int64s, texts: pa.StringArray, config: FormatConfig
+) -> Int64s:
+    """Bytes of each content that are thoughts between tags and not to be trained."""
+    unsaid = np.zeros(len(messages), np.int64)
+    at = np.flatnonzero(has_thinking(messages))
+    is_user = np.asarray(pc.equal(messages.field("role"), "user"), np.bool_)
+    users = np.append(0, np.cumsum(is_user))
+    rows = np.searchsorted(offsets, at, "right") - 1
+    is_earlier = users[at] < users[offsets[rows + 1]]
+    contents = messages.field("content").take(at).to_pylist()
+    for message, row, earlier, content in zip(at, rows, is_earlier, contents, strict=True):
+        whole = content.strip()
+        is_cut = config.reasoning == "train_last" and earlier
+        if is_cut or whole not in texts[int(row)].as_py():
+            unsaid[message] = len(whole.encode()) - len(without_thinking(content).strip().encode())
+    return unsaid
+
+
+def _label_bytes(labels: pa.Array, names: Sequence[str] | None) -> Int64s:
+    if not names or labels.null_count == len(labels):
+        return np.zeros(len(labels), np.int64)
+    sizes = np.array([*(len(name.strip().encode()) for name in names), 0], np.int64)
+    return np.asarray(sizes[pc.fill_null(labels, len(names)).to_numpy()])
+
+
+def _num_bytes(texts: pa.Array) -> Int64s:
+    return np.asarray(pc.fill_null(pc.binary_length(texts), 0)).astype(np.int64)
+
+
+def _sums(values: Int64s, offsets: Int64s) -> Int64s:
+    return np.diff(np.append(0, np.cumsum(values))[offsets])

@@ -3,6 +3,7 @@
 Sound rows have none that gets here, but where whole kinds of turns have no end of their own.
 """
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -85,19 +86,28 @@ def are_written(
     first: npt.NDArray[np.int64],
     second: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
-    """Which pairs of control tokens stand in contents of their row as text, each as often."""
+    """Which pairs of control tokens overlap contents of their row as text, each as often."""
     names = {token.id: token.text for token in tokens.pipeline.added}
     left: dict[tuple[int, str], int] = {}
     written = []
     for row, *pair in zip(rows.tolist(), tokens.ids[first], tokens.ids[second], strict=True):
         text = "".join(names[int(token)] for token in pair)
         if (row, text) not in left:
-            left[row, text] = sum(content.count(text) for content in _contents(tokens, row))
+            left[row, text] = _num_overlapping(tokens, row, text.encode())
         left[row, text] -= 1
         written.append(left[row, text] >= 0)
     return np.array(written, np.bool_)
 
 
+def _num_overlapping(tokens: Tokens, row: int, pair: bytes) -> int:
+    """How often a text stands in a row where at least some of it is content."""
+    begin, end = tokens.bases[row], tokens.bases[row + 1]
+    found = re.finditer(b"(?=" + re.escape(pair) + b")", tokens.data[begin:end].tobytes())
+    places = begin + np.array([match.start() for match in found], np.int64)
+    return int((tokens.content.within(places, places + len(pair)) > 0).sum())
+
+
 def _contents(tokens: Tokens, row: int) -> Iterator[str]:
     for span in range(tokens.content_offsets[row], tokens.content_offsets[row + 1]):
-        yield tokens.text(tokens.content_starts[span], tokens.content_ends[span])
+        start, end = tokens.content_starts[span], tokens.content_ends[span]
+        yield tokens.data[start:end].tobytes().decode()

@@ -179,7 +179,7 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
     content_after = tokens.holds_content(at, tokens.range_ends - 1)
     is_ended &= np.where(is_exact, ~content_after, last == tokens.range_ends - 1)
     end_ids = np.unique(tokens.ids[last[is_ended]])
-    headers = _header_ids(tokens)
+    headers = _header_ids(tokens, messages)
     if config.reasoning == "train_last":
         is_ended |= _goes_on(tokens, np.union1d(headers, end_ids))
     for number in np.flatnonzero(~is_ended).tolist():
@@ -215,10 +215,15 @@ def _last_control(tokens: Tokens) -> Int64s:
     return np.where(index < 0, -1, np.append(tokens.control, -1)[index])
 
 
-def _header_ids(tokens: Tokens) -> npt.NDArray[np.int32]:
-    """Ids of control tokens before a row's first content: what opens its first turn."""
+def _header_ids(tokens: Tokens, messages: pa.ListArray) -> npt.NDArray[np.int32]:
+    """Ids of control tokens before a row's first content: what opens its first turn.
+
+    Of rows whose first message has a text: before another one's, tokens of that turn may stand.
+    """
     counts = np.diff(tokens.content_offsets)
-    filled = np.flatnonzero(counts > 0)
+    first = pc.struct_field(pc.list_element(messages, 0), "content")
+    has_text = np.asarray(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(first)), 0), np.bool_)
+    filled = np.flatnonzero((counts > 0) & has_text)
     if not len(filled):
         return np.zeros(0, np.int32)
     first_content = np.full(len(counts), -1, np.int64)

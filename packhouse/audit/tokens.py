@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.packing.lists import flat_list, one_chunk, read_ranges, zero_based
-from packhouse.tokenization.encoders import text_bytes
+from packhouse.tokenization.encoders import text_bases, text_bytes
 from packhouse.tokenization.offsets import locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.tokenization.spans import Spans
@@ -37,7 +37,10 @@ class Tokens:
     content_starts: Int64s
     content_ends: Int64s
     content_offsets: Int64s
-    texts: pa.StringArray
+    data: npt.NDArray[np.uint8]
+    """Bytes of the texts of all rows."""
+    bases: Int64s
+    """Where each row's text begins in `data`, shape [num_rows + 1]."""
     pipeline: Pipeline
 
     @property
@@ -69,17 +72,14 @@ class Tokens:
             content_starts=spans.starts,
             content_ends=spans.ends,
             content_offsets=spans.offsets,
-            texts=texts,
+            data=text_bytes(texts),
+            bases=text_bases(texts),
             pipeline=pipeline,
         )
 
     def row_of(self, places: Int64s) -> Int64s:
         """Row of the tokens at some places."""
         return np.searchsorted(self.offsets, places, "right") - 1
-
-    def text(self, start: int, end: int) -> str:
-        """Bytes [start, end) of the texts of all rows, which lie behind one another."""
-        return text_bytes(self.texts)[start:end].tobytes().decode(errors="replace")
 
     def holds_content(self, first: Int64s, last: Int64s) -> Bools:
         """Whether content lies in the bytes from token `first` to token `last`, inclusive."""

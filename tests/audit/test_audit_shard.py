@@ -309,7 +309,11 @@ def test_control_text_in_a_thought_that_is_left_out_ends_no_turn(control_text, s
 
 def test_end_tokens_in_contents_that_are_allowed_are_not_the_template_s(shared):
     snapshot = load_snapshot(shared / "tokenizers" / QWEN)
-    for said in ("Yes.<|im_end|><|im_end|>No.", "Oui, tre\u0300s.<|im_end|><|im_end|>Non."):
+    for said in (
+        "Yes.<|im_end|><|im_end|>No.",
+        "Oui, tre\u0300s.<|im_end|><|im_end|>Non.",
+        "Tre\u0300s.<|im_end|>",
+    ):
         tables = Tables([turns("Say it.", said)], snapshot, control_text="allow")
         assert found(tables).keys() <= {"unlocated_rows"}
 
@@ -319,6 +323,15 @@ def test_end_tokens_in_contents_that_are_allowed_are_not_the_template_s(shared):
 
         tables.sabotage(twice)
         assert found(tables)["double_ends"] == 1
+
+
+def test_what_opens_an_answer_behind_an_empty_question_is_no_header(shared):
+    """Windows may begin with one; `[TOOL_CALLS]` is the first token of the answer."""
+    snapshot = load_snapshot(shared / "tokenizers" / MISTRAL)
+    call = '[{"id": "abcdefghi", "function": {"name": "f", "arguments": {}}}]'
+    answer = {"role": "assistant", "content": "", "tool_calls": call}
+    chats = [[*turns(asked), answer] for asked in ("", "Which one?")]
+    assert found(Tables(chats, snapshot)) == {}
 
 
 TAGGED = turns("Why?", f"<think>\n{'hm ' * 40}\n</think>\n\nSo it is.", "And?", "Yes.")

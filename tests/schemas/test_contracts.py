@@ -1,0 +1,134 @@
+"""Each contract passes what the chain makes, and names what breaks it."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import schemas
+from packhouse.errors import ContractError
+from packhouse.tables import FORMATTED, QUARANTINED
+from packhouse.workspace import read_table
+from tests.chain.conftest import House
+
+SPANS = {"content_spans", "trained_spans"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Artefact -> the table that a run made."""
+    house = House(tmp_path_factory.mktemp("house"))
+    house.write_rows(range(30))
+    with house.rows.open("a") as file:
+        file.write('{"instruction": 7}\n')
+    receipts = house.prepare("validate.max_quarantined=0.1").receipts
+    found = {}
+    for receipt in receipts:
+        for name in receipt.files:
+            if name.endswith(".arrow"):
+                found[name.removesuffix(".arrow")] = read_table(receipt.path(name))
+    return found
+
+
+def changed(table, column, values):
+    """The table with other values in the first rows of a column."""
+    field = table.schema.field(column)
+    rest = table[column].to_pylist()[len(values) :]
+    new = pa.array([*values, *rest], field.type)
+    return table.set_column(table.schema.get_field_index(column), field, new)
+
+
+@pytest.mark.parametrize("artefact", ["validated", "formatted", "tokenized", "quarantined"])
+def test_what_the_chain_makes_passes_and_so_does_nothing(artefact, made):
+    schemas.check(artefact, made[artefact])
+    schemas.check(artefact, made[artefact].slice(3))  # arrays that do not begin at 0
+    schemas.check(artefact, made[artefact].slice(0, 0))
+
+
+def span(start, end):
+    return {"start": start, "end": end}
+
+
+BREACHES = [
+    ("validated", "record_id", ["x"], "record_id str_matches"),
+    ("validated", "row", [-1], "row greater_than_or_equal_to"),
+    ("validated", "messages", [[]], "has_messages"),
+    ("validated", "label", [-1], "label greater_than_or_equal_to"),
+    ("formatted", "record_id", ["0" * 19], "record_id str_matches"),
+    ("formatted", "text", [""], "text str_length"),
+    ("formatted", "trained_spans", [[]], "has_something_to_train"),
+    ("tokenized", "group_key", ["g"], "group_key str_matches"),
+    ("tokenized", "num_tokens", [0], "num_tokens greater_than_or_equal_to"),
+    ("tokenized", "num_tokens", [1], "num_tokens_is_length"),
+    ("tokenized", "num_trained", [1], "num_trained_is_sum_of_ranges"),
+    ("quarantined", "step", ["pack"], "step isin"),
+    ("quarantined", "reason", ["Not a code"], "reason str_matches"),
+    ("quarantined", "raw_sha256", ["0"], "raw_sha256 str_matches"),
+]
+
+
+@pytest.mark.parametrize(("artefact", "column", "values", "breach"), BREACHES)
+def test_a_value_that_breaks_a_contract_is_named(artefact, column, values, breach, made):
+    bad = changed(made[artefact], column, values)
+    with pytest.raises(ContractError, match=breach):
+        schemas.check(artefact, bad)
+
+
+BAD_SPANS = {
+    "before the text": [span(-1, 2)],
+    "empty": [span(1, 1)],
+    "backwards": [span(2, 1)],
+    "over one another": [span(0, 3), span(2, 4)],
+    "out of order": [span(4, 5), span(0, 1)],
+    "behind the text": [span(0, 10**6)],
+}
+
+
+@pytest.mark.parametrize("place", [0, 7])
+@pytest.mark.parametrize("column", ["content_spans", "trained_spans", "trained_ranges"])
+@pytest.mark.parametrize("spans", BAD_SPANS.values(), ids=BAD_SPANS)
+def test_spans_out_of_place_are_refused_wherever_they_are(spans, column, place, made):
+    artefact = "formatted" if column in SPANS else "tokenized"
+    table = made[artefact]
+    bad = changed(table, column, [*table[column].to_pylist()[:place], spans])
+    with pytest.raises(ContractError, match=rf"{column}.* in row {place}") as caught:
+        schemas.check(artefact, bad)
+    assert caught.value.artefact == artefact
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], [0.0], [-1.0], [np.nan], [np.inf], []])
+def test_a_weight_is_a_number_over_0_for_each_span(weights, made):
+    for artefact, column in (("formatted", "span_weights"), ("tokenized", "range_weights")):
+        with pytest.raises(ContractError, match="a_weight_over_0_for_each_trained"):
+            schemas.check(artefact, changed(made[artefact], column, [weights]))
+
+
+def test_columns_are_held_to_names_order_types_and_nulls(made):
+    table = made["formatted"]
+    with pytest.raises(ContractError, match="column 'text' must be string not null, got nothing"):
+        schemas.check("formatted", table.drop_columns(["text"]))
+    with pytest.raises(ContractError, match="columns must be"):
+        schemas.check("formatted", table.select(table.schema.names[::-1]))
+    narrow = table.set_column(0, "record_id", pa.array(range(table.num_rows)))
+    with pytest.raises(ContractError, match="column 'record_id' must be"):
+        schemas.check("formatted", narrow)
+    texts = [None, *table["text"].to_pylist()[1:]]
+    index = FORMATTED.get_field_index("text")
+    holes = table.set_column(index, FORMATTED.field("text"), pa.array(texts))
+    with pytest.raises(ContractError, match="column 'text' holds nulls"):
+        schemas.check("formatted", holes)
+
+
+def test_an_unknown_role_is_refused(made):
+    rows = made["validated"]["messages"].to_pylist()
+    rows[2][0]["role"] = "human"
+    with pytest.raises(ContractError, match="known_roles"):
+        schemas.check("validated", changed(made["validated"], "messages", rows))
+
+
+def test_breaches_are_counted_and_the_first_three_shown(made):
+    bad = changed(made["quarantined"], "reason", ["No"])
+    many = pa.concat_tables([bad] * 5)
+    assert many.schema.equals(QUARANTINED)
+    with pytest.raises(ContractError, match=r"5 values break .*row 0 .*row 1 .*row 2 ") as caught:
+        schemas.check("quarantined", many)
+    assert caught.value.breaches == 5

@@ -12,7 +12,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.templates.thinking import has_thinking, without_thinking
 from packhouse.templates.weighing import decide_weights
 
-__all__ = ["answer_bytes"]
+__all__ = ["answer_bytes", "num_trained_answers", "num_trained_others"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -28,10 +28,7 @@ def answer_bytes(
     White space at a content's ends is not due, since templates strip it; neither is thinking that
     the recipe leaves out, or the template, as Qwen3's does with earlier turns.
     """
-    messages = one_chunk(validated["messages"])
-    offsets = list_offsets(messages).astype(np.int64)
-    flat = messages.values.slice(offsets[0], offsets[-1] - offsets[0])
-    offsets = offsets - offsets[0]
+    flat, offsets = _flat(one_chunk(validated["messages"]))
     fields: Mapping[str, pa.Array] = dict(zip(flat.type.names, flat.flatten(), strict=True))
     is_trained = decide_weights(flat, offsets, config) > 0
     is_own = is_trained | np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
@@ -45,6 +42,30 @@ def answer_bytes(
     own += 2 * _num_bytes(fields["context"])
     labels = _label_bytes(one_chunk(validated["label"]), label_names)
     return _sums(due, offsets) + labels, _sums(np.where(is_own, own, 0), offsets) + labels
+
+
+def num_trained_answers(messages: pa.ListArray, config: FormatConfig) -> Int64s:
+    """Answers of each row that are to be trained."""
+    return _num_trained(messages, config, of_assistant=True)
+
+
+def num_trained_others(messages: pa.ListArray, config: FormatConfig) -> Int64s:
+    """Messages of other roles of each row that are to be trained."""
+    return _num_trained(messages, config, of_assistant=False)
+
+
+def _num_trained(messages: pa.ListArray, config: FormatConfig, *, of_assistant: bool) -> Int64s:
+    flat, offsets = _flat(messages)
+    is_answer = np.asarray(pc.equal(flat.field("role"), "assistant"), np.bool_)
+    is_trained = decide_weights(flat, offsets, config) > 0
+    return _sums((is_trained & (is_answer == of_assistant)).astype(np.int64), offsets)
+
+
+def _flat(messages: pa.ListArray) -> tuple[pa.StructArray, Int64s]:
+    """All messages behind one another, and where each row's begin."""
+    offsets = list_offsets(messages).astype(np.int64)
+    values = messages.values.slice(offsets[0], offsets[-1] - offsets[0])
+    return values, offsets - offsets[0]
 
 
 def _unsaid_bytes(

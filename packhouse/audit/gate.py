@@ -48,10 +48,10 @@ def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> None:
         return
     text = "; ".join(breach["text"] for breach in breaches[:3])
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
-    keys = ", ".join(dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches))
+    limits = dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches if breach["limit"])
+    change = f", or change {', '.join(limits)}" if limits else ""
     raise AuditError(
-        f"the audit stops publication: {text}{more}. Mend the rows or the template, or change "
-        f"{keys}",
+        f"the audit stops publication: {text}{more}. Mend the rows or the template{change}",
         breaches=breaches,
     )
 
@@ -77,6 +77,10 @@ def _breaches(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[dict[st
             yield _breach(
                 audit, "max_trained_prompts", source, what, prompt, "trained_prompt_bytes"
             )
+        if counts.get("misplaced_rows"):
+            number = counts["misplaced_rows"]
+            what = f"{number:,} rows train other tokens than those of their trained text"
+            yield _breach(audit, "", source, what, number, "misplaced_rows")
         yield from _over(audit, config, source, counts, _SHARES)
     yield from _over(audit, config, "", audit["packs"], _OF_PACKS)
     yield from _contaminated(audit.get("contamination", {}), config)

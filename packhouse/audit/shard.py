@@ -7,7 +7,9 @@ rest is binary searches of range ends in span ends, a few per turn.
 What is looked for:
 
 - answers: bytes of the assistant's contents, and how many of them lie in trained tokens;
-- unterminated turns: trained ranges in which no control token follows the last content;
+- unterminated turns: trained ranges in which no control token follows the last content, or which
+  stop before the one that ends turns; and answers to be trained that have no range;
+- misplaced rows: trained ranges other than the tokens that begin in the text's trained spans;
 - leaked headers: trained ranges that begin with a token that opens turns (`<|im_start|>`, BOS);
 - trained prompts: content trained beyond all that the assistant wrote;
 - rows without any trained token; double BOS, missing BOS, double end tokens; unknown tokens.
@@ -23,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.audit.answers import answer_bytes
+from packhouse.audit.answers import answer_bytes, num_trained_answers, num_trained_others
 from packhouse.audit.second_look import are_written, ends_blank, has_no_end
 from packhouse.audit.tokens import Intervals, Tokens
 from packhouse.packing.lists import one_chunk
@@ -38,6 +40,8 @@ NUM_WORST = 5
 
 SLICE_TOKENS = 2**20
 """Tokens looked at together; it bounds memory to about 100 MB."""
+
+_WITHOUT_TURNS = ("text", "classification", "sequence_classification")
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -106,6 +110,7 @@ def _findings(
         **_turns(tokens, config, messages),
         **_ends_of_rows(tokens, snapshot),
         "untrained_rows": is_idle.astype(np.int64),
+        "misplaced_rows": tokens.is_misplaced.astype(np.int64),
     }
 
 
@@ -178,8 +183,10 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
     at = np.maximum(last, tokens.range_starts)
     content_after = tokens.holds_content(at, tokens.range_ends - 1)
     is_ended &= np.where(is_exact, ~content_after, last == tokens.range_ends - 1)
-    end_ids = np.unique(tokens.ids[last[is_ended]])
+    # What is content, and so no end, is known of exact rows alone.
+    end_ids = np.unique(tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]])
     headers = _header_ids(tokens, messages)
+    is_ended &= ~_are_short(tokens, end_ids, config, messages)
     if config.reasoning == "train_last":
         is_ended |= _goes_on(tokens, np.union1d(headers, end_ids))
     for number in np.flatnonzero(~is_ended).tolist():
@@ -193,10 +200,38 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
         leaks[:] = False
     rows = tokens.range_rows
     return {
-        "unterminated_turns": np.bincount(rows[~is_ended], minlength=num_rows),
+        "unterminated_turns": np.bincount(rows[~is_ended], minlength=num_rows)
+        + _num_absent(tokens, config, messages),
         "leaked_headers": np.bincount(rows[leaks], minlength=num_rows),
         "double_ends": _double_ends(tokens, end_ids),
     }
+
+
+def _are_short(
+    tokens: Tokens,
+    end_ids: npt.NDArray[np.int32],
+    config: FormatConfig,
+    messages: pa.ListArray,
+) -> Bools:
+    """Ranges that stop at a control token and before the one that ends turns: `</tool_call>`."""
+    control = tokens.control[~tokens.are_content(tokens.control, tokens.control)]
+    index = np.searchsorted(control, tokens.range_ends)
+    following = np.append(control, len(tokens.ids))[index]
+    is_short = following < tokens.offsets[tokens.range_rows + 1]
+    behind = np.minimum(following, len(tokens.ids) - 1)
+    is_short &= np.isin(tokens.ids[behind], end_ids) & tokens.is_exact[tokens.range_rows]
+    between = np.minimum(tokens.range_ends, behind)
+    is_short &= ~tokens.holds_content(between, behind)
+    is_short &= (num_trained_others(messages, config) == 0)[tokens.range_rows]
+    return np.asarray(is_short)
+
+
+def _num_absent(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> Int64s:
+    """Answers of each row that are to be trained and have no range."""
+    if config.train_on == "all" or config.template in _WITHOUT_TURNS:
+        return np.zeros(len(messages), np.int64)
+    absent = num_trained_answers(messages, config) - tokens.ranges_per_row
+    return np.where(tokens.ranges_per_row > 0, np.maximum(absent, 0), 0)
 
 
 def _goes_on(tokens: Tokens, borders: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.packing.lists import flat_list, one_chunk, read_ranges, zero_based
+from packhouse.packing.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
 from packhouse.tokenization.encoders import text_bases, text_bytes
-from packhouse.tokenization.offsets import locate_by_widths
+from packhouse.tokenization.offsets import EncodedRows, locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline
-from packhouse.tokenization.spans import Spans
+from packhouse.tokenization.spans import Spans, train_ranges
 
 __all__ = ["Intervals", "Tokens"]
 
@@ -33,6 +33,8 @@ class Tokens:
     range_starts: Int64s
     range_ends: Int64s
     range_rows: Int64s
+    is_misplaced: Bools
+    """Rows whose trained ranges are not the tokens that begin in their text's trained spans."""
     content: "Intervals"
     content_starts: Int64s
     content_ends: Int64s
@@ -68,6 +70,7 @@ class Tokens:
             range_starts=ranges.starts + offsets[rows],
             range_ends=ranges.ends + offsets[rows],
             range_rows=rows,
+            is_misplaced=_are_misplaced(ranges, placed, formatted),
             content=Intervals.of(spans.starts, spans.ends),
             content_starts=spans.starts,
             content_ends=spans.ends,
@@ -126,3 +129,22 @@ class Intervals:
         at = np.maximum(index, 0)
         inside = np.clip(place - self.starts[at], 0, self.ends[at] - self.starts[at])
         return np.where(index < 0, 0, self.before[at] + inside)
+
+
+def _are_misplaced(ranges: Ranges, placed: EncodedRows, formatted: pa.Table) -> Bools:
+    spans = Spans.of(one_chunk(formatted["trained_spans"]), one_chunk(formatted["text"]))
+    due = train_ranges(placed, spans)
+    differs = np.diff(ranges.offsets) != np.diff(due.offsets)
+    rows = np.repeat(np.arange(len(differs)), np.diff(due.offsets))
+    rows = rows[~differs[rows]]
+    kept = [
+        values[np.repeat(~differs, np.diff(offsets))]
+        for values, offsets in (
+            (ranges.starts, ranges.offsets),
+            (ranges.ends, ranges.offsets),
+            (due.starts, due.offsets),
+            (due.ends, due.offsets),
+        )
+    ]
+    differs[rows[(kept[0] != kept[2]) | (kept[1] != kept[3])]] = True
+    return np.asarray(differs & placed.is_exact)

@@ -1,6 +1,10 @@
 """Defects that others shipped, each made on purpose and found by the audit of one shard."""
 
+import copy
+import functools
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,6 +245,66 @@ def test_control_text_in_contents_is_no_end_and_no_header(snapshot):
     assert found(Tables(chats, snapshot)) == {}
 
 
+CALLING = [
+    *turns("Look it up."),
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": '[{"id":"abcdefghi","function":{"name":"f","arguments":{"q":"x"}}}]',
+    },
+    {"role": "tool", "content": "42", "tool_call_id": "abcdefghi"},
+    {"role": "assistant", "content": "It is 42."},
+]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
+def test_a_call_without_its_end_and_a_call_without_a_mask(shared, name):
+    """`</tool_call>` is a control token, too, and ends no turn; a call has no content to cover."""
+    tables = Tables([CALLING], load_snapshot(shared / "tokenizers" / name))
+    assert found(tables) == {}
+    whole = tables.tokenized
+
+    def without_an_end(row):
+        row["trained_ranges"][0]["end"] -= 1
+
+    def without_a_mask(row):
+        del row["trained_ranges"][0]
+
+    for change in (without_an_end, without_a_mask):
+        tables.tokenized = whole
+        tables.sabotage(change)
+        assert found(tables) == {"unterminated_turns": 1}
+
+
+@given(which=st.integers(0, 3), start=st.integers(-3, 3), end=st.integers(-3, 3))
+def test_every_range_that_is_moved_is_misplaced(which, start, end):
+    tables = moved_tables()
+    assert audited(tables)["counts"]["misplaced_rows"] == 0
+
+    def move(row):
+        for number, span in enumerate(row["trained_ranges"]):
+            if number == which % len(row["trained_ranges"]):
+                span["start"] = max(0, min(span["start"] + start, span["end"] - 1))
+                span["end"] = min(max(span["end"] + end, span["start"] + 1), len(row["input_ids"]))
+
+    before = tables.tokenized["trained_ranges"].to_pylist()
+    tables.sabotage(move)
+    after = tables.tokenized["trained_ranges"].to_pylist()
+    changed = sum(a != b for a, b in zip(before, after, strict=True))
+    assert audited(tables)["counts"]["misplaced_rows"] == changed
+
+
+@functools.cache
+def sound_tables():
+    with tempfile.TemporaryDirectory() as cache:
+        snapshot = load_snapshot(DEMO / "tokenizer", cache=Path(cache))
+    return Tables(CHATS, snapshot)
+
+
+def moved_tables():
+    return copy.copy(sound_tables())
+
+
 QWEN = "qwen2.5-instruct"
 MISTRAL = "mistral-7b-instruct-v0.3"
 DECOMPOSED = [turns("Cafe\u0301?", "Tre\u0300s bien.", "A\u0300 la?", "Oui.")]  # Qwen's is NFC
@@ -305,6 +369,14 @@ def test_control_text_in_a_thought_that_is_left_out_ends_no_turn(control_text, s
     tables = Tables([chat], snapshot, config, control_text=control_text)
     assert len(tables.tokenized["trained_ranges"][0]) == 3
     assert found(tables) == {}
+
+
+def test_control_text_before_a_thought_of_a_normalised_row_is_no_end_of_others(shared):
+    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
+    odd = turns("Cafe\u0301?", "So <|im_start|> <think>hm</think> And so.", "And?", "Yes.")
+    config = FormatConfig(reasoning="train_last")
+    tables = Tables([odd, TAGGED, *CHATS], snapshot, config, control_text="allow")
+    assert found(tables) == {"unlocated_rows": 1}
 
 
 def test_end_tokens_in_contents_that_are_allowed_are_not_the_template_s(shared):

@@ -41,7 +41,12 @@ def answer_bytes(
     own += 2 * _num_bytes(fields["tool_calls"])  # room for another way to write the same JSON
     own += 2 * _num_bytes(fields["context"])
     labels = _label_bytes(one_chunk(validated["label"]), label_names)
-    return _sums(due, offsets) + labels, _sums(np.where(is_own, own, 0), offsets) + labels
+    own = _sums(np.where(is_own, own, 0), offsets) + labels
+    # Definitions of tools stand in the system turn.
+    is_system = is_trained & np.asarray(pc.equal(fields["role"], "system"), np.bool_)
+    tools = 2 * _num_bytes(one_chunk(validated["tools"]))
+    own += np.where(_sums(is_system.astype(np.int64), offsets) > 0, tools, 0)
+    return _sums(due, offsets) + labels, own
 
 
 def num_trained_answers(messages: pa.ListArray, config: FormatConfig) -> Int64s:

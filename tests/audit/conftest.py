@@ -33,14 +33,14 @@ CHATS = [
 ]
 
 
-def validated_table(chats, labels=None) -> pa.Table:
+def validated_table(chats, labels=None, tools=None) -> pa.Table:
     messages = pa.array(chats, CONVERSATION)
-    none = pa.nulls(len(chats), pa.string())
+    tools = pa.array(tools or [None] * len(chats), pa.string())
     labels = pa.array(labels or [None] * len(chats), pa.int64())
-    ids = conversation_ids(messages, none, labels)
+    ids = conversation_ids(messages, tools, labels)
     source = pa.array(["chats/chats.jsonl"] * len(chats)).dictionary_encode()
     rows = pa.array(range(len(chats)), pa.int64())
-    return pa.table([ids, source, rows, messages, none, labels, ids], schema=VALIDATED)
+    return pa.table([ids, source, rows, messages, tools, labels, ids], schema=VALIDATED)
 
 
 class Tables:
@@ -53,9 +53,10 @@ class Tables:
         config=FormatConfig(),  # noqa: B008
         labels=None,
         control_text="text",
+        tools=None,
     ) -> None:
         self.config, self.snapshot = config, snapshot
-        self.validated = validated_table(chats, labels)
+        self.validated = validated_table(chats, labels, tools)
         rendered = make_renderer(config, snapshot).render(self.validated)
         assert not rendered.quarantined.num_rows, rendered.quarantined["detail"].to_pylist()
         self.validated = rendered.examples

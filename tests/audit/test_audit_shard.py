@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -346,6 +347,22 @@ def test_a_system_turn_that_the_template_does_not_end_needs_no_end(shared):
 
         tables.sabotage(without_an_end)
         assert found(tables) == {"unterminated_turns": 1}
+
+
+def test_tool_definitions_are_trained_with_the_system_turn_that_holds_them(shared):
+    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
+    says = "Finds <|im_end|> in texts."  # a definition that a control token makes a content
+    tool = {"type": "function", "function": {"name": "f", "description": says, "parameters": {}}}
+    for weight, is_fault in ((1.0, False), (0.0, True)):
+        system = {"role": "system", "content": "Be brief.", "weight": weight}
+        tables = Tables([[system, *CALLING]], snapshot, tools=[json.dumps([tool])])
+        assert found(tables) == {}
+
+        def from_the_start(row):
+            row["trained_ranges"][0]["start"] = 0
+
+        tables.sabotage(from_the_start)
+        assert ("trained_prompt_bytes" in found(tables)) == is_fault
 
 
 def test_an_answer_that_says_what_the_system_does_needs_its_end(shared):

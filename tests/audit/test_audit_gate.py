@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import schemas
 from flows.command import command
-from packhouse.audit import audit_packs, audit_records
+from packhouse.audit import audit_packs, audit_records, check_audit
 from packhouse.chain import LocalRunner, prepare
 from packhouse.cli import cli
 from packhouse.errors import AuditError
@@ -207,6 +207,20 @@ def test_the_result_is_in_the_manifest_and_shown(house):
 def test_limits_are_shares(limit):
     with pytest.raises(ValueError, match="less than or equal to 1"):
         AuditConfig(**{limit: 2})
+
+
+def test_a_mask_beside_its_text_stops_whatever_the_limits():
+    counts = {"answer_bytes": 9, "untrained_answer_bytes": 0, "trained_prompt_bytes": 0}
+    rows = [{"source": "a/a.jsonl", "row": 7, "record_id": "r", "value": 1}]
+    audit = {
+        "dataset": {**counts, "misplaced_rows": 1, "both_sides": 0},
+        "sources": {"a": {**counts, "misplaced_rows": 1}},
+        "packs": {},
+        "worst": {"misplaced_rows": rows},
+    }
+    with pytest.raises(AuditError, match="other tokens than those of their trained text") as caught:
+        check_audit(audit, AuditConfig())
+    assert str(caught.value).endswith("a/a.jsonl row 7 (1). Mend the rows or the template")
 
 
 def test_a_source_listed_twice_is_stopped(house):

@@ -20,7 +20,7 @@ import yaml
 
 from packhouse.errors import AuditError, ConfigError
 from packhouse.identity import conversation_ids
-from packhouse.messages import role_violations
+from packhouse.messages import Answers, role_violations
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
 from packhouse.steps.format_step import make_window_rule
@@ -193,10 +193,10 @@ def _check_form(item: Any, where: str) -> None:
         messages.validate(full=True)
     except (pa.ArrowException, TypeError) as error:
         raise ConfigError(f"{where}: {error}") from None
-    answers = "label" if item.get("label") is not None else "required"
+    answers: Answers = "label" if item.get("label") is not None else "required"
     if len(item["messages"]) == 1 and item.get("label") is None:
         answers = "text"
-    violations = role_violations(messages, allow_ends_on_user=True, answers=answers)  # type: ignore[arg-type]
+    violations = role_violations(messages, allow_ends_on_user=True, answers=answers)
     for reason, detail in violations.values():
         raise ConfigError(f"{where}: {detail} ({reason})")
 

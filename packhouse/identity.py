@@ -16,7 +16,9 @@ import pyarrow.compute as pc
 
 from packhouse.messages import ASSISTANT, TEXT_FIELDS, UNKNOWN, USER, FlatMessages, string_buffers
 
-__all__ = ["conversation_ids", "group_keys"]
+__all__ = ["GroupBy", "conversation_ids", "group_keys"]
+
+GroupBy = Literal["prompt", "record"]
 
 _TOOLS_TAG, _LABEL_TAG = 100, 101
 
@@ -98,9 +100,7 @@ def _tails(tools: pa.Array, labels: pa.Array) -> list[bytes]:
     return tails
 
 
-def group_keys(
-    messages: pa.Array, record_ids: pa.Array, group_by: Literal["prompt", "record"]
-) -> pa.Array:
+def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> pa.Array:
     """Name what must stay on one side of the train/eval split.
 
     `prompt`: the user turns before the first assistant turn, contexts included, system turns not;

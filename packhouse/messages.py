@@ -23,6 +23,7 @@ __all__ = [
     "REASONS",
     "ROLES",
     "TEXT_FIELDS",
+    "Answers",
     "FlatMessages",
     "MessageColumns",
     "role_violations",
@@ -31,6 +32,9 @@ __all__ = [
 
 VERSION = 1
 """Of the rules and of `packhouse.identity`; part of cache keys. Raise it when an output changes."""
+
+Answers = Literal["required", "label", "text"]
+"""What a conversation's answer is: an assistant's turn, a class label, or all of a text."""
 
 ROLES = ("system", "user", "assistant", "tool")
 """The closed set of roles."""
@@ -178,7 +182,7 @@ def role_violations(
     messages: pa.Array,
     *,
     allow_ends_on_user: bool = False,
-    answers: Literal["required", "label", "text"] = "required",
+    answers: Answers = "required",
     max_chars: int | None = None,
 ) -> dict[int, tuple[str, str]]:
     """Find conversations that break the order rules or hold nothing to train.
@@ -245,7 +249,7 @@ class _Worst:
 
 
 def _check_order(
-    worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], answers: str
+    worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], answers: Answers
 ) -> None:
     is_first = np.zeros(len(codes) + 1, np.bool_)
     is_first[flat.offsets[:-1]] = True

@@ -269,8 +269,8 @@ class _Texts:
 
     def merged(self, adapted: Adapted) -> Adapted:
         """The result of an adapter that saw `rows`, in terms of all rows."""
-        failures = [(int(self.kept[place]), *why) for place, *why in adapted.failures]
-        adapted.failures = sorted([*self.failures, *failures])  # type: ignore[list-item]
+        failures = [(int(self.kept[place]), code, why) for place, code, why in adapted.failures]
+        adapted.failures = sorted([*self.failures, *failures])
         adapted.origin = self.kept[adapted.origin]
         return adapted
 

@@ -14,8 +14,8 @@ import orjson
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.identity import conversation_ids, group_keys
-from packhouse.messages import role_violations
+from packhouse.identity import GroupBy, conversation_ids, group_keys
+from packhouse.messages import Answers, role_violations
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources.adapting import Adapted, adapt
 from packhouse.sources.delimited import parse_delimited
@@ -34,6 +34,8 @@ from packhouse.sources.tabular import parse_tables
 from packhouse.tables import QUARANTINED, VALIDATED
 
 __all__ = ["ShardRows", "find_raw_rows", "read_shard"]
+
+_ANSWERS: dict[str, Answers] = {"classification": "label", "text": "text"}
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
@@ -60,7 +62,7 @@ class ShardRows:
 
 
 def read_shard(
-    shard: SourceShard, config: SourceConfig, rules: ValidateConfig, group_by: str
+    shard: SourceShard, config: SourceConfig, rules: ValidateConfig, group_by: GroupBy
 ) -> ShardRows:
     """Read, check and name the rows of a shard.
 
@@ -179,7 +181,7 @@ def _apply_rules(
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
-        answers={"classification": "label", "text": "text"}.get(row_format, "required"),  # type: ignore[arg-type]
+        answers=_ANSWERS.get(row_format, "required"),
         max_chars=rules.max_chars,
     )
     if not violations:
@@ -198,10 +200,10 @@ def _apply_rules(
 
 
 def _validated_table(
-    shard: SourceShard, records: Records, kept: Adapted, group_by: str
+    shard: SourceShard, records: Records, kept: Adapted, group_by: GroupBy
 ) -> pa.Table:
     ids = conversation_ids(kept.messages, kept.tools, kept.labels)
-    groups = group_keys(kept.messages, ids, group_by)  # type: ignore[arg-type]
+    groups = group_keys(kept.messages, ids, group_by)
     num_rows = len(kept.origin)
     source = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(num_rows, np.int32)), pa.array([shard.file])

@@ -9,7 +9,6 @@ start of a run: one request (two at the first run ever), nothing left behind in 
 """
 
 import hashlib
-import os
 import tempfile
 import threading
 import time
@@ -342,7 +341,7 @@ def _aborted_upload(store: ObjectStore, key: str) -> str:
         return _aborted_multipart(store, key)
     with tempfile.TemporaryDirectory(prefix="packhouse-doctor-") as folder:
         gone = file_body(_write(Path(folder) / "body"))
-        os.unlink(gone.path)  # noqa: PTH108
+        gone.path.unlink()
         with suppress(PackhouseError):
             store.put_create(key, gone)
     if any(True for _ in store.list(key)):

@@ -94,7 +94,9 @@ def _memory_folder() -> str | None:
 
 def fuzz(inputs: int, seed: int, corpus: Path) -> None:
     """One round, in this process, which libFuzzer ends."""
-    with atheris.instrument_imports(include=["packhouse.sources", "packhouse.messages"]):
+    with atheris.instrument_imports(
+        include=["packhouse.sources", "packhouse.messages", "packhouse.identity"]
+    ):
         import packhouse.messages
         import packhouse.sources  # noqa: F401
     os.chdir(tempfile.mkdtemp(dir=corpus.parent))  # where it leaves the input that broke the law

@@ -50,7 +50,7 @@ class Tables:
         self,
         chats,
         snapshot,
-        config=FormatConfig(),  # noqa: B008
+        config=FormatConfig(),  # noqa: B008 - frozen
         labels=None,
         control_text="text",
         tools=None,

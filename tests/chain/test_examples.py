@@ -19,6 +19,14 @@ def chats(number):
     return [{"messages": messages[:2]}, {"messages": messages}]
 
 
+CHATS = (
+    "sources.0.format=chat",
+    "format.template=chat",
+    "pack.strategy=none",
+    "split.eval_fraction=0.5",
+)
+
+
 @pytest.mark.parametrize("options", [WINDOWS, TURNS, ("split.group_by=record", *WINDOWS)])
 @pytest.mark.parametrize("exact", ["keep", "same_side"])
 def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(house, options, exact):
@@ -27,10 +35,7 @@ def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(hous
         rows.append({"messages": rows[1]["messages"][2:]})
     house.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepared = house.prepare(
-        "sources.0.format=chat",
-        "format.template=chat",
-        "pack.strategy=none",
-        "split.eval_fraction=0.5",
+        *CHATS,
         f"dedup.exact={exact}",
         "audit.max_duplicates=1",
         *options,
@@ -81,10 +86,7 @@ def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(house, shared,
     rows = [thought(number, f"{way} {number}") for number in range(30) for way in "abc"]
     house.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepared = house.prepare(
-        "sources.0.format=chat",
-        "format.template=chat",
-        "pack.strategy=none",
-        "split.eval_fraction=0.5",
+        *CHATS,
         "split.group_by=record",
         "audit.max_duplicates=1",
         *(option.format(shared=shared) for option in options),

@@ -25,7 +25,6 @@ __all__ = [
     "FileCut",
     "cut_files",
     "write_data_file",
-    "write_data_files",
 ]
 
 _TOKENS_PER_GROUP = 2**21
@@ -133,29 +132,6 @@ def write_data_file(
     return DataFile(
         path=path, split=cut.split, rows=rows.num_rows, tokens=_num_values(rows["input_ids"])
     )
-
-
-def write_data_files(
-    packs: pa.Table, split: str, folder: Path, config: PublishConfig, content: ContentHash
-) -> list[DataFile]:
-    """Write all files of one split.
-
-    Returns:
-        The files in order of their rows; none for a split without rows.
-    """
-    with_label = packs["label"].null_count < packs.num_rows
-    return [
-        write_data_file(
-            packs.slice(cut.first, cut.last - cut.first),
-            cut,
-            folder,
-            config,
-            content,
-            with_label=with_label,
-            with_weights=packs["range_weights"].null_count < packs.num_rows,
-        )
-        for cut in cut_files(split, packs.num_rows, _num_values(packs["input_ids"]), config)
-    ]
 
 
 def _groups(

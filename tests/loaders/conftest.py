@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from packhouse.data_files import ContentHash, write_data_files
+from packhouse.data_files import ContentHash
 from packhouse.packing import gather, plan_packs
 from packhouse.recipe import PublishConfig
 from packhouse.store import LocalFile, open_store, publish_version
 from packhouse.tables import PACKED, TOKENIZED
+from tests.data_files import write_data_files
 
 VOCABULARY = 97
 

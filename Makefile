@@ -51,7 +51,7 @@ e2e: $(TEST_STAMP) ## the stack of docker/compose.yaml by hand: PostgreSQL, S3, 
 
 load: $(TEST_STAMP) ## RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: about 10 min
 	$(BIN)/python -m tests.load.load --runs $(or $(RUNS),200) --at-once $(or $(AT_ONCE),20) \
-		$(if $(PROCESSES),--processes)
+		$(if $(PROCESSES),--processes) $(if $(NOTHING),--nothing) $(if $(PLAIN),--plain)
 
 audit: $(TEST_STAMP) ## known vulnerabilities of the pinned versions, from PyPI; needs network
 	$(BIN)/python requirements/audit.py
@@ -98,25 +98,26 @@ clean: ## remove .venv, caches and the demo's output
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+# A lock names everything, so pip resolves nothing: with extras it would take what came out today.
 $(RUN_STAMP): $(VENV)/bin/python requirements/run.txt pyproject.toml
-	$(BIN)/pip install --quiet --require-hashes -r requirements/run.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/run.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/trainers.txt
-	$(BIN)/pip install --quiet --require-hashes -r requirements/test.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
 $(BENCH_RUN)/.done: requirements/run.txt
 	$(PYTHON) -m venv $(BENCH_RUN)
-	$(BENCH_RUN)/bin/pip install --quiet --require-hashes -r requirements/run.txt
+	$(BENCH_RUN)/bin/pip install --quiet --no-deps --require-hashes -r requirements/run.txt
 	@touch $@
 
 $(BENCH_PEERS)/.done: bench/requirements.txt requirements/trainers.txt
 	$(PYTHON) -m venv $(BENCH_PEERS)
-	$(BENCH_PEERS)/bin/pip install --quiet --require-hashes -r bench/requirements.txt
+	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r bench/requirements.txt
 	$(BENCH_PEERS)/bin/pip install --quiet torch==2.13.0
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@

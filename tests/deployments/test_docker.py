@@ -67,7 +67,7 @@ def test_the_image_is_pinned_locked_and_not_root():
     stages = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     assert stages == ["${BASE}", "${BASE}"]
     assert DIGEST.search(re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)[1])
-    assert "pip install --require-hashes -r requirements/image.txt" in DOCKERFILE
+    assert "pip install --no-deps --require-hashes -r requirements/image.txt" in DOCKERFILE
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)[-1] == "10001:10001"
     assert re.search(r"^HEALTHCHECK ", DOCKERFILE, re.MULTILINE)
     assert not re.search(r"\b(curl|wget|ADD)\b", DOCKERFILE)
@@ -123,6 +123,10 @@ def test_services_wait_for_what_they_need():
     assert needs("s3") == {"store": "service_healthy"}
     assert needs("first-start") == {"server": "service_healthy", "s3": "service_healthy"}
     assert needs("worker") == {"first-start": "service_completed_successfully"}
+
+
+def test_the_worker_gives_memory_back():
+    assert SERVICES["worker"]["command"][:2] == ["python", "deployments/worker.py"]
 
 
 def test_only_the_loopback_is_published_and_only_the_server():

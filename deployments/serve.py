@@ -88,7 +88,7 @@ def stop(parts: list[subprocess.Popen[bytes]]) -> None:
 def _serve(
     port: int, home: Path, environment: dict[str, str], parts: list[subprocess.Popen[bytes]]
 ) -> int:
-    server = ("server", "start", "--host", HOST, "--port", str(port))
+    server = ("-m", "prefect", "server", "start", "--host", HOST, "--port", str(port))
     parts.append(_start("server", server, home, environment))
     if not _is_up(port, parts[0]):
         print(f"the server did not start; see {home / 'server.log'}")
@@ -101,7 +101,8 @@ def _serve(
     )
     if deployed.returncode:
         return deployed.returncode
-    parts.append(_start("worker", ("worker", "start", "--pool", POOL), home, environment))
+    worker = (str(ROOT / "deployments" / "worker.py"), "--pool", POOL)
+    parts.append(_start("worker", worker, home, environment))
     print(f"Prefect's UI: http://{HOST}:{port}   (Ctrl-C stops it; logs in {home})", flush=True)
     while True:
         time.sleep(0.5)  # between two looks whether a part has ended
@@ -116,7 +117,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     with (home / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "prefect", *command],
+            [sys.executable, *command],
             cwd=ROOT,
             env=environment,
             stdout=log,

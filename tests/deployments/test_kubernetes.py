@@ -120,6 +120,7 @@ def test_secrets_are_references_only():
 
 def test_the_worker_says_whether_it_is_well():
     (worker,) = BY_KIND["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert worker["args"][:2] == ["python", "deployments/worker.py"]
     assert "--with-healthcheck" in worker["args"]
     assert worker["readinessProbe"]["httpGet"] == {"path": "/health", "port": "health"}
     assert worker["livenessProbe"]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from tests.store.ceph import _accepts, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+WORKER = [sys.executable, "deployments/worker.py"]
+PLAIN_WORKER = [str(BIN / "prefect"), "worker", "start"]
 PREFECT_QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
@@ -215,7 +217,11 @@ def _is_ready(url: str, port: int) -> bool:
 
 @contextlib.contextmanager
 def worker(
-    pool: str, folder: Path, environment: Mapping[str, str], limit: int = 2
+    pool: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    limit: int = 2,
+    program: Sequence[str] = WORKER,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a worker, which makes its process pool; wait until it says that it is well."""
     port = free_port()
@@ -225,8 +231,8 @@ def worker(
         "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
         "PREFECT_WORKER_WEBSERVER_PORT": str(port),
     }
-    command = [str(BIN / "prefect"), "worker", "start", "--pool", pool, "--type", "process",
-               "--limit", str(limit), "--with-healthcheck"]  # fmt: skip
+    command = [*program, "--pool", pool, "--type", "process", "--limit", str(limit),
+               "--with-healthcheck"]  # fmt: skip
     log = folder / "logs" / "worker.log"
     with process(command, log, {**environment, **settings}) as started:
         wait_until(lambda: _is_ready(f"http://127.0.0.1:{port}/health", port), "worker", started)

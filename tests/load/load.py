@@ -8,9 +8,11 @@ worker that takes at most `--at-once` of them. Each run publishes a version that
 runs of a dataset come together, so that some must queue for its slot. Memory of server, worker and
 database is sampled throughout.
 
-With `--processes`, Prefect's own process worker starts a process for each run, which costs 5 to 8 s
-of CPU before any work; without, a worker of the same base class runs each in a thread of its own
-process, and 200 runs fit into minutes of two cores.
+With `--processes`, the worker that packhouse is deployed with starts a process for each run, which
+costs 5 to 8 s of CPU before any work; without, a worker of the same base class runs each in a
+thread of its own process, and 200 runs fit into minutes of two cores. With `--nothing`, processes
+of runs do nothing (`tests.load.nothing`): what the worker does for a run, hundreds of times in
+minutes. `--plain` takes `prefect worker start` instead of deployments/worker.py, to compare.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,8 @@ DATASETS = 25
 ROWS = 40
 
 
-MOST_GROWTH_MIB = 1.0
-"""Of a process, for each run from half of them on; measured: docs/operations.md."""
+MOST_GROWTH_MIB = 0.25
+"""Of a process, for each run after a quarter of them; measured: docs/operations.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,9 @@ class Outcome:
     """By process: when a quarter, half, three quarters and all of the runs had ended, about, and
     the highest."""
     growth_mib_a_run: dict[str, float]
-    """From half of the runs to the last: what stays once everything was loaded."""
+    """From a quarter of the runs to the last: what stays once everything was loaded."""
+    publish: bool = True
+    """Whether each run makes a version."""
 
     def is_flat(self) -> bool:
         """Whether memory stays where it is; of a few runs that cannot be told."""
@@ -69,7 +73,8 @@ class Outcome:
     def is_sound(self) -> bool:
         """Whether none was lost and none was doubled."""
         return (
-            self.completed == self.runs == self.versions
+            self.completed == self.runs
+            and self.versions == self.runs * self.publish
             and self.started_more_than_once == 0
             and self.doubled_versions == 0
         )
@@ -210,7 +215,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         environment = _environment(folder, origin, words)
         worker = started.enter_context(_worker(folder, environment, arguments))
         services.wait_until(lambda: _has_pool(api), "the worker's pool", worker)
-        _deploy(folder, environment)
+        _deploy(folder, environment, arguments.nothing)
         processes = {"server": server.pid, "worker": worker.pid, "database": database.pid}
         return _run(folder, api, processes, arguments)
 
@@ -227,7 +232,8 @@ def _run(
     with ThreadPoolExecutor(1) as beside:
         created = beside.submit(create_runs, api, "prepare/load", recipes, arguments.spread)
         while ended < arguments.runs and time.monotonic() < start + arguments.patience:
-            time.sleep(5)
+            # Until the next look at the memory; dozens of runs that do nothing end in five seconds.
+            time.sleep(1 if arguments.nothing else 5)
             ended = count_ended(api, "prepare/load")
             for name, mib in _memory(processes).items():
                 memory.setdefault(name, []).append((ended, mib))
@@ -238,7 +244,8 @@ def _run(
                 sys.stderr.flush()
         created.result()
     seconds = time.monotonic() - start
-    return _outcome(runs_of(api, "prepare/load"), store, seconds, memory)
+    outcome = _outcome(runs_of(api, "prepare/load"), store, seconds, memory)
+    return replace(outcome, publish=not arguments.nothing)
 
 
 def _outcome(
@@ -262,7 +269,8 @@ def _outcome(
         most_at_once=most_at_once(runs),
         memory_mib=quarters,
         growth_mib_a_run={
-            name: round((mib[3] - mib[1]) / (len(runs) / 2), 3) for name, mib in quarters.items()
+            name: round((mib[3] - mib[0]) / (len(runs) * 3 / 4), 3)
+            for name, mib in quarters.items()
         },
     )
 
@@ -285,8 +293,10 @@ def _environment(folder: Path, origin: str, words: Secrets) -> dict[str, str]:
 def _worker(
     folder: Path, environment: dict[str, str], arguments: argparse.Namespace
 ) -> Iterator[Any]:
-    if arguments.processes:
-        with services.worker(POOL, folder, environment, arguments.at_once) as started:
+    if arguments.processes or arguments.nothing:
+        program = services.PLAIN_WORKER if arguments.plain else services.WORKER
+        limit = arguments.at_once
+        with services.worker(POOL, folder, environment, limit, program) as started:
             yield started
         return
     command = [sys.executable, "-m", "tests.load.thread_worker", POOL, str(arguments.at_once)]
@@ -300,12 +310,13 @@ def _has_pool(api: Api) -> bool:
     return bool(api.post("/work_pools/filter", work_pools={"name": {"any_": [POOL]}}))
 
 
-def _deploy(folder: Path, environment: dict[str, str]) -> None:
+def _deploy(folder: Path, environment: dict[str, str], nothing: bool) -> None:
     file = folder / "prefect.yaml"
-    deployment = {
+    program = f"{sys.executable} -S {Path(__file__).with_name('nothing.py')}"
+    deployment: dict[str, Any] = {
         "name": "load",
         "entrypoint": "flows.prepare.prepare",
-        "work_pool": {"name": POOL},
+        "work_pool": {"name": POOL, "job_variables": {"command": program} if nothing else {}},
     }
     file.write_text(json.dumps({"deployments": [deployment]}))
     command = [str(services.BIN / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file"]
@@ -326,6 +337,8 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=60, help="seconds over which runs come")
     parser.add_argument("--patience", type=float, default=3600, help="seconds until giving up")
     parser.add_argument("--processes", action="store_true", help="a process for each run")
+    parser.add_argument("--nothing", action="store_true", help="the same, and they do nothing")
+    parser.add_argument("--plain", action="store_true", help="with `prefect worker start`")
     outcome = measure(parser.parse_args())
     sys.stdout.write(json.dumps(asdict(outcome), indent=1) + "\n")
     sys.exit(not (outcome.is_sound() and outcome.is_flat()))

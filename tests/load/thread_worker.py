@@ -3,7 +3,8 @@
     python -m tests.load.thread_worker POOL LIMIT
 
 Polling, submission, the limit and every state are Prefect's own (`BaseWorker`); only the place of
-execution differs from the process worker: two cores can then have 20 runs at once.
+execution differs from the process worker: two cores can then have 20 runs at once. Memory is given
+back as by the worker that packhouse is deployed with.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from prefect.workers.base import (
     BaseWorkerResult,
 )
 
+from deployments.worker import give_memory_back
 from flows.prepare import prepare
 
 
@@ -50,4 +52,5 @@ class ThreadWorker(BaseWorker[BaseJobConfiguration, BaseVariables, ThreadWorkerR
 
 if __name__ == "__main__":
     worker = ThreadWorker(work_pool_name=sys.argv[1], limit=int(sys.argv[2]))
+    give_memory_back()
     asyncio.run(worker.start())

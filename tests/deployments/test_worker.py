@@ -1,0 +1,44 @@
+"""The worker's memory: what lies in cycles is freed though Python's own collector is off."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WAITS = """
+import gc, threading, weakref
+from deployments.worker import give_memory_back
+
+class Client:
+    def __init__(self):
+        self.itself = self
+
+gc.disable()
+freed = threading.Event()
+if {gives_back}:
+    give_memory_back(every_s=0.01)
+client = Client()
+weakref.finalize(client, freed.set)
+del client
+raise SystemExit(0 if freed.wait({patience}) else 3)
+"""
+
+
+def waits(gives_back: bool, patience: float) -> int:
+    program = WAITS.format(gives_back=gives_back, patience=patience)
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode
+
+
+def test_what_lies_in_cycles_is_freed():
+    assert waits(gives_back=True, patience=60) == 0
+
+
+def test_without_it_what_lies_in_cycles_stays():
+    assert waits(gives_back=False, patience=0.5) == 3
+
+
+def test_it_takes_what_prefects_worker_takes():
+    command = [sys.executable, "deployments/worker.py", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "worker start" in done.stdout
+    assert "--limit" in done.stdout

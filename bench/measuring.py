@@ -105,6 +105,7 @@ def run_once(contender: Contender) -> Sample:
 def _run_in(contender: Contender, folder: Path) -> Sample:
     env = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
     env |= {"TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(ROOT), **contender.env}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # a checkout's modules are kept compiled, as pip's are
     with (folder / "stderr").open("wb") as stderr:
         start = time.perf_counter()
         process = subprocess.Popen(

@@ -26,6 +26,7 @@ from packhouse.local_pool import local_runner
 from packhouse.progress import show_progress
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
+from packhouse.without_pandas import WITHOUT_PANDAS
 from packhouse.workspace import Workspace, check_cache, default_cache
 
 __all__ = ["SETTINGS", "command", "main", "on_server", "reporting_errors"]
@@ -272,6 +273,7 @@ def _remedy() -> str:
 
 def main(name: str = "prepare") -> int:
     """Run the command of a flow; the exit code says how it went."""
+    os.environ.setdefault(WITHOUT_PANDAS, "1")  # this process is the command's own
     commands: dict[str, click.Command] = {
         "prepare": command,
         "refresh": refresh,

@@ -7,6 +7,7 @@ stderr (or one JSON object, with --json) and the exit code of its class.
 
 import importlib
 import json
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -92,6 +93,7 @@ def _is_plain(value: Any) -> bool:
 
 def main() -> None:
     """Run the command line."""
+    os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.without_pandas
     cli(prog_name="packhouse")
 
 

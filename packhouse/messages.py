@@ -230,6 +230,8 @@ class _Worst:
 
     def add_messages(self, reason: str, bad: Bools) -> None:
         places = np.flatnonzero(bad)
+        if not len(places):
+            return
         rows = np.searchsorted(self.offsets, places, side="right") - 1
         rows, first = np.unique(rows, return_index=True)
         self._add(reason, rows, places[first])
@@ -292,10 +294,12 @@ def _check_texts(
         untrained = np.asarray(pc.fill_null(flat.fields["weight"], 1.0)) == 0
         silent = flat.is_blank("tool_calls") & flat.is_blank("reasoning") & ~untrained
         worst.add_messages("empty_answer", blank & (codes == ASSISTANT) & silent)
-    for name in TEXT_FIELDS:
-        worst.add_messages("control", _with_nul(flat.fields[name]))
+    for column in map(flat.fields.__getitem__, TEXT_FIELDS):
+        if column.null_count == len(column):
+            continue
+        worst.add_messages("control", _with_nul(column))
         if max_chars is not None:
-            worst.add_messages("too_many_chars", _longer_than(flat.fields[name], max_chars))
+            worst.add_messages("too_many_chars", _longer_than(column, max_chars))
 
 
 def _with_nul(column: pa.Array) -> Bools:

@@ -12,6 +12,7 @@ Either side may come out empty; that is for the caller to say. Cost: 50 ns and 5
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -23,7 +24,14 @@ from packhouse.packing.lists import one_chunk, string_bytes
 from packhouse.packing.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
 
-__all__ = ["join_equal", "join_groups", "mixed_keys", "num_different", "prove_disjoint", "sides"]
+__all__ = [
+    "Disjoint",
+    "join_equal",
+    "join_groups",
+    "mixed_keys",
+    "num_different",
+    "sides",
+]
 
 VERSION = 1
 """Of the assignment; part of the step's cache key."""
@@ -158,44 +166,61 @@ def _mix(bits: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
     return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)
 
 
-def prove_disjoint(
-    train: Iterable[Keys], evaluation: Iterable[Keys], what: str = "group_key"
-) -> None:
-    """Prove that no key is on both sides.
+class Disjoint:
+    """The proof that no key is on both sides, chunk by chunk: all of eval first, then train.
 
     Memory: 10 bytes per key of the eval side and one chunk of the train side.
 
     Args:
-        train: chunks of keys (20 hex digits each) of the train side.
-        evaluation: chunks of keys of the eval side.
         what: name of the key in the error: `group_key` or `record_id`.
 
-    Raises:
-        ContractError: a key is on both sides; says which, and how many of the train side's are.
-
     Example:
-        >>> prove_disjoint([pa.array(["0" * 20])], [pa.array(["1" * 20])])
-        >>> prove_disjoint([pa.array(["0" * 20])], [pa.array(["0" * 20])], "record_id")
+        >>> proof = Disjoint("record_id")
+        >>> proof.hold(pa.array(["0" * 20]))
+        >>> proof.look(pa.array(["1" * 20, "0" * 20]))
+        >>> proof.end()
         Traceback (most recent call last):
             ...
         packhouse.errors.ContractError: 1 of train's records have a record_id that is in eval ...
     """
-    held = np.unique(np.concatenate([_NO_KEYS, *(_key_bytes(each) for each in evaluation)]))
-    num_shared = 0
-    first = b""
-    for chunk in train:
-        keys = _key_bytes(chunk)
-        shared = keys[_is_among(keys, held)]
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._chunks = [_NO_KEYS]
+        self._num_shared = 0
+        self._first = b""
+
+    def hold(self, keys: Keys) -> None:
+        """Take in keys (20 hex digits each) of the eval side."""
+        self._chunks.append(_key_bytes(keys))
+
+    @cached_property
+    def _held(self) -> npt.NDArray[Any]:
+        return np.unique(np.concatenate(self._chunks))
+
+    def look(self, keys: Keys) -> None:
+        """Look for keys of the train side among those held."""
+        parsed = _key_bytes(keys)
+        shared = parsed[_is_among(parsed, self._held)]
         if len(shared):
-            first = first or bytes(shared[0]).ljust(_DIGITS // 2, b"\0")
-            num_shared += len(shared)
-    if num_shared:
+            self._first = self._first or bytes(shared[0]).ljust(_DIGITS // 2, b"\0")
+            self._num_shared += len(shared)
+
+    def end(self) -> None:
+        """End the proof.
+
+        Raises:
+            ContractError: a key is on both sides; says which, and how many of the train side's are.
+        """
+        if not self._num_shared:
+            return
+        first = self._first.hex()
         raise ContractError(
-            f"{num_shared:,} of train's records have a {what} that is in eval too, "
-            f"the first is '{first.hex()}'; sides must come from the same keys and seed",
-            what=what,
-            key=first.hex(),
-            num_shared=num_shared,
+            f"{self._num_shared:,} of train's records have a {self.what} that is in eval too, "
+            f"the first is '{first}'; sides must come from the same keys and seed",
+            what=self.what,
+            key=first,
+            num_shared=self._num_shared,
         )
 
 

@@ -1,7 +1,7 @@
 """How a contract is checked: Arrow for the exact types, Pandera (polars, eager) for the values.
 
 Eager, because a LazyFrame passes bad data silently at Pandera's default depth. 52,002 rows of two
-checked columns cost 6 ms; importing Pandera costs 2 s, once.
+checked columns cost 6 ms; importing Pandera and polars costs 0.14 s, once.
 """
 
 from typing import Any

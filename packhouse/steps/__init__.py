@@ -7,6 +7,7 @@ cache and is what both the local runner and Prefect's tasks call.
 
 from packhouse.dedup import needs_fingerprints
 from packhouse.jobs import Job
+from packhouse.memory import keep_freed_memory
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
 from packhouse.steps import (
@@ -22,6 +23,7 @@ from packhouse.steps import (
 )
 from packhouse.steps.selection import fingerprint_shard
 from packhouse.steps.shard_io import inputs_of
+from packhouse.without_pandas import settle_pyarrow
 from packhouse.workspace import Workspace
 
 __all__ = ["execute"]
@@ -45,6 +47,8 @@ def execute(job: Job, recipe: Recipe, workspace: Workspace) -> Receipt:
     Raises:
         PackhouseError: nothing of a failed job remains.
     """
+    settle_pyarrow()
+    keep_freed_memory()
     compute = _COMPUTE[job.step]
     receipt = workspace.steps.run(
         job.step, job.key, lambda folder: compute(job, recipe, workspace, folder)

@@ -96,14 +96,15 @@ def read_records(
     first, last = rows or (0, packed.facts["rows_in"])
     for start in range(first, last, block):
         end = min(start + block, last)
-        parts = [
-            _named(shard.slice(low, high - low), sources, columns)
-            for shard, low, high in places.between(start, end)
-        ]
-        named = pa.concat_tables(parts).combine_chunks()
-        outcome = outcomes.slice(start, end - start).combine_chunks()
-        own = set(named.column_names)
-        arrays = [_one((named if name in own else outcome)[name]) for name in columns]
+        read = dict(zip(OUTCOMES.names, outcomes.slice(start, end - start).columns, strict=True))
+        if not set(columns) <= set(read):
+            parts = [
+                _named(shard.slice(low, high - low), sources, columns)
+                for shard, low, high in places.between(start, end)
+            ]
+            named = pa.concat_tables(parts)
+            read.update(zip(named.column_names, named.columns, strict=True))
+        arrays = [_one(read[name]) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

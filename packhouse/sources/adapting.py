@@ -8,17 +8,18 @@ something else than text are rows looked at one by one.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from packhouse.messages import MessageColumns, assemble
 from packhouse.recipe import SourceConfig
 from packhouse.sources.conversations import BadRowError, talk_adapter
 from packhouse.sources.records import parse_text
+from packhouse.sources.rows import Rows
 from packhouse.sources.shapes import SHAPES
 from packhouse.sources.structure import Ints
 from packhouse.sources.trees import add_tree
@@ -40,11 +41,11 @@ class Adapted:
     """Index into the given rows of each conversation, rising."""
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     """(index into the given rows, reason, detail) of rows that gave none."""
-    extra: dict[str, int] = field(default_factory=dict)
+    extra: Counter[str] = field(default_factory=Counter)
     """Rows by name of a field that messages of theirs have and nobody reads."""
 
 
-def adapt(rows: list[Any], row_format: str, config: SourceConfig) -> Adapted:
+def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
     """Turn rows of one format into conversations.
 
     Args:
@@ -62,7 +63,7 @@ def adapt(rows: list[Any], row_format: str, config: SourceConfig) -> Adapted:
     if row_format == "text":
         return _adapt_texts(rows, config)
     if row_format == "oasst":
-        names = _one_naming(rows, "oasst", config)
+        rows, names = _one_naming(rows, "oasst", config)
         return _adapt_rows(rows, lambda row, out: add_tree(row, names, config.oasst_paths, out))
     return _adapt_rows(rows, talk_adapter(row_format, config.fields))
 
@@ -85,7 +86,7 @@ class Output:
     extra: Counter[str] = field(default_factory=Counter)
 
 
-def _adapt_rows(rows: list[Any], add: Callable[[Any, Output], int]) -> Adapted:
+def _adapt_rows(rows: Rows, add: Callable[[Any, Output], int]) -> Adapted:
     """Adapt row by row; `add` appends a row's conversations and returns how many."""
     output = Output()
     origin: list[int] = []
@@ -101,11 +102,11 @@ def _adapt_rows(rows: list[Any], add: Callable[[Any, Output], int]) -> Adapted:
         labels=pa.nulls(len(origin), pa.int64()),
         origin=np.array(origin, np.int64),
         failures=failures,
-        extra=dict(output.extra),
+        extra=output.extra,
     )
 
 
-def _adapt_pairs(rows: list[Any], row_format: str, config: SourceConfig) -> Adapted:
+def _adapt_pairs(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
     question, context, answer = _PAIRS[row_format]
     texts = _Texts(rows, row_format, config, (question, answer), (context, "system"))
     good = texts.rows
@@ -113,11 +114,13 @@ def _adapt_pairs(rows: list[Any], row_format: str, config: SourceConfig) -> Adap
     if "history" in names or "system" in names:
         return _adapt_long_pairs(texts, question, context, answer)
     q, a = names.get(question, question), names.get(answer, answer)
-    content = pa.array([text for row in good for text in (row[q], row[a])], pa.string())
-    columns = {"role": _repeated(("user", "assistant"), len(good)), "content": content}
+    content = chain.from_iterable(map(itemgetter(q, a), good))
+    columns = {"role": _repeated(("user", "assistant"), len(good))}
+    columns["content"] = pa.array(list(content), pa.string())
     if context in names:
-        asked = pa.array([row.get(names[context]) for row in good], pa.string())
-        columns["context"] = _every_other(pc.if_else(pc.equal(asked, ""), None, asked))
+        asked: list[str | None] = [None] * (2 * len(good))
+        asked[::2] = [row.get(names[context]) or None for row in good]
+        columns["context"] = pa.array(asked, pa.string())
     return texts.adapted(assemble(columns, np.full(len(good), 2, np.int64)))
 
 
@@ -156,7 +159,7 @@ def _history(value: Any) -> list[Sequence[str]]:
     return value
 
 
-def _adapt_texts(rows: list[Any], config: SourceConfig) -> Adapted:
+def _adapt_texts(rows: Rows, config: SourceConfig) -> Adapted:
     texts = _Texts(rows, "text", config, ("text",), ())
     name = texts.names.get("text", "text")
     content = pa.array([row[name] for row in texts.rows], pa.string())
@@ -164,7 +167,7 @@ def _adapt_texts(rows: list[Any], config: SourceConfig) -> Adapted:
     return texts.adapted(assemble(columns, np.ones(len(content), np.int64)))
 
 
-def _adapt_labelled(rows: list[Any], config: SourceConfig) -> Adapted:
+def _adapt_labelled(rows: Rows, config: SourceConfig) -> Adapted:
     texts = _Texts(rows, "classification", config, ("text",), ())
     name = texts.names.get("text", "text")
     label = texts.names.get("label", config.fields.get("label", "label"))
@@ -223,21 +226,20 @@ class _Texts:
 
     def __init__(
         self,
-        rows: list[Any],
+        rows: Rows,
         row_format: str,
         config: SourceConfig,
         required: tuple[str, ...],
         optional: tuple[str | None, ...],
     ) -> None:
         self.num_rows = len(rows)
-        self.rows: list[dict[str, Any]] = rows
         self.kept: Ints = np.arange(len(rows))
         self.failures: list[tuple[int, str, str]] = []
-        self.names = _one_naming(rows, row_format, config)
+        self.rows, self.names = _one_naming(rows, row_format, config)
         wanted = [config.fields.get(name, name) for name in required]
         must = [self.names.get(ours, name) for ours, name in zip(required, wanted, strict=True)]
         may = [self.names[name] for name in optional if name in self.names]
-        if not _are_texts(rows, must, may):
+        if not _are_texts(self.rows, must, may):
             self._sift(must, may)
 
     def _sift(self, must: list[str], may: list[str]) -> None:
@@ -253,7 +255,7 @@ class _Texts:
     def keep(self, places: list[int]) -> None:
         """Keep only the rows at these places of `rows`."""
         if len(places) < len(self.rows):
-            self.rows = [self.rows[place] for place in places]
+            self.rows = Rows(map(self.rows.__getitem__, places))
             self.kept = self.kept[places]
 
     def adapted(self, messages: pa.Array) -> Adapted:
@@ -275,15 +277,13 @@ class _Texts:
         return adapted
 
 
-def _are_texts(rows: list[Any], must: list[str], may: list[str]) -> bool:
+def _are_texts(rows: Rows, must: list[str], may: list[str]) -> bool:
     """Whether all rows are objects with text in these fields; optional ones may be null."""
-    if set(map(type, rows)) - {dict}:
+    if not rows.are_objects or not all(set(must) <= set(keys) for keys in rows.layouts):
         return False
-    try:
-        for name in must:
-            if set(map(type, map(itemgetter(name), rows))) - {str}:
-                return False
-    except KeyError:
+    if rows.value_types <= {str}:
+        return True
+    if any(set(map(type, map(itemgetter(name), rows))) - {str} for name in must):
         return False
     return all(not set(map(type, [row.get(name) for row in rows])) - _TEXT_OR_NULL for name in may)
 
@@ -307,30 +307,31 @@ def _why_not_texts(row: Any, must: list[str], may: list[str]) -> tuple[str, str]
     return None
 
 
-def _one_naming(rows: list[Any], row_format: str, config: SourceConfig) -> dict[str, str]:
-    """Our field -> the file's, as all rows agree; rows that differ are renamed in place.
+def _one_naming(rows: Rows, row_format: str, config: SourceConfig) -> tuple[Rows, dict[str, str]]:
+    """The rows, and our field -> theirs, as all of them agree; rows that differ are renamed.
 
     Files that call one field by two names are rare; most have one set of keys throughout.
     """
     shape = SHAPES[row_format]
-    key_sets = {tuple(row) if type(row) is dict else () for row in rows}
     names: dict[str, str] = {}
-    for keys in sorted(key_sets):
+    for keys in sorted(rows.layouts):
         for ours, name in shape.names(keys, config.fields).items():
             if names.setdefault(ours, name) != name:
                 return _rename(rows, row_format, config)
-    return names
+    return rows, names
 
 
-def _rename(rows: list[Any], row_format: str, config: SourceConfig) -> dict[str, str]:
+def _rename(rows: Rows, row_format: str, config: SourceConfig) -> tuple[Rows, dict[str, str]]:
     shape = SHAPES[row_format]
-    ours: set[str] = set()
-    for index, row in enumerate(rows):
-        if isinstance(row, dict):
-            names = shape.names(row, config.fields)
-            rows[index] = {field: row[name] for field, name in names.items()}
-            ours |= names.keys()
-    return {name: name for name in sorted(ours)}
+    naming = {keys: shape.names(keys, config.fields) for keys in rows.layouts}
+    renamed = Rows(
+        {ours: row[name] for ours, name in naming[tuple(row)].items()}
+        if isinstance(row, dict)
+        else row
+        for row in rows
+    )
+    ours = {field for names in naming.values() for field in names}
+    return renamed, {name: name for name in sorted(ours)}
 
 
 def _repeated(words: tuple[str, ...], times: int) -> pa.Array:
@@ -341,13 +342,6 @@ def _repeated(words: tuple[str, ...], times: int) -> pa.Array:
     data = "".join(words).encode() * times
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.StringArray.from_buffers(len(sizes), *buffers[1:])
-
-
-def _every_other(column: pa.Array) -> pa.Array:
-    """Values of a column with a null behind each."""
-    places = np.arange(2 * len(column)) // 2
-    is_gap = np.arange(2 * len(column)) % 2 == 1
-    return column.take(pa.array(places, mask=is_gap))
 
 
 def _kind(value: Any) -> str:

@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from packhouse.sources.records import Failure, Records
+from packhouse.sources.rows import Rows
 from packhouse.sources.structure import Ints, record_ends
 
 __all__ = ["parse_delimited", "record_spans"]
@@ -21,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 csv.field_size_limit(2**29)
 
 
-def record_spans(data: bytes, delimiter: str) -> Ints:
+def record_spans(data: bytes | bytearray, delimiter: str) -> Ints:
     r"""Start and end of each record, line end excluded, blank lines left out.
 
     Example:
@@ -50,7 +51,7 @@ def parse_delimited(
         [{'label': '1', 'text': 'a "b" c'}]
     """
     spans = record_spans(data, delimiter)
-    records = Records([], np.arange(len(spans)), len(spans), spans=lambda: spans)
+    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=lambda: spans)
     num_records = len(record_ends(data, delimiter, is_whole=True))
     num_records += not data.endswith(b"\n") and bool(data)
     if num_records > len(spans):
@@ -59,7 +60,7 @@ def parse_delimited(
     widest = int((spans[:, 1] - spans[:, 0]).max(initial=0))
     if values is None or len(values) != len(spans) or widest > max_row_bytes:
         values = _parse_one_by_one(records, data, len(header), delimiter, max_row_bytes)
-    records.rows = [dict(zip(header, row, strict=True)) for row in values]
+    records.rows = Rows(dict(zip(header, row, strict=True)) for row in values)
     return records
 
 

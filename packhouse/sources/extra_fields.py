@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from packhouse.recipe import SourceConfig
+from packhouse.sources.rows import Rows
 from packhouse.sources.shapes import SHAPES
 
 __all__ = [
@@ -56,20 +57,16 @@ def extra_names(keys: Collection[str], row_format: str, config: SourceConfig) ->
     return [name for name in keys if name not in used]
 
 
-def count_extra_fields(rows: list[Any], row_format: str, config: SourceConfig) -> dict[str, int]:
+def count_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> Counter[str]:
     """Rows that hold something in a field beyond the format, by its name."""
     counts: Counter[str] = Counter()
-    known: dict[tuple[str, ...], list[str]] = {}
+    extra = {keys: extra_names(keys, row_format, config) for keys in rows.layouts}
+    if not any(extra.values()):
+        return counts
     for row in rows:
-        if type(row) is not dict:
-            continue
-        keys = tuple(row)
-        extra = known.get(keys)
-        if extra is None:
-            extra = known[keys] = extra_names(keys, row_format, config)
-        if extra:
-            counts.update(name for name in extra if row[name] not in _NOTHING)
-    return bounded(counts)
+        if type(row) is dict:
+            counts.update(name for name in extra[tuple(row)] if row[name] not in _NOTHING)
+    return counts
 
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -84,23 +81,18 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def find_disallowed(
-    rows: list[Any], row_format: str, config: SourceConfig
+    rows: Rows, row_format: str, config: SourceConfig
 ) -> dict[int, tuple[str, str]]:
     """Index of each row that has a field beyond format and `allowed_fields` -> reason, sentence."""
     if config.allowed_fields is None:
         return {}
     allowed = set(config.allowed_fields)
+    extra = {keys: extra_names(keys, row_format, config) for keys in rows.layouts}
+    unknown = {keys: [name for name in extra[keys] if name not in allowed] for keys in extra}
     bad = {}
-    known: dict[tuple[str, ...], list[str]] = {}
     for index, row in enumerate(rows):
-        if type(row) is not dict:
-            continue
-        keys = tuple(row)
-        if keys not in known:
-            extra = extra_names(keys, row_format, config)
-            known[keys] = [name for name in extra if name not in allowed]
-        if known[keys]:
-            name = known[keys][0][:100]
+        if type(row) is dict and unknown[tuple(row)]:
+            name = unknown[tuple(row)][0][:100]
             detail = f"the field {name!r} is neither of {row_format} nor one of allowed_fields"
             bad[index] = ("unknown_field", detail)
     return bad

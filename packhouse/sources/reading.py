@@ -1,13 +1,18 @@
 """Read one shard: bytes in, checked conversations and quarantined rows out.
 
 Nothing is lost: every record of the shard is in exactly one of the two tables, and a quarantined
-one keeps its place, its reason and its bytes. Memory is a few times the shard's size.
+one keeps its place, its reason and its bytes. Memory is the shard's bytes and its tables, and the
+rows of one block; of the whole shard only where blocks cannot be judged by themselves.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -18,6 +23,7 @@ from packhouse.identity import GroupBy, conversation_ids, group_keys
 from packhouse.messages import Answers, role_violations
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources.adapting import Adapted, adapt
+from packhouse.sources.blocks import array_blocks, line_blocks
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
@@ -26,7 +32,15 @@ from packhouse.sources.extra_fields import (
     find_disallowed,
 )
 from packhouse.sources.files import pin_of
-from packhouse.sources.records import Failure, Records, gc_paused, parse_array, parse_lines
+from packhouse.sources.records import (
+    Failure,
+    Records,
+    check_elements,
+    gc_paused,
+    parse_array,
+    parse_lines,
+)
+from packhouse.sources.rows import Rows
 from packhouse.sources.shapes import check_shapes, find_row_format_of_rows
 from packhouse.sources.shards import SourceShard
 from packhouse.sources.streams import read_range
@@ -36,6 +50,8 @@ from packhouse.tables import QUARANTINED, VALIDATED
 __all__ = ["ShardRows", "find_raw_rows", "read_shard"]
 
 _ANSWERS: dict[str, Answers] = {"classification": "label", "text": "text"}
+
+_T = TypeVar("_T")
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
@@ -83,47 +99,147 @@ def read_shard(
         TransientError: the storage did not answer.
     """
     with gc_paused():
-        data, records = _parse(shard, rules)
-        row_format = _settle_format(shard, config, records)
-        extra_fields = count_extra_fields(records.rows, row_format, config)
-        _take_out(records, find_disallowed(records.rows, row_format, config))
-        if row_format == "auto":
-            adapted = _nothing(records)
-        else:
-            adapted = adapt(records.rows, row_format, config)
-        extra_fields |= {f"{IN_MESSAGES}{n}": rows for n, rows in bounded(adapted.extra).items()}
-        failures = list(records.failures)
-        failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
-        kept, bad = _apply_rules(adapted, rules, row_format)
-        failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
-        validated = _validated_table(shard, records, kept, group_by)
-        quarantined = _quarantined_table(shard, data, records, failures)
+        parts = _by_parts(shard, rules, _Reader(config, rules, group_by).read)
+    num_records = sum(part.num_records for part in parts)
+    notes = Counter(shard.notes)
+    for part in parts:
+        notes.update(part.notes)
+    if notes["truncated_files"]:  # scan and parse may both have seen it
+        notes["truncated_files"] = 1
+    extra_fields = bounded(sum((part.extra_fields for part in parts), Counter()))
+    in_messages = bounded(sum((part.extra_in_messages for part in parts), Counter()))
     return ShardRows(
-        validated=validated,
-        quarantined=quarantined,
-        num_records=records.num_records,
-        extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
-        extra_fields=extra_fields,
-        notes=_notes(shard, records, validated),
+        validated=_join([part.validated for part in parts]),
+        quarantined=_join([part.quarantined for part in parts]),
+        num_records=num_records,
+        extra_paths=sum(part.extra_paths for part in parts),
+        extra_fields=extra_fields | {f"{IN_MESSAGES}{n}": rows for n, rows in in_messages.items()},
+        notes={name: count for name, count in notes.items() if count},
     )
 
 
-def _parse(shard: SourceShard, rules: ValidateConfig) -> tuple[bytes | None, Records]:
+def _join(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _PartRows:
+    """What `ShardRows` says, of a part of a shard."""
+
+    validated: pa.Table
+    quarantined: pa.Table
+    num_records: int
+    extra_paths: int
+    extra_fields: Counter[str]
+    extra_in_messages: Counter[str]
+    notes: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a shard that stands for itself, and its records."""
+
+    shard: SourceShard
+    """With the bytes and the rows of the part."""
+    data: bytes | None
+    records: Records
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Makes tables of records."""
+
+    config: SourceConfig
+    rules: ValidateConfig
+    group_by: GroupBy
+
+    def read(self, part: _Part) -> _PartRows:
+        """Check and name the rows of a part."""
+        shard, records = part.shard, part.records
+        row_format = _settle_format(shard, self.config, records)
+        extra_fields = count_extra_fields(records.rows, row_format, self.config)
+        _take_out(records, find_disallowed(records.rows, row_format, self.config))
+        if row_format == "auto":
+            adapted = _nothing(records)
+        else:
+            adapted = adapt(records.rows, row_format, self.config)
+        failures = list(records.failures)
+        failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
+        kept, bad = _apply_rules(adapted, self.rules, row_format)
+        failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
+        validated = _validated_table(shard, records, kept, self.group_by)
+        return _PartRows(
+            validated=validated,
+            quarantined=_quarantined_table(part, failures),
+            num_records=records.num_records,
+            extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
+            extra_fields=extra_fields,
+            extra_in_messages=adapted.extra,
+            notes=Counter(records.notes) + Counter(bidi_controls=_bidi_rows(kept.messages)),
+        )
+
+
+def _by_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[_Part], _T]) -> list[_T]:
+    """What `use` makes of the parts of a shard, one after the other.
+
+    Parts bound memory and nothing else: where one of them cannot be judged alone (an array that is
+    not JSON, rows of another shape), the shard is one part.
+    """
     if shard.file_format in ("parquet", "arrow"):
         _check_pin(shard)
         assert shard.num_rows is not None
         records = parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows)
-        return None, records
+        return [use(_Part(shard, None, records))]
     data = read_range(shard.uri, shard.compression, shard.byte_start, shard.byte_end, shard.pin)
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise _changed(shard)
+    if shard.row_format != "auto":
+        with suppress(_NotInPartsError, orjson.JSONDecodeError, SourceError):
+            return [use(part) for part in _parts(shard, data, rules)]
+    return [use(_Part(shard, data, _parse(shard, data, rules)))]
+
+
+class _NotInPartsError(Exception):
+    """A part of a shard cannot be judged alone."""
+
+
+def _parts(shard: SourceShard, data: bytes, rules: ValidateConfig) -> Iterator[_Part]:
+    row = shard.row_start
+    for start, end, records in _PARTS[shard.file_format](data, rules.max_row_bytes):
+        first = shard.byte_start
+        part = replace(shard, byte_start=first + start, byte_end=first + end, row_start=row)
+        yield _Part(part, data[start:end], records)
+        row += records.num_records
+
+
+def _line_parts(data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
+    for start, end in line_blocks(data):
+        yield start, end, parse_lines(data[start:end], max_row_bytes)
+
+
+def _array_parts(data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
+    for start, end, rows in array_blocks(data):
+        records = check_elements(rows, data[start:end], max_row_bytes)
+        if records is None:
+            raise _NotInPartsError
+        yield start, end, records
+
+
+def _no_parts(data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
+    raise _NotInPartsError
+
+
+_PARTS = {"jsonl": _line_parts, "json": _array_parts, "csv": _no_parts, "tsv": _no_parts}
+
+
+def _parse(shard: SourceShard, data: bytes, rules: ValidateConfig) -> Records:
     if shard.file_format == "jsonl":
-        return data, parse_lines(data, rules.max_row_bytes)
+        return parse_lines(data, rules.max_row_bytes)
     if shard.file_format == "json":
         where = f"source file '{shard.uri}'"
-        return data, parse_array(data, rules.max_row_bytes, where, shard.num_rows)
+        return parse_array(data, rules.max_row_bytes, where, shard.num_rows)
     delimiter = "," if shard.file_format == "csv" else "\t"
-    return data, parse_delimited(data, shard.header or (), delimiter, rules.max_row_bytes)
+    return parse_delimited(data, shard.header or (), delimiter, rules.max_row_bytes)
 
 
 def _check_pin(shard: SourceShard) -> None:
@@ -158,7 +274,7 @@ def _take_out(records: Records, bad: dict[int, tuple[str, str]]) -> None:
         records.failures += [Failure(numbers[place], *why) for place, why in bad.items()]
         records.failed |= {numbers[place]: records.rows[place] for place in bad}
         good = [place for place in range(len(records.rows)) if place not in bad]
-        records.rows = [records.rows[place] for place in good]
+        records.rows = Rows(map(records.rows.__getitem__, good))
         records.numbers = records.numbers[good]
 
 
@@ -223,36 +339,43 @@ def find_raw_rows(
         rules: as for `read_shard`.
         numbers: of the records in the shard, from 0.
     """
+
+    def find(part: _Part) -> dict[int, tuple[bytes, int | None]]:
+        first = part.shard.row_start - shard.row_start
+        inside = [n for n in numbers if first <= n < first + part.records.num_records]
+        return dict(zip(inside, _raw_rows(part, [n - first for n in inside]), strict=True))
+
     with gc_paused():
-        data, records = _parse(shard, rules)
-        return list(_raw_rows(shard, data, records, numbers))
+        found = reduce(or_, _by_parts(shard, rules, find))
+    return [found[number] for number in numbers]
 
 
-def _raw_rows(
-    shard: SourceShard, data: bytes | None, records: Records, numbers: Sequence[int]
-) -> Iterator[tuple[bytes, int | None]]:
-    spans = records.spans() if numbers and records.spans is not None else None
+def _raw_rows(part: _Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
+    data, records = part.data, part.records
+    if data is not None and records.spans is not None:
+        bounds = records.spans()[list(numbers)].tolist() if numbers else []
+        for start, end in bounds:
+            piece = data[start:end]
+            offset = part.shard.byte_start + start + len(piece) - len(piece.lstrip())
+            yield piece.strip(), offset
+        return
     places = {number: place for place, number in enumerate(records.numbers.tolist())}
     for number in numbers:
-        if spans is not None and data is not None:
-            start, end = spans[number].tolist()
-            piece = data[start:end]
-            yield piece.strip(), shard.byte_start + start + len(piece) - len(piece.lstrip())
-        elif number in places:
+        if number in places:
             yield _raw_of(records.rows[places[number]]), None
         else:
             yield _raw_of(records.failed.get(number)), None
 
 
-def _quarantined_table(
-    shard: SourceShard, data: bytes | None, records: Records, failures: list[Failure]
-) -> pa.Table:
+def _quarantined_table(part: _Part, failures: list[Failure]) -> pa.Table:
+    if not failures:
+        return QUARANTINED.empty_table()
     columns: dict[str, list[Any]] = {name: [] for name in QUARANTINED.names}
     failures = sorted(failures)
-    found = _raw_rows(shard, data, records, [failure.number for failure in failures])
+    found = _raw_rows(part, [failure.number for failure in failures])
     for failure, (raw, offset) in zip(failures, found, strict=True):
-        row = shard.row_start + failure.number
-        values = (shard.file, row, offset, "validate", failure.reason, failure.detail)
+        row = part.shard.row_start + failure.number
+        values = (part.shard.file, row, offset, "validate", failure.reason, failure.detail)
         raw_values = (raw[:RAW_BYTES], len(raw), hashlib.sha256(raw).hexdigest())
         for column, value in zip(columns.values(), values + raw_values, strict=True):
             column.append(value)
@@ -264,20 +387,8 @@ def _raw_of(row: Any) -> bytes:
     return orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _notes(shard: SourceShard, records: Records, validated: pa.Table) -> dict[str, int]:
-    notes = dict(shard.notes)
-    for name, count in records.notes.items():
-        notes[name] = notes.get(name, 0) + count
-    if "truncated_files" in notes:  # scan and parse may both have seen it
-        notes["truncated_files"] = 1
-    if bidi := _bidi_rows(validated):
-        notes["bidi_controls"] = bidi
-    return notes
-
-
-def _bidi_rows(validated: pa.Table) -> int:
+def _bidi_rows(messages: pa.Array) -> int:
     """Rows whose contents hold a bidirectional control (U+202A-202E, U+2066-2069)."""
-    messages = validated.column("messages").combine_chunks()
     content = messages.flatten().field("content")
     data = content.buffers()[2]
     if data is None:

@@ -1,32 +1,32 @@
 """Parse the bytes of a shard into rows, each good one a Python value, each bad one a failure.
 
-orjson reads about 240,000 rows a second but keeps the last of duplicate keys, turns integers over
-64 bits into floats, and admits NUL and deep nesting. What it hides shows in cheap totals: the
-colons left when its values are written again, the types it made, the depth of the containers.
-Where a total disagrees, rows are looked at one by one with the standard library's parser, which
-has hooks for all of it. A row without suspicion costs no Python call beyond `orjson.loads`.
+What orjson lets pass is found by `packhouse.sources.strict`. A row without suspicion costs no
+Python call beyond `orjson.loads`.
 """
 
 import gc
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from packhouse.errors import SourceError
+from packhouse.sources.rows import Rows
+from packhouse.sources.strict import MAX_DEPTH, are_suspect, find_fault, is_suspect, strict_fault
 from packhouse.sources.structure import Ints, line_spans, spans_by_layout, split_elements
 
-__all__ = ["Failure", "Records", "parse_array", "parse_lines", "parse_text"]
-
-MAX_DEPTH = 32
-"""Containers within one another, the row itself included."""
-MAX_FIELDS = 1000
-"""Fields of one row."""
+__all__ = [
+    "Failure",
+    "Records",
+    "check_elements",
+    "gc_paused",
+    "parse_array",
+    "parse_lines",
+    "parse_text",
+]
 
 
 class Failure(NamedTuple):
@@ -42,7 +42,7 @@ class Failure(NamedTuple):
 class Records:
     """The records of a shard."""
 
-    rows: list[Any]
+    rows: Rows
     """Values of the good ones."""
     numbers: Ints
     """Number in the shard of each of `rows`."""
@@ -96,10 +96,17 @@ def parse_array(
             rows = orjson.loads(whole)
     except orjson.JSONDecodeError:
         return _parse_elements(data, max_row_bytes, where, num_rows)
-    records = Records(rows, np.arange(len(rows)), len(rows), spans=lambda: _element_spans(data))
+    records = check_elements(rows, data, max_row_bytes)
+    return records or _parse_elements(data, max_row_bytes, where, num_rows)
+
+
+def check_elements(rows: list[Any], data: bytes, max_row_bytes: int) -> Records | None:
+    """Records of the elements that were parsed from `data`; None if one of them is too long."""
+    numbers = np.arange(len(rows))
+    records = Records(Rows(rows), numbers, len(rows), spans=lambda: _element_spans(data))
     if _may_be_longer(rows, data, max_row_bytes) and _widest(records.spans) > max_row_bytes:
-        return _parse_elements(data, max_row_bytes, where, num_rows)
-    _look_again(records, data)
+        return None
+    _look_again(records, data, data)
     return records
 
 
@@ -154,7 +161,10 @@ def _may_be_longer(rows: list[Any], data: bytes, max_row_bytes: int) -> bool:
     """
     if len(data) <= max_row_bytes:
         return False
-    written = [len(orjson.dumps(row)) for row in rows]
+    try:
+        written = [len(orjson.dumps(row)) for row in rows]
+    except orjson.JSONEncodeError:  # a row nests deeper than orjson writes
+        return True
     return max(written) + len(data) - sum(written) > max_row_bytes
 
 
@@ -166,22 +176,24 @@ def _widest(spans: Callable[[], Ints] | None) -> int:
 
 def _parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
     pieces = [data[start:end] for start, end in spans.tolist()]
-    records = Records([], np.arange(len(pieces)), len(pieces), spans=lambda: spans)
+    records = Records(Rows(), np.arange(len(pieces)), len(pieces), spans=lambda: spans)
     widest = int((spans[:, 1] - spans[:, 0]).max(initial=0))
+    parsed = data
     try:
         if widest > max_row_bytes:
             raise ValueError
         with gc_paused():
-            records.rows = [orjson.loads(piece) for piece in pieces]
+            records.rows = Rows(map(orjson.loads, pieces))
     except ValueError:
         _parse_one_by_one(records, pieces, max_row_bytes)
-    _look_again(records, data)
+        parsed = b"\n".join(map(pieces.__getitem__, records.numbers.tolist()))
+    _look_again(records, data, parsed)
     return records
 
 
 def _parse_one_by_one(records: Records, pieces: list[bytes], max_row_bytes: int) -> None:
     numbers = []
-    records.rows = []
+    records.rows = Rows()
     for number, piece in enumerate(pieces):
         if len(piece) > max_row_bytes:
             detail = f"the row has {len(piece):,} bytes, over max_row_bytes {max_row_bytes:,}"
@@ -209,141 +221,32 @@ def _classify(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
         return "depth", f"nested deeper than {MAX_DEPTH}"
     if "control character" in said or "\0" in text:
         return "control", f"a raw control character inside a string ({said})"
-    reason, detail = _strict(text) or ("json", "")
+    reason, detail = strict_fault(text) or ("json", "")
     return (reason, detail) if reason != "json" else ("json", f"not JSON: {said}")
 
 
-class _RefusedError(ValueError):
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
+def _look_again(records: Records, data: bytes, parsed: bytes) -> None:
+    """Move rows that orjson should not have let pass from `rows` to `failures`.
 
-
-def _strict(text: str) -> tuple[str, str] | None:
-    """What is wrong with a row by the strictest reading; None: nothing."""
-    try:
-        _STRICT.decode(text)
-    except _RefusedError as refused:
-        return refused.reason, refused.detail
-    except RecursionError:
-        return "depth", f"nested deeper than {MAX_DEPTH}"
-    except ValueError as error:
-        return "json", f"not JSON: {error}"
-    return None
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _RefusedError("duplicate_key", f"the key {twice[:100]!r} occurs twice in one object")
-    return found
-
-
-def _int64(digits: str) -> int:
-    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
-        raise _RefusedError("number", f"integer over 64 bits: {digits[:40]}")
-    return int(digits)
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if value in (float("inf"), float("-inf")):
-        raise _RefusedError("number", f"number too large for a float: {digits[:40]}")
-    return value
-
-
-def _no_constant(name: str) -> None:
-    raise _RefusedError("number", f"{name} is not JSON")
-
-
-_STRICT = json.JSONDecoder(
-    object_pairs_hook=_no_duplicates,
-    parse_int=_int64,
-    parse_float=_finite,
-    parse_constant=_no_constant,
-)
-
-
-def _look_again(records: Records, data: bytes) -> None:
-    """Move rows that orjson should not have let pass from `rows` to `failures`."""
-    if not _is_suspect(data, records.rows):
+    Args:
+        records: the rows, and where they are in `data`.
+        data: bytes of all records.
+        parsed: bytes of those that became rows.
+    """
+    if not are_suspect(parsed, records.rows):
         return
     assert records.spans is not None
     spans = records.spans()[records.numbers].tolist()
     good = []
     for place, (row, (start, end)) in enumerate(zip(records.rows, spans, strict=True)):
         piece = data[start:end]
-        wrong = _wrong(piece, row) if _is_suspect(piece, [row]) else None
+        wrong = find_fault(piece, row) if is_suspect(piece, row) else None
         if wrong is None:
             good.append(place)
         else:
             records.failures.append(Failure(int(records.numbers[place]), *wrong))
-    records.rows = [records.rows[place] for place in good]
+    records.rows = Rows(map(records.rows.__getitem__, good))
     records.numbers = records.numbers[good]
-
-
-def _is_suspect(data: bytes, rows: list[Any]) -> bool:
-    r"""Whether values parsed from `data` may hide something; never False when they do.
-
-    Colons: every key brings one, and a lost duplicate takes its own away. `\u003a` escapes would
-    upset the count, so they are suspect by themselves.
-    """
-    if b"\\u00" in data and (b"\\u0000" in data or b"\\u003" in data):
-        return True
-    if _is_deep_or_large(rows):  # first, for orjson does not write what nests over 254 deep
-        return True
-    return data.count(b":") != orjson.dumps(rows).count(b":")
-
-
-def _is_deep_or_large(rows: list[Any]) -> bool:
-    """Whether containers nest too deep, an object is too wide, or an integer became a float."""
-    level = rows
-    for _ in range(MAX_DEPTH):
-        types = set(map(type, level))
-        if float in types and any(type(x) is float and not -9e18 < x < 9e18 for x in level):
-            return True
-        if dict not in types and list not in types:
-            return False
-        objects = level if types == {dict} else [x for x in level if type(x) is dict]
-        if max(map(len, objects), default=0) > MAX_FIELDS:
-            return True
-        lists = [x for x in level if type(x) is list] if list in types else []
-        level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(lists)]
-    return any(type(x) is dict or type(x) is list for x in level)
-
-
-def _wrong(piece: bytes, row: Any) -> tuple[str, str] | None:
-    if _depth_exceeds(row, MAX_DEPTH):
-        return "depth", f"nested deeper than {MAX_DEPTH}"
-    found = _strict(piece.decode("utf-8"))
-    if found is not None:
-        return found
-    if _holds_nul(row):
-        return "control", "a string holds the NUL character (\\u0000)"
-    if isinstance(row, dict) and len(row) > MAX_FIELDS:
-        return "too_many_fields", f"the row has {len(row):,} fields, over {MAX_FIELDS:,}"
-    return None
-
-
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        level = [x for x in level if type(x) is dict or type(x) is list]
-        if not level:
-            return False
-        level = [v for x in level for v in (x.values() if type(x) is dict else x)]
-    return True
-
-
-def _holds_nul(value: Any) -> bool:
-    if isinstance(value, str):
-        return "\0" in value
-    if isinstance(value, dict):
-        return any("\0" in key or _holds_nul(item) for key, item in value.items())
-    return isinstance(value, list) and any(map(_holds_nul, value))
 
 
 def _flag_truncation(records: Records, data: bytes) -> None:

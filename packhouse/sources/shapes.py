@@ -16,6 +16,7 @@ from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.records import parse_text
+from packhouse.sources.rows import Rows
 from packhouse.sources.sniffing import BOM
 from packhouse.sources.structure import line_spans, split_elements
 
@@ -176,7 +177,7 @@ def _sample(head: bytes, file_format: str) -> list[Any]:
 
 
 def check_shapes(
-    rows: list[Any], numbers: list[int], row_format: str, renamed: dict[str, str], uri: str
+    rows: Rows, numbers: list[int], row_format: str, renamed: dict[str, str], uri: str
 ) -> None:
     """Refuse rows of another known shape than the file's.
 
@@ -204,11 +205,11 @@ def check_shapes(
                 _refuse_mixture(uri, row_format, own, found, number, row)
 
 
-def _are_alike(rows: list[Any], row_format: str, renamed: dict[str, str]) -> bool:
+def _are_alike(rows: Rows, row_format: str, renamed: dict[str, str]) -> bool:
     """Whether all rows are objects whose keys alone show the file's format."""
-    if set(map(type, rows)) != {dict}:
+    if not rows.are_objects:
         return False
-    for keys in set(map(tuple, rows)):
+    for keys in rows.layouts:
         if not _TALK_FIELDS.isdisjoint(keys):
             return False
         if row_format_of(dict.fromkeys(keys), renamed) not in (row_format, None):

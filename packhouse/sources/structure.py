@@ -21,7 +21,7 @@ __all__ = ["Elements", "line_spans", "record_ends", "spans_by_layout", "split_el
 Ints = npt.NDArray[np.int64]
 
 _QUOTE, _BACKSLASH, _COMMA, _NEWLINE, _RETURN = b'"\\,\n\r'
-_BLOCK_BYTES = 8 * 2**20
+_BLOCK_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def spans_by_layout(data: bytes) -> Ints:
     return np.array(spans, np.int64)
 
 
-def line_spans(data: bytes) -> Ints:
+def line_spans(data: bytes | bytearray) -> Ints:
     r"""Start and end of each line that is not blank, line end excluded.
 
     Only `\n` ends a line; U+2028, U+0085 and a lone `\r` are text.

@@ -18,8 +18,10 @@ from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
 from packhouse.sources.files import SourceFile, file_errors, open_file
 from packhouse.sources.records import Records
+from packhouse.sources.rows import Rows
 from packhouse.sources.shapes import find_row_format_of_rows
 from packhouse.sources.streams import FileStream
+from packhouse.without_pandas import recall_pandas
 
 __all__ = ["parse_tables", "scan_tables"]
 
@@ -72,7 +74,7 @@ def parse_tables(uri: str, file_format: str, row_start: int, num_rows: int) -> R
         nested = [field.name for field in groups.schema if pa.types.is_nested(field.type)]
     for row in rows:
         row.update({name: without_fill(row[name]) for name in nested})
-    return Records(rows, np.arange(len(rows)), len(rows))
+    return Records(Rows(rows), np.arange(len(rows)), len(rows))
 
 
 def without_fill(value: Any) -> Any:
@@ -106,6 +108,7 @@ class _Groups:
     """Row groups of a Parquet file or record batches of an Arrow file."""
 
     def __init__(self, uri: str, file_format: str) -> None:
+        recall_pandas()  # for rows with times in nanoseconds
         self.uri = uri
         self.file: Any = open_file(uri)
         self.is_parquet = file_format == "parquet"

@@ -2,11 +2,13 @@
 
 import json
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.sources.cutting import ArrayCutter, _by_parsing
+from packhouse.sources import blocks, cutting
+from packhouse.sources.cutting import ArrayCutter, _last_comma
 from packhouse.sources.structure import split_elements
 
 TRAPS = ['},{"a": 1', "}, {", '\\"},{', "x", "[", "]", '"', "\\", "caf\u00e9", ",", "\n"]
@@ -14,6 +16,18 @@ texts = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)
 elements = st.one_of(st.dictionaries(texts, texts, max_size=2), st.integers(0, 9), st.lists(texts))
 arrays = st.lists(elements, min_size=1, max_size=30)
 styles = st.sampled_from([(",", ":"), (", ", ": "), (",\n ", ": ")])
+sizes = st.sampled_from([1, 10, 60, 2**20])
+
+
+@pytest.fixture(autouse=True)
+def block_bytes(monkeypatch):
+    """Sets the size of blocks."""
+    return lambda size: set_block_bytes(monkeypatch, size)
+
+
+def set_block_bytes(patch: pytest.MonkeyPatch, size: int) -> None:
+    patch.setattr(blocks, "BLOCK_BYTES", size)
+    patch.setattr(cutting, "_BLOCK_BYTES", size)
 
 
 def by_structure(data: bytes, limit: int) -> tuple[int, int] | None:
@@ -21,28 +35,91 @@ def by_structure(data: bytes, limit: int) -> tuple[int, int] | None:
     return (commas[-1], len(commas)) if commas else None
 
 
-@given(values=arrays, style=styles, share=st.floats(0, 1), tail=st.sampled_from(["", "]", "] x"]))
-def test_parsing_finds_the_comma_that_structure_finds(values, style, share, tail):
+@given(
+    values=arrays,
+    style=styles,
+    share=st.floats(0, 1),
+    tail=st.sampled_from(["", "]", "] x", '}, {"a": 1}']),
+    harm=st.none()
+    | st.tuples(st.floats(0, 1), st.sampled_from([b"", b'"', b"{", b"]", b",", b",,"])),
+    size=sizes,
+)
+def test_parsing_finds_the_comma_that_structure_finds(values, style, share, tail, harm, size):
     data = (json.dumps(values, separators=style)[1:-1] + tail).encode()
+    if harm is not None:
+        place = int(harm[0] * len(data))
+        data = data[:place] + harm[1] + data[place + 1 :]
+    limit = int(share * len(data))
 
-    found = _by_parsing(data, int(share * len(data)))
+    with pytest.MonkeyPatch.context() as patch:
+        set_block_bytes(patch, size)
+        assert _last_comma(data, limit) == by_structure(data, limit)
 
-    assert found is None or found == by_structure(data, int(share * len(data)))
+
+@given(values=arrays, style=styles, size=sizes)
+def test_blocks_hold_the_elements_of_the_whole(values, style, size):
+    data = json.dumps(values, separators=style)[1:-1].encode()
+
+    with pytest.MonkeyPatch.context() as patch:
+        set_block_bytes(patch, size)
+        found = list(blocks.array_blocks(data))
+
+    assert [row for block in found for row in block.rows] == values
+    assert b",".join(data[block.start : block.end] for block in found) == data
+    assert all(json.loads(b"[%b]" % data[b.start : b.end]) == b.rows for b in found)
 
 
 @pytest.mark.parametrize("text", ["plain", '},{"a": 1', "}\n,\n{"])
-def test_objects_are_cut_by_parsing_and_counted(text):
+def test_objects_are_cut_by_parsing_and_counted(text, block_bytes, monkeypatch):
     rows = [{"text": f"{text} {number}"} for number in range(200)]
     data = json.dumps(rows)[1:-1].encode()
+    expected = by_structure(data, 1500)
+    block_bytes(500)
+    looked_at = []
+    monkeypatch.setattr(
+        "packhouse.sources.cutting.split_elements",
+        lambda data: looked_at.append(len(data)) or split_elements(data),
+    )
 
-    assert _by_parsing(data, 1500) == by_structure(data, 1500)
-    assert _by_parsing(data, 1500) is not None
+    assert _last_comma(data, 1500) == expected
+    assert max(looked_at) <= 501  # no more than what is left behind the last block
+
+
+def test_messages_in_rows_are_not_taken_for_rows(block_bytes, monkeypatch):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": turns * 3, "id": number} for number in range(100)]
+    data = json.dumps(rows)[1:-1].encode()
+    monkeypatch.setattr(blocks, "_FIRST_BYTES", 1000)
+    block_bytes(2000)
+
+    found = list(blocks.array_blocks(data))
+
+    assert [row for block in found for row in block.rows] == rows
+    assert len(found) > len(data) // 2000
+
+
+@pytest.mark.parametrize("data", [b', {"a": 1}', b'{"a": 1},', b'{"a": 1}, , {"a": 2}', b","])
+def test_an_element_left_out_is_no_json(data, block_bytes):
+    block_bytes(1)
+
+    with pytest.raises(orjson.JSONDecodeError):
+        list(blocks.array_blocks(data))
 
 
 def test_a_broken_element_is_cut_by_structure():
     data = b'{"a": 1}, {"a": nonsense}, {"a": 2}, {"a": 3}'
     cutter = ArrayCutter("file", 30)
 
-    assert _by_parsing(data, 30) is None
-    assert cutter.boundary(data) == 25
-    assert cutter.count(data[:25], is_last=False) == 2
+    (cut, *_) = cutter.feed(b"[" + data)
+
+    assert (cut.start, cut.end, cut.num_rows) == (1, 26, 2)
+
+
+def test_a_last_shard_of_the_size_of_another_is_counted_by_itself(read_bytes):
+    rows = [{"text": "a" * 28}, {"text": "a" * 7}, {"text": "a" * 8}]
+    data = b"[" + b",".join(json.dumps(row).encode() for row in rows) + b"]"
+
+    source = read_bytes(data, "rows.json", max_shard_bytes=45)
+
+    assert [s.byte_end - s.byte_start for s in source.shards] == [40, 40]
+    assert source.validated["row"].to_pylist() == [0, 1, 2]

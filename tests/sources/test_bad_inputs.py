@@ -752,3 +752,13 @@ def test_every_kind_of_bad_input_of_the_list_has_its_case():
     for path, words in ELSEWHERE.values():
         assert words in (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
     assert set(range(1, 68)) - found - ELSEWHERE.keys() - NOTHING_TO_TEST == set()
+
+
+@pytest.mark.parametrize("levels", [253, 254, 1000])
+def test_a_deep_element_of_an_array_longer_than_a_row_may_be(read_bytes, levels):
+    data = b"[" + b",".join([GOOD] * 20 + [deep(levels)]) + b"]"
+
+    source = read_bytes(data, "rows.json", rules={"max_row_bytes": len(deep(levels))})
+
+    assert source.reasons == ["depth"]
+    assert source.validated.num_rows == 20

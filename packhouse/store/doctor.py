@@ -8,7 +8,6 @@ small requests, once per process and store, before the first publication. `check
 start of a run: one request (two at the first run ever), nothing left behind in a folder.
 """
 
-import hashlib
 import tempfile
 import threading
 import time
@@ -324,7 +323,8 @@ def _damaged_upload(store: ObjectStore, key: str) -> str:
     with tempfile.TemporaryDirectory(prefix="packhouse-doctor-") as folder:
         path = Path(folder) / "body"
         path.write_bytes(b"as hashed")
-        body = replace(file_body(path), md5=hashlib.md5(b"x", usedforsecurity=False).hexdigest())
+        (path.parent / "other").write_bytes(b"x")
+        body = replace(file_body(path.parent / "other"), path=path, size=9)
         try:
             store.put_create(key, body)
         except (IntegrityError, TransientError):

@@ -7,11 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packhouse.errors import ConfigError, IntegrityError
+from packhouse.errors import ConfigError
 from packhouse.store.card import dataset_card
 from packhouse.store.layout import check_name
 from packhouse.store.manifest import (
@@ -24,7 +24,7 @@ from packhouse.store.manifest import (
     schema_fingerprint,
     schema_to_json,
 )
-from packhouse.store.objects import FileBody, file_body
+from packhouse.store.objects import FileBody, changed_file, file_body
 
 __all__ = ["LocalFile", "Uploads", "card_file", "draft_manifest", "name_files"]
 
@@ -50,8 +50,11 @@ class LocalFile:
     """Path in that folder, for readers that look for a name; by default one made of its content."""
 
 
-def name_files(files: Sequence[LocalFile]) -> Uploads:
+def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
     """Hash the files and give each its content-hashed key, e.g. `data/train-00000-of-00002-...`.
+
+    Where uploads carry no MD5 the store compares sha256 as it writes, so a file whose sha256 is
+    given is not read here.
 
     Raises:
         ConfigError: no data file, or a split with a strange name.
@@ -59,27 +62,32 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
     """
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
-    return _named(files)
+    return _named(files, with_md5)
 
 
-def _named(files: Sequence[LocalFile]) -> Uploads:
+def _named(files: Sequence[LocalFile], with_md5: bool = True) -> Uploads:
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
     uploads = []
     with ThreadPoolExecutor(_HASHING_THREADS, "packhouse-hash") as pool:
-        bodies = list(pool.map(lambda file: file_body(file.path), files))
+        bodies = list(pool.map(lambda file: _body(file, with_md5), files))
     for file, body in zip(files, bodies, strict=True):
         check_name("split", file.split)
-        if file.sha256 is not None and body.sha256 != file.sha256:
-            raise IntegrityError(
-                f"'{file.path}' has sha256 {body.sha256}, not {file.sha256}: it changed since it "
-                "was written; remove it and run its step again"
-            )
         group = (file.kind, file.split)
         key = _key(file, body, numbers[group], totals[group])
         numbers[group] += 1
         uploads.append((_entry(file, body, key), body))
     return tuple(uploads)
+
+
+def _body(file: LocalFile, with_md5: bool) -> FileBody:
+    path = Path(file.path)
+    if file.sha256 is not None and not with_md5 and path.is_file():
+        return FileBody(path, path.stat().st_size, file.sha256)
+    body = file_body(path, with_md5=with_md5)
+    if file.sha256 is not None and body.sha256 != file.sha256:
+        raise changed_file(replace(body, sha256=file.sha256), body.sha256)
+    return body
 
 
 def _key(file: LocalFile, body: FileBody, number: int, total: int) -> str:

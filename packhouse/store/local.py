@@ -25,6 +25,7 @@ from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
+    changed_file,
     check_key,
 )
 
@@ -35,7 +36,9 @@ _CHUNK_BYTES = 2**20
 
 
 class LocalStore(ObjectStore):
-    """Objects as files under `root`, which is made at the first write."""
+    """Objects as files under `root`, which is made at the first write; tags are sha256."""
+
+    is_sent_md5 = False
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - keep symlinks as given
@@ -45,7 +48,7 @@ class LocalStore(ObjectStore):
     def get(self, key: str) -> Blob:
         with self._reading(key):
             data = self._path(key).read_bytes()
-        return Blob(data, _md5(data))
+        return Blob(data, _sha256(data))
 
     @override
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -71,7 +74,7 @@ class LocalStore(ObjectStore):
 
     @override
     def head(self, key: str) -> ObjectInfo:
-        digest = hashlib.md5(usedforsecurity=False)
+        digest = hashlib.sha256()
         for chunk in self.chunks(key):
             digest.update(chunk)
         with self._reading(key):
@@ -83,22 +86,22 @@ class LocalStore(ObjectStore):
         target = self._path(key)
         if os.path.lexists(target):  # saves the copy; the link below is what decides
             raise PreconditionFailedError(f"'{key}' exists in {self.uri}", key=key)
-        with self._staged(body) as (staged, md5), self._writing(key):
+        with self._staged(body) as (staged, tag), self._writing(key):
             self._make_folder(target.parent)
             _link(staged, target)
             _sync_folders(target.parent, self.root)
-        return md5
+        return tag
 
     @override
     def put_if_match(self, key: str, body: bytes, etag: str) -> str:
         target = self._path(key)
-        with self._staged(body) as (staged, md5), self._locked(key), self._writing(key):
-            current = _md5(target.read_bytes()) if target.exists() else None
+        with self._staged(body) as (staged, tag), self._locked(key), self._writing(key):
+            current = _sha256(target.read_bytes()) if target.exists() else None
             if current != etag:
                 raise PreconditionFailedError(f"'{key}' has changed in {self.uri}", key=key)
             os.replace(staged, target)
             _sync(target.parent)
-        return md5
+        return tag
 
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -208,8 +211,8 @@ class LocalStore(ObjectStore):
         staged = self._own("tmp") / uuid.uuid4().hex
         try:
             with _translated(self.uri):
-                md5 = _write(staged, body)
-            yield staged, md5
+                tag = _write(staged, body)
+            yield staged, tag
         finally:
             staged.unlink(missing_ok=True)
 
@@ -273,15 +276,15 @@ def _no_folder(folder: Path, uri: str) -> StoreError:
 
 
 def _write(path: Path, body: bytes | FileBody) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
+    digest = hashlib.sha256()
     with path.open("xb") as out:
         for chunk in _chunks(body):
             digest.update(chunk)
             out.write(chunk)
         out.flush()
         os.fsync(out.fileno())
-    if isinstance(body, FileBody) and digest.hexdigest() != body.md5:
-        raise IntegrityError(f"'{body.path}' changed while it was being published", path=body.path)
+    if isinstance(body, FileBody) and digest.hexdigest() != body.sha256:
+        raise changed_file(body, digest.hexdigest())
     return digest.hexdigest()
 
 
@@ -333,5 +336,5 @@ def _files(base: Path) -> Iterator[Path]:
         yield from (Path(folder) / name for name in names)
 
 
-def _md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

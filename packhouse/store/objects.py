@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from packhouse.errors import ConfigError, StoreError
+from packhouse.errors import ConfigError, IntegrityError, StoreError
 
 __all__ = [
     "Blob",
@@ -23,7 +23,9 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectStore",
     "PreconditionFailedError",
+    "changed_file",
     "check_key",
+    "check_unchanged",
     "file_body",
     "open_filesystem",
     "open_store",
@@ -59,7 +61,7 @@ class ObjectInfo:
     last_modified: float
     """Seconds since the epoch, by the clock of the store and not of this machine."""
     etag: str = ""
-    """MD5 of the bytes on most stores; empty in listings."""
+    """MD5 of the bytes on most stores, sha256 in folders; empty in listings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,11 @@ class FileBody:
     path: Path
     size: int
     sha256: str
-    md5: str
+    md5: str = ""
+    """Empty for stores that are sent none."""
 
 
-def file_body(path: str | Path) -> FileBody:
+def file_body(path: str | Path, *, with_md5: bool = True) -> FileBody:
     """Hash a local file in one pass of 1 MiB reads.
 
     Raises:
@@ -84,11 +87,34 @@ def file_body(path: str | Path) -> FileBody:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 sha256.update(chunk)
-                md5.update(chunk)
+                if with_md5:
+                    md5.update(chunk)
                 size += len(chunk)
     except FileNotFoundError:
         raise ConfigError(f"no file '{path}' to publish") from None
-    return FileBody(path, size, sha256.hexdigest(), md5.hexdigest())
+    return FileBody(path, size, sha256.hexdigest(), md5.hexdigest() if with_md5 else "")
+
+
+def check_unchanged(body: FileBody) -> None:
+    """Read a file whose sha256 was stated, if nothing has yet, and hold it against that.
+
+    Raises:
+        IntegrityError: it has another one.
+    """
+    if body.md5:
+        return
+    found = file_body(body.path, with_md5=False)
+    if found != body:
+        raise changed_file(body, found.sha256)
+
+
+def changed_file(stated: FileBody, found: str) -> IntegrityError:
+    """The error for a file that has another sha256 than was stated."""
+    return IntegrityError(
+        f"'{stated.path}' has sha256 {found}, not {stated.sha256}: it changed since it was "
+        "written; remove it and run its step again",
+        path=stated.path,
+    )
 
 
 class ObjectStore(ABC):
@@ -103,6 +129,9 @@ class ObjectStore(ABC):
 
     max_put_bytes: int = 5 * 2**30
     """Largest object of one conditional PUT (S3: 5 GiB)."""
+
+    is_sent_md5: bool = True
+    """Whether uploads carry an MD5. If not, it holds what it writes against the body's sha256."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As its address: clients hold connections, and each process opens its own.

@@ -44,6 +44,7 @@ from packhouse.store.manifest import (
 from packhouse.store.objects import (
     ObjectStore,
     PreconditionFailedError,
+    check_unchanged,
 )
 from packhouse.store.refs import (
     Ref,
@@ -114,8 +115,12 @@ def publish_version(
         check_name("ref", ref)
     require_guarded(store)
     with tempfile.TemporaryDirectory(prefix="packhouse-card-") as folder:
-        uploads = name_files(files)
-        draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
+        uploads = name_files(files, with_md5=store.is_sent_md5)
+        try:
+            draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
+        except (OSError, ValueError):  # a file whose schema is looked at is none
+            _check_all(uploads)
+            raise
         if not any(file.kind == "card" for file in files):
             uploads += (card_file(draft, Path(folder)),)
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
@@ -203,7 +208,11 @@ def publish_steps(
     found, generation = yield from find_slot_steps(draft.dataset, draft.vid)
     manifest, created = found, False
     if found is not None:
-        _check_same(replace(draft, generation=generation), found)
+        try:
+            _check_same(replace(draft, generation=generation), found)
+        except ConflictError:
+            _check_all(uploads)
+            raise
         yield from _put_back_steps(found, uploads)
     while manifest is None:
         ours = replace(draft, generation=generation)
@@ -279,6 +288,11 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
             "show it: reads do not follow writes there"
         )
     return (slot if isinstance(slot, Manifest) else None), created
+
+
+def _check_all(uploads: Uploads) -> None:
+    for _, body in uploads:
+        check_unchanged(body)
 
 
 def _check_same(ours: Manifest, theirs: Manifest) -> None:

@@ -27,6 +27,7 @@ from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
+    check_unchanged,
 )
 
 __all__ = [
@@ -222,11 +223,12 @@ def _create_and_compare(key: str, body: FileBody) -> Steps[bool]:
     try:
         tag = yield from request(Create(key, body))
     except PreconditionFailedError:
+        check_unchanged(body)  # nothing has read it for this
         info: ObjectInfo = yield from request(Stat(key))
         tag = info.etag if info.size == body.size else ""
-    if tag == body.md5:
+    if tag and tag in (body.md5, body.sha256):
         return True
-    # On most stores the tag of a single PUT is the MD5; where it is not, ask for the bytes.
+    # On most stores the tag of a single PUT is a digest; where it is none, ask for the bytes.
     fingerprint: str = yield from request(Fingerprint(key))
     return fingerprint == body.sha256
 

@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +18,7 @@ from packhouse.store import (
     set_ref,
     verify_version,
 )
+from packhouse.store.objects import file_body
 from tests.store.versions import FACTS, pack_file, pack_table
 
 
@@ -127,6 +129,41 @@ def test_a_file_that_changed_since_it_was_hashed_is_not_published(store, tmp_pat
     stated = LocalFile(file.path, "train", 2, 7, sha256="0" * 64)
     with pytest.raises(IntegrityError, match="changed since it was written"):
         publish_version(store, "tiny", "aaaa", [stated], FACTS)
+    assert not [i.key for i in store.list("tiny/") if "/data/" in i.key or "manifest" in i.key]
+
+
+@pytest.mark.parametrize("left", ["nothing", "files", "version"])
+@pytest.mark.parametrize("change", ["one bit", "more rows", "no Parquet"])
+def test_a_changed_file_is_found_whatever_the_store_holds_of_it(store, tmp_path, left, change):
+    file = pack_file(tmp_path)
+    stated = [LocalFile(file.path, "train", 2, 7, sha256=file_body(file.path).sha256)]
+    if left != "nothing":
+        publish_version(store, "tiny", "aaaa", stated, FACTS)
+    if left == "files":  # of a publication that was killed before its commit
+        (key,) = (info.key for info in store.list("tiny/") if info.key.endswith("manifest.json"))
+        store.delete(key)
+    data = bytearray(Path(file.path).read_bytes())
+    data[20] ^= 1
+    if change == "more rows":
+        pq.write_table(pa.concat_tables([pack_table()] * 2), file.path)
+    else:
+        Path(file.path).write_bytes(data if change == "one bit" else data[:-5])
+
+    if left == "version" and change == "one bit":  # whose bytes are there and right
+        assert not publish_version(store, "tiny", "aaaa", stated, FACTS).created
+        return
+    with pytest.raises(IntegrityError, match="changed since it was written"):
+        publish_version(store, "tiny", "aaaa", stated, FACTS)
+    assert (find_version(store, "tiny", "aaaa") is None) == (left != "version")
+
+
+def test_what_is_stated_of_a_file_is_published_as_what_is_hashed_here(store, tmp_path):
+    file = pack_file(tmp_path)
+    done = publish_version(store, "tiny", "aaaa", [file], FACTS)
+    stated = [LocalFile(file.path, "train", 2, 7, sha256=file_body(file.path).sha256)]
+    again = publish_version(store, "tiny", "aaaa", stated, FACTS)
+    assert not again.created
+    assert again.manifest == done.manifest
 
 
 def test_pull_is_verified_resumed_and_whole_only_with_its_manifest(store, tmp_path):

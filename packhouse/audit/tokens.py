@@ -66,7 +66,7 @@ class Tokens:
             starts=placed.starts,
             ends=placed.ends,
             is_exact=placed.is_exact,
-            control=np.flatnonzero(pipeline.is_control[ids]),
+            control=np.flatnonzero(pipeline.is_control.take(ids)),
             range_starts=ranges.starts + offsets[rows],
             range_ends=ranges.ends + offsets[rows],
             range_rows=rows,

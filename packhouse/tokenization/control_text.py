@@ -54,7 +54,7 @@ def find_forged(
     encoded: EncodedRows, texts: pa.StringArray, content: Spans, pipeline: Pipeline
 ) -> ForgedText:
     """Find control tokens that overlap content, in all rows at once."""
-    found = np.flatnonzero(pipeline.is_control[encoded.ids])
+    found = np.flatnonzero(pipeline.is_control.take(encoded.ids))
     begin, end = _own_text(found, encoded, text_bytes(texts), pipeline)
     found = found[_overlaps(begin, end, content) & (end > begin)]
     rows = np.searchsorted(encoded.offsets, found, "right") - 1

@@ -27,7 +27,7 @@ __all__ = ["Encoder", "EncoderError", "GigatokenEncoder", "HFEncoder", "Ids"]
 Ids = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
 
-_MATRIX_CELLS = 2**22  # cells of 4 bytes; about a quarter of them are filled
+_MATRIX_CELLS = 2**20  # cells of 4 bytes; about a third of them are filled
 _CHUNK_BYTES = 2**20  # an HF `Encoding` takes about 100 bytes per token
 
 
@@ -152,7 +152,7 @@ def _as_encoder_error(what: str) -> Iterator[None]:
 def _matrix_chunks(texts: pa.StringArray) -> Iterator[tuple[int, int]]:
     """Cut into row ranges whose longest text times their number of rows is bounded.
 
-    Padded to as many tokens as the longest text has bytes, a range takes at most 16 MiB.
+    Padded to as many tokens as the longest text has bytes, a range takes at most 4 MiB.
     """
     start, longest = 0, 1
     for row, width in enumerate(np.diff(text_offsets(texts)).tolist()):

@@ -7,6 +7,7 @@ and the report says why. Text of up to 100 KB goes to HF at once.
 So ids never depend on the encoder, only the time does.
 """
 
+import threading
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +38,7 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["Choice", "choose_encoder", "first_difference"]
 
+_JUDGING = threading.Lock()
 
 FEW_BYTES = 100_000
 """Text that goes to HF at once. It counts by shard alone and not by what else a process did, for
@@ -96,27 +98,39 @@ def choose_encoder(
 
 
 def _judge(sample: list[str], snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
-    """Return the fast encoder, compared on the sample and, if there is no verdict, on the corpus.
+    """Return the fast encoder, compared on the corpus and on the sample.
 
     Raises:
         EncoderError: the fast encoder cannot be used; says why.
     """
-    verdict = _Verdict.read(snapshot, cache)
-    verdict.enforce()
-    pipeline = read_pipeline(snapshot.backend)
-    if pipeline.token_bytes is None:
-        raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
-    fixed = [] if verdict.is_given else adversarial_texts(pipeline)
-    fast = GigatokenEncoder.load(snapshot.backend)
-    ids, offsets = hf_encoder(snapshot).encode(pa.array([*fixed, *sample], pa.string()))
-    border = offsets[len(fixed)]
-    if not verdict.is_given:
-        fault = first_difference(fast, fixed, (ids[:border], offsets[: len(fixed) + 1]), pipeline)
-        verdict.give(fault)
-        verdict.enforce()
-    fault = first_difference(fast, sample, (ids[border:], offsets[len(fixed) :] - border), pipeline)
+    fast = _load_fast(snapshot, cache)
+    true_ids = hf_encoder(snapshot).encode(pa.array(sample, pa.string()))
+    fault = first_difference(fast, sample, true_ids, read_pipeline(snapshot.backend))
     if fault is not None:
         raise EncoderError(fault)
+    return fast
+
+
+def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
+    """Load the fast encoder; it is compared on the corpus unless `cache` holds the verdict.
+
+    A second thread waits for the first one's verdict.
+
+    Raises:
+        EncoderError: the fast encoder cannot be used; says why.
+    """
+    with _JUDGING:
+        verdict = _Verdict.read(snapshot, cache)
+        verdict.enforce()
+        pipeline = read_pipeline(snapshot.backend)
+        if pipeline.token_bytes is None:
+            raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
+        fast = GigatokenEncoder.load(snapshot.backend)
+        if not verdict.is_given:
+            texts = adversarial_texts(pipeline)
+            true_ids = hf_encoder(snapshot).encode(pa.array(texts, pa.string()))
+            verdict.give(first_difference(fast, texts, true_ids, pipeline))
+            verdict.enforce()
     return fast
 
 
@@ -184,13 +198,22 @@ def first_difference(
     name = f"{encoder.name} {encoder.version}"
     if len(offsets) != len(texts) + 1:
         return f"{name} gives {len(offsets) - 1} rows for {len(texts)} texts"
-    expected = locate_by_widths(array, *true_ids, pipeline)
-    for row in np.flatnonzero(expected.is_exact & ~find_contested(array)).tolist():
+    for row in _differing_rows((ids, offsets), true_ids):
+        text = array[row : row + 1]
         given = ids[offsets[row] : offsets[row + 1]]
-        true = expected.ids[expected.offsets[row] : expected.offsets[row + 1]]
-        if not np.array_equal(given, true):
+        true = true_ids[0][true_ids[1][row] : true_ids[1][row + 1]]
+        expected = locate_by_widths(text, true, np.array([0, len(true)]), pipeline)
+        if expected.is_exact[0] and not find_contested(text)[0]:
             return f"{name} {_describe(texts[row], given.tolist(), true.tolist())}"
     return None
+
+
+def _differing_rows(ours: Ids, theirs: Ids) -> list[int]:
+    """Rows with other ids; usually there are none, and no row is looked at alone."""
+    if np.array_equal(ours[1], theirs[1]) and np.array_equal(ours[0], theirs[0]):
+        return []
+    pairs = zip(*(np.split(ids, offsets[1:-1]) for ids, offsets in (ours, theirs)), strict=True)
+    return [row for row, (a, b) in enumerate(pairs) if not np.array_equal(a, b)]
 
 
 def _describe(text: str, given: list[int], expected: list[int]) -> str:

@@ -113,35 +113,35 @@ def _by_widths(
     tokens = pipeline.token_texts
     assert tokens is not None
     text = text_bytes(texts)
-    widths = tokens.widths[ids]
-    begins = tokens.begins[ids]
-    edges = _edges(widths)
+    edges = tokens.edges(ids)
     row_lengths = np.diff(bases)
     is_exact = np.diff(edges[offsets]) == row_lengths
+    shortened = np.zeros(0, np.int64)
     if not is_exact.all() and pipeline.has_word_marks:
         is_spaced = tokens.is_spaced[ids]
         is_added = pipeline.is_added[ids]
-        prefixes = dummy_prefixes(is_spaced, edges, offsets, text, bases, is_added)
-        widths[prefixes] -= 1
-        begins[prefixes] += 1
-        edges = _edges(widths)
+        shortened = dummy_prefixes(is_spaced, edges, offsets, text, bases, is_added)
+        edges[1:] -= _num_before(shortened, len(ids))
         is_exact = np.diff(edges[offsets]) == row_lengths
     if is_exact.all():
         starts, ends = edges[:-1], edges[1:]
-        differing = tokens.differing(begins, widths, text, starts)
+        differing = tokens.differing(ids, starts, text, shortened)
     else:
         shift = np.repeat(bases[:-1] - edges[offsets[:-1]], np.diff(offsets))
         starts, ends = edges[:-1] + shift, edges[1:] + shift
-        known = np.flatnonzero(np.repeat(is_exact, np.diff(offsets)))
-        differing = known[tokens.differing(begins[known], widths[known], text, starts[known])]
+        is_known = np.repeat(is_exact, np.diff(offsets))
+        known = np.flatnonzero(is_known)
+        shortened = np.searchsorted(known, shortened[is_known[shortened]])
+        differing = known[tokens.differing(ids[known], starts[known], text, shortened)]
     is_exact[np.searchsorted(offsets, differing, "right") - 1] = False
     return starts, ends, is_exact
 
 
-def _edges(widths: Int32s) -> Int64s:
-    edges = np.zeros(len(widths) + 1, np.int64)
-    np.cumsum(widths, out=edges[1:])
-    return edges
+def _num_before(places: Int64s, length: int) -> Int64s:
+    """How many of the places are at or before each number below `length`."""
+    is_place = np.zeros(length, np.int64)
+    is_place[places] = 1
+    return np.cumsum(is_place)
 
 
 def byte_ranges(text: str, character_ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:

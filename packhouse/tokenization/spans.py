@@ -18,6 +18,8 @@ __all__ = ["Spans", "TrainedRanges", "train_ranges"]
 
 Int64s = npt.NDArray[np.int64]
 
+_BLOCK = 512  # spans
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
@@ -95,8 +97,8 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
     num_rows = len(spans.offsets) - 1
     rows = np.repeat(np.arange(num_rows), np.diff(spans.offsets))
     lower, upper = encoded.offsets[rows], encoded.offsets[rows + 1]
-    first = np.clip(np.searchsorted(encoded.starts, spans.starts, "left"), lower, upper)
-    last = np.clip(np.searchsorted(encoded.starts, spans.ends, "left"), first, upper)
+    first = np.clip(_tokens_before(spans.starts, rows, encoded), lower, upper)
+    last = np.clip(_tokens_before(spans.ends, rows, encoded), first, upper)
     is_filled = last > first
     before = first > lower
     straddles_start = int((encoded.ends[first[before] - 1] > spans.starts[before]).sum())
@@ -112,3 +114,16 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
         straddles_start=straddles_start,
         straddles_end=straddles_end,
     )
+
+
+def _tokens_before(places: Int64s, rows: Int64s, encoded: EncodedRows) -> Int64s:
+    """How many tokens begin before each place, those of earlier rows included.
+
+    Looked for among the tokens of some hundred rows at a time, which fit the processor's cache.
+    """
+    found = np.empty(len(places), np.int64)
+    for start in range(0, len(places), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        own = slice(encoded.offsets[rows[start]], encoded.offsets[rows[block][-1] + 1])
+        found[block] = np.searchsorted(encoded.starts[own], places[block], "left") + own.start
+    return found

@@ -1,7 +1,8 @@
 """The bytes of all tokens as one table, and whether they are what a text holds.
 
-Eight bytes of table and text are loaded as one number and compared at once, so that the usual token
-costs two loads: 10 ns, a sixth of what gathering the bytes of all tokens costs.
+Eight bytes of table and text are loaded as one number and compared at once, some ten thousand
+tokens at a time, so that all that is at hand fits the processor's second cache: 11 ns a token, 18
+on a million at once.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ __all__ = ["TokenTexts"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint64]
 
 _WORD = 8
+_BLOCK = 2**15  # tokens
 # The first n bytes of a little-endian word, for n = 0 .. 8.
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
 
@@ -36,6 +39,9 @@ class TokenTexts:
     is_spaced: npt.NDArray[np.bool_]
     """Tokens that begin with a space, shape [vocab_size]."""
 
+    words: tuple[tuple[Words, Words], ...]
+    """First and second word of every token, each with the mask of the bytes that are its own."""
+
     @staticmethod
     def of(tokens: pa.BinaryArray) -> "TokenTexts":
         """Make the table.
@@ -52,18 +58,42 @@ class TokenTexts:
         data = _padded(own[edges[0] : edges[-1]])
         begins = (edges[:-1] - edges[0]).astype(np.int64)
         widths = np.diff(edges)
-        return TokenTexts(data, begins, widths, (data[begins] == ord(" ")) & (widths > 0))
+        return TokenTexts(
+            data=data,
+            begins=begins,
+            widths=widths,
+            is_spaced=(data[begins] == ord(" ")) & (widths > 0),
+            words=tuple(_nth_words(data, begins, widths, number) for number in range(2)),
+        )
+
+    def edges(self, ids: Int32s) -> Int64s:
+        """Where each token begins when all are joined, and their end; shape [num_tokens + 1].
+
+        Example:
+            >>> TokenTexts.of(pa.array([b"a", b" to"])).edges(np.array([1, 0, 1])).tolist()
+            [0, 3, 4, 7]
+        """
+        edges = np.zeros(len(ids) + 1, np.int64)
+        for start in range(0, len(ids), _BLOCK):
+            own = edges[start + 1 : start + 1 + _BLOCK]
+            np.cumsum(self.widths.take(ids[start : start + _BLOCK]), out=own)
+            own += edges[start]
+        return edges
 
     def differing(
-        self, begins: Int64s, widths: Int32s, text: npt.NDArray[np.uint8], places: Int64s
+        self,
+        ids: Int32s,
+        places: Int64s,
+        text: npt.NDArray[np.uint8],
+        shortened: Int64s | None = None,
     ) -> Int64s:
         """Find the tokens that are not what the text holds at their place.
 
         Args:
-            begins: where each token's bytes begin in `data`.
-            widths: how many they are.
+            ids: tokens.
+            places: where in `text` each should stand, never falling, its last byte inside.
             text: bytes.
-            places: where in `text` each token should stand, its last byte inside.
+            shortened: numbers of tokens that should stand there without their first byte.
 
         Returns:
             Their numbers, not in order; a number may come twice.
@@ -71,12 +101,48 @@ class TokenTexts:
         Example:
             >>> table = TokenTexts.of(pa.array([b"a", b"to be or not"]))
             >>> text = np.frombuffer(b"ato be or but", np.uint8)
-            >>> table.differing(table.begins, table.widths, text, np.array([0, 1])).tolist()
+            >>> table.differing(np.array([0, 1]), np.array([0, 1]), text).tolist()
             [1]
         """
-        ours, theirs = _words(self.data), _words(_padded(text))
-        numbers = np.arange(len(places))
+        found = [np.zeros(0, np.int64)]
+        for start in range(0, len(ids), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            found.append(start + self._differing_block(ids[block], places[block], text))
+        differing = np.concatenate(found)
+        if shortened is None or not len(shortened):
+            return differing
+        own = ids[shortened]
+        begins, widths = self.begins[own] + 1, self.widths[own] - 1
+        parts = self._differing_parts(begins, widths, _words(_padded(text)), places[shortened])
+        whole = differing[~np.isin(differing, shortened)]
+        return np.concatenate([whole, shortened[parts]])
+
+    def _differing_block(self, ids: Int32s, places: Int64s, text: npt.NDArray[np.uint8]) -> Int64s:
+        end = places[-1] + self.widths[ids[-1]]
+        theirs = _words(_padded(text[places[0] : end]))
+        places = places - places[0]
+        ids = ids.astype(np.intp)  # once, and not at every look into a table
+        numbers = np.arange(len(ids))
         found = []
+        for width, (words, masks) in zip((_WORD, 2 * _WORD), self.words, strict=True):
+            apart = theirs[places]
+            apart ^= words.take(ids)
+            apart &= masks.take(ids)
+            found.append(numbers[np.flatnonzero(apart)])
+            longer = np.flatnonzero(self.widths.take(ids) > width)
+            ids, numbers, places = ids[longer], numbers[longer], places[longer] + _WORD
+        done = _WORD * len(self.words)
+        begins, widths = self.begins[ids] + done, self.widths[ids] - done
+        found.append(numbers[self._differing_parts(begins, widths, theirs, places)])
+        return np.concatenate(found)
+
+    def _differing_parts(
+        self, begins: Int64s, widths: Int32s, theirs: Words, places: Int64s
+    ) -> Int64s:
+        """The same for bytes `begins` to `begins + widths` of `data`, whatever tokens they are."""
+        ours = _words(self.data)
+        numbers = np.arange(len(places))
+        found = [np.zeros(0, np.int64)]
         while len(numbers):
             apart = ours[begins] ^ theirs[places]
             apart &= _MASKS[np.minimum(widths, _WORD)]
@@ -84,7 +150,16 @@ class TokenTexts:
             longer = np.flatnonzero(widths > _WORD)
             numbers, widths = numbers[longer], widths[longer] - _WORD
             begins, places = begins[longer] + _WORD, places[longer] + _WORD
-        return np.concatenate([np.zeros(0, np.int64), *found])
+        return np.concatenate(found)
+
+
+def _nth_words(
+    data: npt.NDArray[np.uint8], begins: Int64s, widths: Int32s, number: int
+) -> tuple[Words, Words]:
+    """Bytes `8 * number` to `8 * number + 8` of every token, and the mask of its own of these."""
+    places = np.minimum(begins + number * _WORD, len(data) - _WORD)
+    own = np.clip(widths - number * _WORD, 0, _WORD)
+    return _words(data)[places], _MASKS[own]
 
 
 def _padded(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

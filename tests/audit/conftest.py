@@ -43,6 +43,9 @@ def validated_table(chats, labels=None, tools=None) -> pa.Table:
     return pa.table([ids, source, rows, messages, tools, labels, ids], schema=VALIDATED)
 
 
+DEFAULT = FormatConfig()
+
+
 class Tables:
     """Validated, formatted and tokenized tables of some conversations."""
 
@@ -50,7 +53,7 @@ class Tables:
         self,
         chats,
         snapshot,
-        config=FormatConfig(),  # noqa: B008 - frozen
+        config=DEFAULT,
         labels=None,
         control_text="text",
         tools=None,

@@ -78,12 +78,14 @@ def test_a_user_mistake_fails_the_flow_at_once_and_publishes_nothing(tmp_path):
 
 def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.sorting import ArtifactSort
 
     from flows.prepare import prepare
 
     prepared = prepare(recipe, cache=str(tmp_path / "cache"))
-    with get_client(sync_client=True) as client:
-        artifacts = {a.key: a for a in client.read_artifacts()}
+    with get_client(sync_client=True) as client:  # the server has those of other tests, too
+        newest_first = client.read_artifacts(sort=ArtifactSort.CREATED_DESC)
+    artifacts = {a.key: a for a in reversed(newest_first)}
 
     assert prepared.version in artifacts["demo-version"].data
     assert "| validate | 304 | 295 |" in artifacts["demo-version"].data

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
 from packhouse.recipe import SplitConfig
-from packhouse.splitting import prove_disjoint, sides
+from packhouse.splitting import Disjoint, sides
 
 KEYS = st.lists(st.integers(0, 30), max_size=80).map(
     lambda numbers: [key_of(number) for number in numbers]
@@ -129,6 +129,15 @@ def test_numpy_chunked_and_sliced_keys_are_read_alike():
 def test_a_key_that_is_not_20_hex_digits_is_refused(key):
     with pytest.raises(ContractError, match=r"key 1 is '.*', not 20 lower-case hex digits"):
         sides(pa.array(["0" * 20, key]), SplitConfig(eval_fraction=0.5))
+
+
+def prove_disjoint(train, evaluation, what="group_key"):
+    proof = Disjoint(what)
+    for chunk in evaluation:
+        proof.hold(chunk)
+    for chunk in train:
+        proof.look(chunk)
+    proof.end()
 
 
 def test_disjoint_sides_are_proven():

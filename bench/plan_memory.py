@@ -92,7 +92,11 @@ def jobs(num_shards: int) -> tuple[list[Job], dict[str, Job]]:
 
 def write_shards(cache: Path, done: list[Job]) -> None:
     steps = StepStore(cache / "steps")
-    facts = {"tokenizer": {"vocab_size": 1000}, "origin": {"file": "made/made.jsonl"}}
+    facts = {
+        "tokenizer": {"vocab_size": 1000},
+        "origin": {"file": "made/made.jsonl"},
+        "notes": {},
+    }
     for job in done:
 
         def write(folder: Path, job: Job = job) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from packhouse.audit.contamination import (
     find_contamination,
     read_benchmarks,
 )
-from packhouse.audit.dataset import audit_packs, audit_records, combine
+from packhouse.audit.dataset import audit_packs, combine
 from packhouse.audit.gate import audit_rows, check_audit
+from packhouse.audit.repetition import audit_records
 from packhouse.audit.shard import audit_shard
 
 __all__ = [

@@ -6,7 +6,7 @@ here, too, and a better audit does not tokenize anything again. Publish adds the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,11 @@ def _batches(gathered: Receipt) -> Iterator[pa.RecordBatch]:
 
 def _records(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
     (packed,) = inputs_of(job, workspace, "pack")
-    columns = ("record_id", "source", "row", "group_key", "split", "num_tokens")
-    found = audit_records(read_records(packed, workspace, columns=columns))
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return read_records(packed, workspace, columns=columns)
+
+    found = audit_records(read, packed.facts["rows_in"])
     if recipe.dedup.near != "ignore":
         near = packed.facts["dedup"]["near"]
         found["near_duplicates"] = near["rows"] - near["dropped"]

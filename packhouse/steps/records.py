@@ -77,7 +77,7 @@ def read_records(
     packed: Receipt,
     workspace: Workspace,
     rows: tuple[int, int] | None = None,
-    block: int = 2**20,
+    block: int = 2**18,
     columns: Sequence[str] = tuple(RECORDS.names),
 ) -> Iterator[pa.RecordBatch]:
     """Yield lineage, schema `RECORDS`, in batches of `block` rows whatever the shards are.

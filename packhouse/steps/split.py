@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.fingerprint import canonical_json
+from packhouse.hex_keys import num_different
 from packhouse.jobs import Job
 from packhouse.recipe import Recipe
-from packhouse.splitting import Disjoint, num_different
+from packhouse.splitting import Disjoint
 from packhouse.step_store import Receipt
 from packhouse.steps.records import read_records
 from packhouse.steps.shard_io import inputs_of
@@ -39,7 +40,7 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
         counts = _count(_of_side(packed, workspace, side, ["times"]))
         records = _of_side(packed, workspace, side, [proof.what for proof in proofs])
         groups = _groups(records if counts["records"] else (), proofs, take_in)
-        sides[side] = {**counts, "groups": num_different(groups)}
+        sides[side] = {**counts, "groups": num_different(groups, packed.facts["rows_in"])}
     for proof in proofs:
         proof.end()
     (folder / "sides.json").write_bytes(canonical_json(sides))

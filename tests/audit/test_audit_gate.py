@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import schemas
 from flows.command import command
 from packhouse.audit import audit_packs, audit_records, check_audit
+from packhouse.audit.shard import NUM_WORST
 from packhouse.chain import LocalRunner, prepare
 from packhouse.cli import cli
 from packhouse.errors import AuditError
@@ -85,7 +89,7 @@ def test_repetition_is_counted_within_sources_and_over_all():
         record("y", 2, "g1"),  # another answer to the same prompt
         record("z", 3, "g2", split="eval"),
     ]
-    found = audit_records(pa.Table.from_pylist(rows, RECORDS).to_batches())
+    found = repetition(rows)
     assert found["duplicates"] == 2
     assert found["sources"] == {"a": 1, "b": 0}
     assert (found["prompt_groups"], found["prompt_group_records"]) == (1, 2)
@@ -95,12 +99,57 @@ def test_repetition_is_counted_within_sources_and_over_all():
     ]
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("uvwxyz"),
+            st.sampled_from("gh"),
+            st.sampled_from(["train", "eval"]),
+            st.sampled_from(["a/1", "a/2", "b/1"]),
+            st.sampled_from([0, 5]),
+        ),
+        max_size=12,
+    )
+)
+def test_repetition_is_what_a_plain_count_says(made):
+    rows = [
+        record(name, row, group, split, source, num_tokens)
+        for row, (name, group, split, source, num_tokens) in enumerate(made)
+    ]
+    kept = [row for row in rows if row["num_tokens"]]
+    copies = {}
+    for row in kept:
+        copies.setdefault(row["record_id"], []).append(row)
+    groups = Counter(same[0]["group_key"] for same in copies.values())
+    within = Counter({row["source"][0]: 0 for row in kept})
+    for same in copies.values():
+        within.update({s: n - 1 for s, n in Counter(row["source"][0] for row in same).items()})
+    often = sorted((s for s in copies.values() if len(s) > 1), key=lambda s: (-len(s), s[0]["row"]))
+    assert repetition(rows) == {
+        "duplicates": len(kept) - len(copies),
+        "prompt_groups": sum(n > 1 for n in groups.values()),
+        "prompt_group_records": sum(n for n in groups.values() if n > 1),
+        "both_sides": sum(len({row["split"] for row in same}) > 1 for same in copies.values()),
+        "sources": dict(within),
+        "worst": [
+            {**{key: same[0][key] for key in ("source", "row", "record_id")}, "value": len(same)}
+            for same in often[:NUM_WORST]
+        ],
+    }
+
+
 def test_openrlhf_1089_eval_rows_that_are_training_rows():
     """https://github.com/OpenRLHF/OpenRLHF/pull/1089"""
     rows = [record("x", 0, "g"), record("x", 1, "g", split="eval"), record("y", 2, "h")]
-    assert audit_records(pa.Table.from_pylist(rows, RECORDS).to_batches())["both_sides"] == 1
+    assert repetition(rows)["both_sides"] == 1
     rows[1]["num_tokens"] = 0  # dropped: it is on no side
-    assert audit_records(pa.Table.from_pylist(rows, RECORDS).to_batches())["both_sides"] == 0
+    assert repetition(rows)["both_sides"] == 0
+
+
+def repetition(rows):
+    """Read in batches of two, since what repeats may be far apart."""
+    table = pa.Table.from_pylist(rows, RECORDS)
+    return audit_records(lambda columns: table.select(columns).to_batches(2), len(rows))
 
 
 SOUND = (

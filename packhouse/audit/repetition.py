@@ -1,0 +1,142 @@
+"""What occurs more than once among all records, and what is on both sides."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.audit.shard import NUM_WORST
+from packhouse.hex_keys import is_among, leading_bits, sort_leading_bits
+
+__all__ = ["audit_records"]
+
+Read: TypeAlias = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
+
+
+def audit_records(read: Read, num_records: int) -> dict[str, Any]:
+    """Count what occurs more than once, in each source and in all, and what is on both sides.
+
+    Ids and groups are compared by their leading 64 bits. Memory: 9 bytes a record, and 31 more for
+    each that shares its content; so records are read two or three times.
+
+    Args:
+        read: gives the named columns of all records, of schema `steps.records.RECORDS`, in batches,
+            each time in the same order; those that were dropped do not count.
+        num_records: at most so many.
+
+    Returns:
+        `duplicates`: records beyond the first of their content; `prompt_groups`: prompts that
+        several different records share, and `prompt_group_records`, how many do; `both_sides`:
+        contents in train and eval; `sources`: duplicates within each; `worst`: most frequent ones.
+    """
+    repeated = _repeated(read, num_records)
+    sources = dict.fromkeys(_sources(read), 0)
+    if not len(repeated):
+        found = {"duplicates": 0, "both_sides": 0, "sources": sources, "worst": []}
+        return {**found, **_shared_prompts(_groups(read, num_records))}
+    records = _sharing(read, repeated)
+    ids = leading_bits(records["record_id"])
+    order = np.argsort(ids, kind="stable")
+    starts = np.flatnonzero(np.diff(ids[order], prepend=~ids[order][:1]))
+    times = np.diff(starts, append=len(order))
+    first = order[starts]  # of each content, the first in the order of file and row
+    is_eval = pc.equal(records["split"], "eval").to_numpy()
+    in_eval = np.add.reduceat(is_eval[order], starts, dtype=np.int64)
+    groups = records["group_key"].take(pa.array(first))
+    return {
+        "duplicates": int((times - 1).sum()),
+        "both_sides": int(np.count_nonzero((in_eval > 0) & (in_eval < times))),
+        "sources": sources | _within_sources(records),
+        "worst": _most_frequent(records, first, times),
+        **_shared_prompts(_groups(read, num_records, repeated, groups)),
+    }
+
+
+def _packed(read: Read, *columns: str) -> Iterable[pa.RecordBatch]:
+    for batch in read([*columns, "num_tokens"]):
+        yield batch.filter(pc.greater(batch["num_tokens"], 0))
+
+
+def _repeated(read: Read, num_records: int) -> npt.NDArray[np.uint64]:
+    """Ids that occur more than once, ascending."""
+    parts = (batch["record_id"] for batch in _packed(read, "record_id"))
+    ids = sort_leading_bits(parts, num_records)
+    return np.unique(ids[1:][ids[1:] == ids[:-1]])
+
+
+def _sharing(read: Read, repeated: npt.NDArray[np.uint64]) -> pa.Table:
+    """The records that share their content with others, in order."""
+    found = []
+    for batch in _packed(read, "record_id", "group_key", "source", "row", "split"):
+        is_repeated = pa.array(is_among(leading_bits(batch["record_id"]), repeated))
+        found.append(batch.filter(is_repeated))
+    return pa.Table.from_batches(found)
+
+
+def _groups(
+    read: Read,
+    num_records: int,
+    repeated: npt.NDArray[np.uint64] | None = None,
+    of_repeated: pa.ChunkedArray | None = None,
+) -> npt.NDArray[np.uint64]:
+    """The group of each content, ascending."""
+
+    def parts() -> Iterator[pa.Array | pa.ChunkedArray]:
+        if repeated is None:
+            yield from (batch["group_key"] for batch in _packed(read, "group_key"))
+            return
+        yield of_repeated
+        for batch in _packed(read, "record_id", "group_key"):
+            is_repeated = is_among(leading_bits(batch["record_id"]), repeated)
+            yield batch["group_key"].filter(pa.array(~is_repeated))
+
+    return sort_leading_bits(parts(), num_records)
+
+
+def _shared_prompts(groups: npt.NDArray[np.uint64]) -> dict[str, int]:
+    """How many groups occur more than once, and how often in all.
+
+    Example:
+        >>> _shared_prompts(np.array([1, 2, 2, 3, 4, 4, 4], np.uint64))
+        {'prompt_groups': 2, 'prompt_group_records': 5}
+    """
+    is_again = groups[1:] == groups[:-1]
+    num_again = int(np.count_nonzero(is_again))
+    num_groups = num_again - int(np.count_nonzero(is_again[1:] & is_again[:-1]))
+    return {"prompt_groups": num_groups, "prompt_group_records": num_again + num_groups}
+
+
+def _sources(read: Read) -> list[str]:
+    """Names of all sources."""
+    files: set[str] = set()
+    for batch in _packed(read, "source"):
+        files.update(batch["source"].unique().to_pylist())
+    return sorted({file.split("/")[0] for file in files})
+
+
+def _within_sources(records: pa.Table) -> dict[str, int]:
+    """Records beyond the first of their content within each source."""
+    found: Counter[str] = Counter()
+    seen: set[tuple[str, str]] = set()
+    for batch in records.select(["record_id", "source"]).to_batches():
+        for record_id, file in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+            name = file.split("/")[0]
+            found[name] += (record_id, name) in seen
+            seen.add((record_id, name))
+    return found
+
+
+def _most_frequent(
+    records: pa.Table, first: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
+) -> list[dict[str, Any]]:
+    """Where the first record of the most frequent contents comes from."""
+    chosen = np.lexsort((first, -times))[:NUM_WORST]
+    places = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))
+    return [
+        {**place, "value": value}
+        for place, value in zip(places.to_pylist(), times[chosen].tolist(), strict=True)
+    ]

@@ -15,7 +15,7 @@ from packhouse.packing.layout import (
     to_layout,
 )
 from packhouse.packing.overlength import Admitted, apply_over_length
-from packhouse.packing.plan import STRATEGIES, PackPlan, lower_bound, plan_packs
+from packhouse.packing.plan import STRATEGIES, IndexArray, PackPlan, lower_bound, plan_packs
 from packhouse.packing.statistics import PackStatistics
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "VERSION",
     "Admitted",
     "GatherTally",
+    "IndexArray",
     "PackPlan",
     "PackStatistics",
     "apply_over_length",

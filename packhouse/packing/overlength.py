@@ -37,7 +37,7 @@ _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 class Admitted:
     """What of one shard is packed."""
 
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int32]
     """Row numbers of the kept records, ascending, in the shard's table."""
 
     lengths: npt.NDArray[np.int32]
@@ -105,7 +105,7 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
     Raises:
         SequenceTooLongError: policy `error` and a record over `seq_len`.
     """
-    num_tokens = np.ascontiguousarray(tokenized["num_tokens"].to_numpy(), dtype=np.int32)
+    num_tokens = np.array(tokenized["num_tokens"].to_numpy(), np.int32)  # lets the mapped shard go
     ranges = read_ranges(tokenized["trained_ranges"])
     lengths = num_tokens.copy()
     reasons = np.zeros(len(lengths), dtype=np.uint8)
@@ -121,7 +121,7 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
     has_label = tokenized["label"].is_valid().to_numpy(zero_copy_only=False)
     untrained = ~_has_trained(ranges, lengths) & ~(has_label & (ranges.counts() == 0))
     reasons[untrained & (reasons == _KEPT)] = _NOTHING_TRAINED
-    rows = np.flatnonzero(reasons == _KEPT)
+    rows = np.flatnonzero(reasons == _KEPT).astype(np.int32)
     return Admitted(rows, lengths[rows], reasons, num_tokens)
 
 

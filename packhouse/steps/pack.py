@@ -5,7 +5,7 @@ empty. No token is read here; `packhouse.steps.gather` brings them together, an 
 time. Order follows (file, row) and the seed, never how rows lie in shards.
 
 A record's side is a pure function of its group key, so no pack can mix the two, and the split step
-only has to prove it. Memory: about 40 bytes a record while packs are planned (docs/operations.md).
+only has to prove it. Memory: about 30 bytes a record while packs are planned (docs/operations.md).
 """
 
 import json
@@ -23,6 +23,7 @@ from packhouse.jobs import Job
 from packhouse.packing import (
     Admitted,
     GatherTally,
+    IndexArray,
     PackPlan,
     PackStatistics,
     apply_over_length,
@@ -76,10 +77,14 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
         counts["split"] = _split_facts(shards, selection, is_eval, recipe.split)
     rows, lengths = selection.kept()
     del admitted, selection
+    is_eval = is_eval[rows]
+    kept = {"eval": (rows[is_eval], lengths[is_eval]), "train": (rows[~is_eval], lengths[~is_eval])}
+    del rows, lengths
     planned = {}
-    for side, is_side in (("train", ~is_eval[rows]), ("eval", is_eval[rows])):
-        facts = _plan_side(folder, side, recipe.pack, rows[is_side], lengths[is_side])
-        with_label = recipe.pack.strategy == "none" and bool(has_label[rows[is_side]].any())
+    for side in ("train", "eval"):
+        own, lengths = kept.pop(side)
+        facts = _plan_side(folder, side, recipe.pack, own, lengths)
+        with_label = recipe.pack.strategy == "none" and bool(has_label[own].any())
         planned[side] = {**facts, "with_label": with_label, "with_weights": with_weights}
     return {
         **counts,
@@ -93,7 +98,7 @@ def _plan_side(
     folder: Path,
     side: str,
     config: PackConfig,
-    rows: npt.NDArray[np.int64],
+    rows: IndexArray,
     lengths: npt.NDArray[np.int32],
 ) -> dict[str, Any]:
     plan = plan_packs(lengths, config.seq_len, config.strategy, config.seed)
@@ -110,14 +115,18 @@ def _plan_side(
 
 
 def _sequences(
-    plan: PackPlan, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
+    plan: PackPlan, rows: IndexArray, lengths: npt.NDArray[np.int32]
 ) -> Iterator[pa.RecordBatch]:
     for first in range(0, len(plan.order), _BLOCK):
         block = slice(first, first + _BLOCK)
         order = plan.order[block]
         starts = np.zeros(len(order), np.int32) if plan.starts is None else plan.starts[block]
         ends = lengths[order] if plan.ends is None else plan.ends[block]
-        columns = [pa.array(rows[order]), pa.array(starts, pa.int32()), pa.array(ends, pa.int32())]
+        columns = [
+            pa.array(rows[order], pa.int64()),
+            pa.array(starts, pa.int32()),
+            pa.array(ends, pa.int32()),
+        ]
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
 
 

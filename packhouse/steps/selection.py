@@ -22,7 +22,7 @@ from packhouse import dedup
 from packhouse.dedup import FINGERPRINTS, deduplicate, facts_of, fingerprint_table
 from packhouse.fingerprint import digest, library_versions
 from packhouse.mixing import mix, source_counts
-from packhouse.packing import Admitted
+from packhouse.packing import Admitted, IndexArray
 from packhouse.packing.lists import flat_list, one_chunk
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
@@ -61,15 +61,22 @@ class Selection:
             tokens += int((extra * each.lengths).sum())
         return {"rows": {"repeated": rows}, "tokens": {"repeated": tokens}} if rows else {}
 
-    def kept(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    def kept(self) -> tuple[IndexArray, npt.NDArray[np.int32]]:
         """Rows that are packed, numbered through, each as often as it is; and their tokens."""
-        first = np.cumsum([0, *(len(each.reasons) for each in self.admitted)])
-        rows, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
-        for each, base, times in zip(self.admitted, first, self.times, strict=False):
-            often = times[each.rows]
-            rows.append(np.repeat(each.rows + base, often))
-            lengths.append(np.repeat(each.lengths, often))
-        return np.concatenate(rows), np.concatenate(lengths)
+        often = [times[each.rows] for each, times in zip(self.admitted, self.times, strict=True)]
+        total = sum(int(own.sum()) for own in often)
+        num_records = sum(len(each.reasons) for each in self.admitted)
+        rows: IndexArray = (
+            np.empty(total, np.int32) if num_records < 2**31 else np.empty(total, int)
+        )
+        lengths = np.empty(total, np.int32)
+        first = end = 0
+        for each, own in zip(self.admitted, often, strict=True):
+            start, end = end, end + int(own.sum())
+            rows[start:end] = np.repeat(each.rows, own) + np.int64(first)
+            lengths[start:end] = np.repeat(each.lengths, own)
+            first += len(each.reasons)
+        return rows, lengths
 
     def num_near_on_both_sides(self, is_eval: npt.NDArray[np.bool_]) -> int:
         """Pairs of near rows, both packed, of which one is in train and one in eval."""

@@ -8,7 +8,7 @@ With `eval_count` the threshold depends on the data: groups of lowest mixed key 
 they hold that many records. Appending data can only lower it, so a record may leave eval for train
 but never the other way: what a model was trained on never becomes what it is measured on.
 
-Either side may come out empty; that is for the caller to say. Cost: 50 ns and 50 bytes a record.
+Either side may come out empty; that is for the caller to say. Cost: 50 ns a record.
 """
 
 from functools import cached_property

@@ -20,8 +20,8 @@ Read: TypeAlias = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     """Count what occurs more than once, in each source and in all, and what is on both sides.
 
-    Ids and groups are compared by their leading 64 bits. Memory: 9 bytes a record, and 31 more for
-    each that shares its content; so records are read two or three times.
+    Ids and groups are compared by their leading 64 bits. Memory: 9 bytes a record, and 70 more for
+    each that shares its content; so records are read three or four times.
 
     Args:
         read: gives the named columns of all records, of schema `steps.records.RECORDS`, in batches,

@@ -119,7 +119,7 @@ def lower_bound(lengths: npt.NDArray[np.integer[Any]], seq_len: int) -> int:
         >>> lower_bound(np.array([5, 3, 2, 6, 4, 4]), seq_len=8)
         3
     """
-    num_large = int(np.count_nonzero(2 * lengths.astype(np.int64) > seq_len))
+    num_large = int(np.count_nonzero(lengths > seq_len // 2))
     return max(-(-int(lengths.sum(dtype=np.int64)) // seq_len), num_large)
 
 

@@ -95,5 +95,7 @@ def length_histogram(lengths: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
     edges = [*range(1, 5)] + [
         2**octave * (4 + step) // 4 for octave in range(2, top + 1) for step in range(1, 5)
     ]
-    counts = np.bincount(np.searchsorted(edges, lengths), minlength=len(edges))
+    of_each = np.bincount(lengths)
+    places = np.searchsorted(edges, np.arange(len(of_each)))
+    counts = np.bincount(places, of_each, minlength=len(edges)).astype(np.int64)
     return [(edge, int(count)) for edge, count in zip(edges, counts, strict=True) if count]

@@ -7,6 +7,7 @@ from the call and its place, so that the same row always has the same ids.
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = ["CallIds", "with_call_ids"]
@@ -29,10 +30,11 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ids = CallIds()
     for number, message in enumerate(messages):
         if "tool_calls" in message:
-            new = ids.of_calls(number, message["tool_calls"])
+            calls = message["tool_calls"]
+            new = ids.of_calls(number, calls, map(json.dumps, calls))
             calls = [
                 {**call, "id": own} if own is not None else call
-                for call, own in zip(message["tool_calls"], new, strict=True)
+                for call, own in zip(calls, new, strict=True)
             ]
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
@@ -48,9 +50,12 @@ class CallIds:
     def __init__(self) -> None:
         self._waiting: list[str] = []
 
-    def of_calls(self, number: int, calls: list[Any]) -> list[str | None]:
-        """Ids of the calls of message `number`; None for what is no object."""
-        ids = [_call_id(call, number, at) for at, call in enumerate(calls)]
+    def of_calls(self, number: int, calls: list[Any], texts: Iterable[str]) -> list[str | None]:
+        """Ids of the calls of message `number`, whose JSON is `texts`; None for no object."""
+        ids = [
+            _call_id(call, f"{number}.{at}.{text}")
+            for at, (call, text) in enumerate(zip(calls, texts, strict=True))
+        ]
         self._waiting = [own for own in ids if own is not None]
         return ids
 
@@ -64,12 +69,11 @@ class CallIds:
         return self._waiting.pop(0) if self._waiting else _fitting(f"{number}.{content}")
 
 
-def _call_id(call: Any, number: int, at: int) -> str | None:
+def _call_id(call: Any, seed: str) -> str | None:
     if not isinstance(call, dict):
         return None
     given = call.get("id")
-    seed = given if isinstance(given, str) else f"{number}.{at}.{json.dumps(call)}"
-    return _fitting(seed)
+    return _fitting(given if isinstance(given, str) else seed)
 
 
 def _fitting(text: str) -> str:

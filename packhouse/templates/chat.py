@@ -71,7 +71,7 @@ class ChatEngine:
         alone = np.ones(conversations.num_rows, np.bool_)
         alone[filled.rows] = False
         texts = self._render_rows(conversations, np.flatnonzero(alone))
-        texts.filled = concat_filled([filled, texts.filled] if len(filled.rows) else [texts.filled])
+        texts.filled = concat_filled([some for some in (filled, texts.filled) if len(some.rows)])
         texts.notes.update(notes)
         return texts
 
@@ -217,7 +217,7 @@ class _Part:
 
     def noisy(self, column: Column) -> Bools:
         """Which texts of a column hold a control token."""
-        return column.noisy(self._rows.control_bytes)
+        return column.noisy(self._rows.control_texts)
 
     def example(self, row: int) -> tuple[Any, Any, list[Any] | None]:
         """Canonical messages, messages as the template gets them, and tools."""

@@ -7,14 +7,31 @@ Such a template is shown to write each of these texts; what stands around them i
 
 import re
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.templates.json_texts import opens_or_closes
 from packhouse.templates.leaves import Leaf
 from packhouse.templates.marks import Marked, Occurrence
 
-__all__ = ["CallStrings", "function_strings", "strings_in"]
+__all__ = ["CallStrings", "Strings", "strings_of", "written_strings"]
+
+Ints = npt.NDArray[np.int64]
 
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ORDERS = (["name", "arguments"], ["arguments", "name"])
+
+
+class Strings(NamedTuple):
+    """Spans of strings within each text of a column; no span is empty."""
+
+    starts: Ints
+    """int64 [number of texts + 1]: where those of each text begin in the columns below."""
+    begins: Ints
+    ends: Ints
 
 
 def function_strings(data: bytes, keys: list[str]) -> list[tuple[int, int]] | None:
@@ -47,6 +64,49 @@ def strings_in(data: bytes) -> list[tuple[int, int]]:
     """
     spans = (match.span(1) for match in _STRING.finditer(data))
     return [(start, end) for start, end in spans if end > start]
+
+
+def strings_of(texts: pa.Array) -> Strings:
+    """Spans of all strings of a column of JSON texts, as `strings_in` finds them.
+
+    Example:
+        >>> starts, begins, ends = strings_of(pa.array(['{"q": ["", "a"]}', "[]", '"b"']))
+        >>> starts.tolist(), begins.tolist(), ends.tolist()
+        ([0, 2, 2, 3], [2, 12, 1], [3, 13, 2])
+    """
+    owners, _, begins, ends = _all_strings(texts)
+    return _not_empty(owners, begins, ends, len(texts))
+
+
+def written_strings(texts: pa.Array, functions: list[dict[str, Any]]) -> Strings:
+    """The same for the JSON of functions, as `function_strings` finds them."""
+    keys = [list(function) for function in functions]
+    orders = np.array([_ORDERS.index(own) if own in _ORDERS else -1 for own in keys], np.int64)
+    owners, counts, begins, ends = _all_strings(texts)
+    rank = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order, behind = orders[owners], counts[owners] - 1 - rank
+    by_name = (order == 0) & (rank != 0) & (rank != 2)
+    by_arguments = (order == 1) & (rank != 0) & (behind != 1)
+    own = by_name | by_arguments
+    return _not_empty(owners[own], begins[own], ends[own], len(texts))
+
+
+def _all_strings(texts: pa.Array) -> tuple[Ints, Ints, Ints, Ints]:
+    """Text of each string, strings of each text, and begin and end of each in its text."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1]
+    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    bounds = offsets.astype(np.int64) - offsets[0]
+    quotes = np.flatnonzero(opens_or_closes(data))
+    begins, ends = quotes[::2] + 1, quotes[1::2]
+    counts = np.diff(np.searchsorted(begins, bounds))
+    owners = np.repeat(np.arange(len(texts)), counts)
+    return owners, counts, begins - bounds[owners], ends - bounds[owners]
+
+
+def _not_empty(owners: Ints, begins: Ints, ends: Ints, num_texts: int) -> Strings:
+    kept = ends > begins
+    counts = np.bincount(owners[kept], minlength=num_texts)
+    return Strings(np.append(0, np.cumsum(counts)), begins[kept], ends[kept])
 
 
 class CallStrings:

@@ -15,15 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.templates.call_ids import CallIds
-from packhouse.templates.columns import Column, filled, json_texts
+from packhouse.templates.columns import Column, filled
 from packhouse.templates.conversations import Conversations
-from packhouse.templates.json_strings import function_strings, strings_in
+from packhouse.templates.json_strings import Strings, strings_of, written_strings
+from packhouse.templates.json_texts import json_texts
 from packhouse.templates.leaves import JsonForm
 from packhouse.templates.tool_tables import CallTable, Registry, ToolTable
 from packhouse.templates.tracing import Hole
 from packhouse.templates.weighing import ROLES
 
-__all__ = ["LeafTexts", "Place", "Strings", "layout_of"]
+__all__ = ["LeafTexts", "Place", "layout_of"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -35,14 +36,6 @@ class Place(NamedTuple):
     kind: str
     message: int
     number: int = 0
-
-
-class Strings(NamedTuple):
-    """Spans of the strings within each text of a column."""
-
-    starts: Ints
-    begins: Ints
-    ends: Ints
 
 
 Layout = dict[Hashable, Place]
@@ -164,23 +157,26 @@ class LeafTexts:
             return filled(values.field(kind))
         if kind == "call_id":
             return _texts(_get(call, "id") for call in self._calls.calls)
+        if hole.cut:
+            whole = self.column(Place(kind, 0), hole._replace(cut=0)).texts
+            return pc.utf8_slice_codeunits(whole, 0, -hole.cut)
         items = self._items(kind, hole)
         if hole.form is None:
             return _texts(items)
-        return json_texts((i if isinstance(i, dict) else {} for i in items), hole.form, hole.cut)
+        return json_texts((i if isinstance(i, dict) else {} for i in items), hole.form)
 
     def _items(self, kind: str, hole: Hole) -> list[Any]:
         """Values of a leaf of calls or tool definitions."""
         if kind == "function":
-            return list(self._calls.functions())
+            return self._calls.functions
         if kind.startswith("call_"):
-            return [f.get(kind.removeprefix("call_")) for f in self._calls.functions()]
+            return [f.get(kind.removeprefix("call_")) for f in self._calls.functions]
         group, item = _item_of(hole)
         if group is None:
             return self._tools.tools
         if group == "tool" and item == "function":
-            return list(self._tools.functions())
-        owners = self._tools.tools if group == "tool" else self._tools.functions()
+            return self._tools.functions
+        owners = self._tools.tools if group == "tool" else self._tools.functions
         return [_get(owner, item) for owner in owners]
 
     @cached_property
@@ -190,34 +186,33 @@ class LeafTexts:
         is_tool = pc.equal(values.field("role"), "tool").to_numpy(zero_copy_only=False)
         concerned = np.flatnonzero(is_tool | (self._calls.shapes > 0))
         owners = np.searchsorted(starts, concerned, side="right") - 1
-        given, content = values.field("tool_call_id").to_pylist(), values.field("content")
-        of_results, of_calls = [""] * len(values), [""] * len(self._calls.calls)
-        row, ids = -1, CallIds()
-        for at, owner in zip(concerned.tolist(), owners.tolist(), strict=True):
+        given = values.field("tool_call_id").to_pylist()
+        content = values.field("content").take(pa.array(concerned)).to_pylist()
+        calls, bounds = self._calls.calls, self._calls.starts.tolist()
+        texts = json_texts(calls, JsonForm(ensure_ascii=True)).to_pylist()
+        of_results, of_calls = [""] * len(values), [""] * len(calls)
+        row, first, ids = -1, 0, CallIds()
+        for at, owner, told in zip(concerned.tolist(), owners.tolist(), content, strict=True):
             if owner != row:
-                row, ids = owner, CallIds()
-            begin, end = self._calls.starts[at : at + 2].tolist()
-            number = at - int(starts[owner])
+                row, first, ids = owner, int(starts[owner]), CallIds()
             if self._calls.shapes[at]:
-                own = ids.of_calls(number, self._calls.calls[begin:end])
+                begin, end = bounds[at], bounds[at + 1]
+                own = ids.of_calls(at - first, calls[begin:end], texts[begin:end])
                 of_calls[begin:end] = [text or "" for text in own]
             else:
-                of_results[at] = ids.of_result(number, given[at], content[at].as_py())
+                of_results[at] = ids.of_result(at - first, given[at], told)
         return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
 
     def strings(self, place: Place, hole: Hole) -> Strings:
         """Spans of the strings within the texts of a leaf that is written as JSON."""
         key = place.kind, hole.form, hole.cut
         if key not in self._strings:
-            texts = self.column(place, hole).texts.cast(pa.binary()).to_pylist()
+            texts = self.column(place, hole).texts
             if place.kind == "function":
-                keys = [list(function) for function in self._calls.functions()]
-                found = [function_strings(*pair) or [] for pair in zip(texts, keys, strict=True)]
+                own = written_strings(texts, self._calls.functions)
             else:
-                found = [strings_in(text) for text in texts]
-            spans = np.array([s for own in found for s in own], np.int64).reshape(-1, 2)
-            starts = np.cumsum([0, *map(len, found)])
-            self._strings[key] = Strings(starts, spans[:, 0], spans[:, 1])
+                own = strings_of(texts)
+            self._strings[key] = own
         return self._strings[key]
 
     def quiet(self, layout: Layout, rows: Ints, noisy: Callable[[Column], Bools]) -> Bools:
@@ -231,8 +226,7 @@ class LeafTexts:
 
 
 _FORMS: dict[str, tuple[JsonForm | None, ...]] = {
-    "call_arguments": (None, JsonForm()),
-    "function": (JsonForm(),),
+    "function": (JsonForm(),),  # holds the JSON of its arguments
     "tool": (JsonForm(),),
 }
 _OPTIONAL = ("reasoning", "tool_call_id", "name", "tool_calls")

@@ -15,6 +15,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.templates.losses import LostError, check_leaves, check_unmarked, is_plain
 from packhouse.templates.marks import MARKINGS, Marked, Marker, Occurrence, TornError
+from packhouse.templates.questions import AnyOf
 from packhouse.templates.renderer import RefusedError
 from packhouse.templates.sandbox import ChatTemplate
 from packhouse.templates.sights import PROBE, Sight, Sights, UnseenError
@@ -57,6 +58,7 @@ class RowRenderer:
         longest_first = sorted(tokens, key=lambda token: (-len(token), token))
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self.control, self.control_bytes = re.compile(pattern), re.compile(pattern.encode())
+        self.control_texts = AnyOf(tokens)
         self._finder = SpanFinder(config, lambda: self.rules, self.control_bytes)
         self._probe_refusal = ""  # what the template said to the first probe that it refused
 

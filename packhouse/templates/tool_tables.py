@@ -6,6 +6,7 @@ alone (see leaves.py). Shapes are numbered by a registry that lives as long as t
 
 import json
 from collections.abc import Hashable
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -15,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.templates.chat_messages import parsed_call
-from packhouse.templates.columns import parse_texts
+from packhouse.templates.json_texts import parse_texts
 from packhouse.templates.leaves import skeleton
-from packhouse.templates.tracing import function_items, tool_items
 
 __all__ = ["CallTable", "Registry", "ToolTable"]
 
@@ -65,6 +65,7 @@ class CallTable:
         self.starts[holders + 1] = counts
         np.cumsum(self.starts, out=self.starts)
 
+    @cached_property
     def functions(self) -> list[dict[str, Any]]:
         """Function of each call, empty where it has none."""
         return [_function(call) for call in self.calls]
@@ -76,19 +77,28 @@ def _function(call: Any) -> dict[str, Any]:
 
 
 def _call_shape(call: Any) -> Hashable:
-    function = _function(call)
-    name, given, own = function.get("name"), function.get("arguments"), None
-    is_named = isinstance(name, str) and name and len(function) == 2
-    if is_named and (isinstance(given, dict) or (isinstance(given, str) and given)):
-        own = call.get("id", "")
-        kind = call.get("type")
-        others = len(call) - ("type" in call) - ("id" in call)
-        if others == 1 and isinstance(own, str) and isinstance(kind, str):
-            return tuple(call), kind, tuple(function), isinstance(given, dict)
+    shape = _usual_shape(call) if type(call) is dict else None
+    if shape is not None:
+        return shape
     bare, values = skeleton([{"role": "assistant", "content": "", "tool_calls": [call]}], None)
     kinds = [type(value).__name__ for value in values]
     own = call.get("id") if isinstance(call, dict) else None
     return bare, str(kinds), None if isinstance(own, str) else json.dumps(own)
+
+
+def _usual_shape(call: dict[str, Any]) -> Hashable:
+    """Shape of a call of a type, a function and perhaps an id; None for others."""
+    function, kind = call.get("function"), call.get("type")
+    if type(function) is not dict or type(kind) is not str or len(function) != 2:
+        return None
+    given, name = function.get("arguments"), function.get("name")
+    has_name = type(name) is str and name
+    is_object = type(given) is dict
+    if not has_name or not (is_object or (type(given) is str and given)):
+        return None
+    if len(call) == 2 or (len(call) == 3 and type(call.get("id")) is str):
+        return *call, kind, *function, is_object
+    return None
 
 
 class ToolTable:
@@ -113,6 +123,7 @@ class ToolTable:
         self.shapes: Ints = np.array([*numbers, 0], np.int64)[codes]
         """Number of the shape of each row's definitions; 0 where there are none."""
 
+    @cached_property
     def functions(self) -> list[dict[str, Any]]:
         """Function of each definition, empty where it has none."""
         return [_function(tool) for tool in self.tools]
@@ -123,12 +134,20 @@ def _whole_shape(tool: Any) -> Hashable:
 
 
 def _open_shape(tool: Any) -> Hashable:
+    """All of a definition but its items' values, which `tool_items` and `function_items` name."""
     if not isinstance(tool, dict):
         return json.dumps(tool)
-    bare = tool | {key: isinstance(item, str) for key, item in tool_items(tool).items()}
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        return json.dumps(bare), tuple(tool_items(tool))
-    own = {key: isinstance(item, str) for key, item in function_items(function).items()}
-    bare["function"] = function | own
-    return json.dumps(bare), tuple(tool_items(tool)), tuple(own)
+    return tuple(
+        [
+            (key, *[_item_shape(name, item) for name, item in value.items()])
+            if key == "function" and isinstance(value, dict)
+            else _item_shape(key, value, is_leaf=key not in ("type", "function"))
+            for key, value in tool.items()
+        ]
+    )
+
+
+def _item_shape(key: str, value: Any, is_leaf: bool = True) -> Hashable:
+    if is_leaf and isinstance(value, str | dict):
+        return key, isinstance(value, str)
+    return (key, "text", value) if isinstance(value, str) else (key, "json", json.dumps(value))

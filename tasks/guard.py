@@ -25,6 +25,7 @@ from prefect.client.base import ServerType
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
+from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import deployment
 
@@ -149,6 +150,14 @@ def slot_name(recipe: Recipe) -> str:
 
 
 def _is_deployed() -> bool:
+    """Whether this run is of a deployment, or below one that is.
+
+    A run of its own knows; `deployment.id` asks the server for what it has just been told.
+    """
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    if run is not None and run.parent_task_run_id is None and run.deployment_id is None:
+        return False
     return bool(deployment.id)
 
 

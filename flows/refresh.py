@@ -20,6 +20,7 @@ from schemas.places import RecipeName, StorePlace
 from tasks.chain import refresh_chain
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
+from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW, recipe_run_name
 
 __all__ = ["refresh"]
@@ -45,5 +46,5 @@ def refresh(
     """
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)
-    with dataset_slot(allowed):
+    with heartbeats(), dataset_slot(allowed):
         return refresh_chain(allowed, folder, approval=approval, runner=runner)

@@ -32,10 +32,9 @@ publish:
 
 def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     """Run the flow's command in this process."""
-    from flows.command import command
-    from packhouse.without_pandas import WITHOUT_PANDAS
+    from flows.command import command, own_process
 
-    os.environ[WITHOUT_PANDAS] = "1"  # as `flows.command.main` says
+    own_process()  # as `flows.command.main` does
 
     recipe = out / "recipe.yaml"
     store = out / "store"

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -25,10 +26,8 @@ def test_a_cache_that_is_no_folder_is_refused_before_any_work(cache, options, tm
 
 
 def test_an_embedded_server_that_does_not_start_is_one_sentence(tmp_path, monkeypatch):
-    def prepare(*arguments, **options):
-        raise RuntimeError("Timed out while attempting to connect to ephemeral Prefect API server.")
-
-    monkeypatch.setattr("flows.prepare.prepare", prepare)
+    error = "Timed out while attempting to connect to ephemeral Prefect API server."
+    monkeypatch.setattr("flows.prepare.prepare", Mock(side_effect=RuntimeError(error)))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     before = list(logging.getLogger().handlers)
     with pytest.raises(TransientError, match="raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SEC"):

@@ -24,6 +24,7 @@ import pyarrow as pa
 from bench.inputs import find_shared
 from bench.measuring import spread
 from bench.reporting import markdown_table
+from packhouse.memory import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     if shared is None:
         print("skipped: PACKHOUSE_SHARED names no folder of real data")
         return 0
+    keep_freed_memory()  # as every step does
     rows = []
     for file, row_format in FILES.items():
         table = _validated(shared / "data" / file, row_format)

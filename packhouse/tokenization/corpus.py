@@ -176,7 +176,7 @@ def sample_texts(texts: pa.ChunkedArray) -> list[str]:
     size = int(np.clip(min(num_bytes // 50, _SAMPLE_BYTES) // average, 32, _SAMPLE_ROWS))
     chosen = _spread(foreign, size // 2)
     chosen = np.union1d(chosen, _spread(rows, size - len(chosen)))
-    sample = texts.take(pa.array(chosen)).to_pylist()
+    sample = [texts[row].as_py() for row in chosen.tolist()]  # `take` would join all chunks first
     return [text.encode()[:_MAX_TEXT_BYTES].decode(errors="ignore") for text in sample]
 
 

@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -309,9 +310,13 @@ def main(name: str = "prepare") -> int:
 
 
 def own_process() -> None:
-    """Say that this process is the command's own: nobody else's code runs in it."""
+    """Say that this process is the command's own: nobody else's code runs in it.
+
+    A SIGTERM then ends it as Ctrl-C does, so that Prefect's embedded server is stopped with it.
+    """
     os.environ.setdefault(WITHOUT_PANDAS, "1")
     leave_without_collecting()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _recipe(path: str, overrides: tuple[str, ...]) -> Recipe:

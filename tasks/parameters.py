@@ -20,6 +20,8 @@ def write_parameters_alone(flow: Flow[..., Any]) -> None:
 
     Were the method to be called otherwise one day, FastAPI would be imported again, and no more.
     """
+    if "serialize_parameters" in vars(flow):  # an earlier command of this process did
+        return
     theirs = flow.serialize_parameters
 
     def serialize_parameters(parameters: dict[str, Any]) -> dict[str, Any]:

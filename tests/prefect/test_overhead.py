@@ -135,6 +135,29 @@ def test_parameters_of_a_kind_that_is_not_ours_are_left_to_prefect():
     assert written.serialize_parameters(odd) == {"path": "/a", "thread": "<lock>"}
 
 
+def test_several_commands_of_a_process_change_a_flow_once():
+    written = flow(lambda: None, name="writes")
+    write_parameters_alone(written)
+    own_way = written.serialize_parameters
+    write_parameters_alone(written)
+    assert written.serialize_parameters is own_way
+
+
+def test_sigterm_stops_what_a_command_started():
+    """Prefect stops its embedded server as the process exits, which a bare SIGTERM prevents."""
+    run = (
+        "import atexit, os, signal, time; from flows.command import own_process\n"
+        "own_process()\n"
+        "atexit.register(print, 'stopped', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(60)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (143, "stopped\n"), done.stderr
+
+
 def test_a_run_of_its_own_asks_no_server_whether_it_is_deployed(monkeypatch):
     """One below another does: its parent may be of a deployment."""
     asked = []

@@ -24,12 +24,13 @@ from packhouse.templates.columns import Column
 from packhouse.templates.conversations import Conversations
 from packhouse.templates.filling import Filling
 from packhouse.templates.leaf_texts import Layout, LeafTexts, layout_of
+from packhouse.templates.losses import HAS_TAGS, LostError
 from packhouse.templates.marks import Marked
 from packhouse.templates.renderer import Refusal, RefusedError, Texts
 from packhouse.templates.rows import RenderedRow, RowRenderer
 from packhouse.templates.segments import Filled, concat_filled, span_lists
-from packhouse.templates.shapes import Way, make_way
-from packhouse.templates.sights import UnseenError
+from packhouse.templates.shapes import Way, make_refusal, make_way
+from packhouse.templates.sights import Sight, UnseenError
 from packhouse.templates.thinking import has_thinking
 from packhouse.templates.tool_tables import Registry
 from packhouse.templates.tracing import TracedText
@@ -67,19 +68,25 @@ class ChatEngine:
         """Render shape by shape what can be, and all else row by row."""
         _ = self._rows.rules  # a template that cannot be used is refused before any row
         notes = Counter[str]()
-        filled = self._fill(conversations, notes) if self._can_fill() else concat_filled([])
+        filled, refused = concat_filled([]), dict[int, Refusal]()
+        if self._can_fill():
+            filled, refused = self._fill(conversations, notes)
         alone = np.ones(conversations.num_rows, np.bool_)
         alone[filled.rows] = False
+        alone[list(refused)] = False
         texts = self._render_rows(conversations, np.flatnonzero(alone))
         texts.filled = concat_filled([some for some in (filled, texts.filled) if len(some.rows)])
+        texts.refused |= refused
         texts.notes.update(notes)
         return texts
 
     def _can_fill(self) -> bool:
         return self._is_proven and self._rows.sights.can_trace
 
-    def _fill(self, conversations: Conversations, notes: Counter[str]) -> Filled:
-        """Fill the rows whose shape others have, too; the rest is left."""
+    def _fill(
+        self, conversations: Conversations, notes: Counter[str]
+    ) -> tuple[Filled, dict[int, Refusal]]:
+        """Fill, or refuse, the rows whose shape others have, too; the rest is left."""
         known = self._known
         part = _Part(self._rows, conversations, known.registry)
         learnt: list[Ints] = []
@@ -91,10 +98,10 @@ class ChatEngine:
             self._known = _Known()
         filled = part.filling.filled()
         if self._proves(part, filled, learnt):
-            return filled
+            return filled, part.refused
         self._is_proven = False  # never seen: then the template goes through Jinja row by row
         notes.clear()
-        return concat_filled([])
+        return concat_filled([]), {}
 
     def _by_shape(self, conversations: Conversations) -> Bools:
         """Rows whose shape may decide their spans; for others, texts do."""
@@ -134,16 +141,21 @@ class ChatEngine:
     def _fill_way(
         self, part: "_Part", way: Way, rows: Ints, notes: Counter[str]
     ) -> tuple[Ints, Ints]:
-        """Fill the rows that fit; returns them and the others."""
+        """Fill (or refuse) the rows that fit; returns them and the others."""
         fitting = way.fits(rows, part.texts, part.noisy)
         taken = rows[fitting]
-        if len(taken):
+        if way.loss is not None:
+            part.refused |= part.texts.refusals(way.loss, taken)
+        elif len(taken):
             part.filling.add(way, taken)
             notes["reasoning_not_rendered"] += way.num_unwritten * len(taken)
         return taken, rows[~fitting]
 
     def _proves(self, part: "_Part", filled: Filled, learnt: list[Ints]) -> bool:
-        """Whether rows of new ways come out of Jinja, by marks, as they were filled."""
+        """Whether rows of new ways come out of Jinja, by marks, as they were filled.
+
+        Rows that were refused: whether Jinja alone leads to the same words.
+        """
         for number, rows in enumerate(learnt):
             last, num_samples = len(rows) - 1, 1 if len(rows) < 64 else 4
             if number >= NUM_PROVEN and len(rows) < MIN_PROVEN_ROWS:
@@ -155,6 +167,12 @@ class ChatEngine:
 
     def _agrees(self, part: "_Part", filled: Filled, number: int) -> bool:
         raw, messages, tools = part.example(number)
+        if number in part.refused:
+            try:
+                self._rows.render(raw, messages, tools, Counter())
+            except RefusedError as error:
+                return error.refusal == part.refused[number]
+            return False
         at = int(np.searchsorted(filled.rows, number))
         try:
             row = self._rows.render_by_marks(raw, messages, tools, Counter())
@@ -214,6 +232,7 @@ class _Part:
             opens_tools=self._is_apart,
         )
         self.filling = Filling(conversations, self.texts)
+        self.refused: dict[int, Refusal] = {}
 
     def noisy(self, column: Column) -> Bools:
         """Which texts of a column hold a control token."""
@@ -237,20 +256,31 @@ class _Part:
         """The way that one row takes through the template; None where it is not a simple one."""
         raw, messages, tools = self.example(row)
         sights = self._rows.sights
-        sight = sights.by_trace(messages, tools) or sights.by_both(messages, tools)
+        traced = sights.by_trace(messages, tools)
+        sight = traced or sights.by_both(messages, tools)
         if sight is None or not raw:
             return None
         unwritten = Counter[str]()
+        layout = layout_of(messages, tools)
         try:
             marked, trained = self._rows.shown(raw, sight, unwritten)
+        except LostError as error:
+            return None if traced is None else _refusing_way(traced, layout, error)
         except (RefusedError, UnseenError):
             return None
-        layout = layout_of(messages, tools)
         is_as_rendered = marked is sight.marked and not self._rows.rewrites
         trace = sight.asked if is_as_rendered else sight.trace
         if trace is None or not marked.parts or not _writes_tools(marked, layout):
             return None
         return make_way(layout, marked, trained, trace, unwritten["reasoning_not_rendered"])
+
+
+def _refusing_way(sight: Sight, layout: Layout, error: LostError) -> Way | None:
+    """The way of a row that was refused; None where the words may be others for other rows."""
+    if error.loss is None or sight.trace is None or not _writes_tools(sight.marked, layout):
+        return None  # whether tools that are not written matter, depends on their texts
+    content = sight.messages[error.loss.message]["content"]
+    return make_refusal(layout, error.loss, HAS_TAGS in content, sight.trace)
 
 
 def _writes_tools(marked: Marked, layout: Layout) -> bool:

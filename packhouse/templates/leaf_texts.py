@@ -20,6 +20,8 @@ from packhouse.templates.conversations import Conversations
 from packhouse.templates.json_strings import Strings, strings_of, written_strings
 from packhouse.templates.json_texts import json_texts
 from packhouse.templates.leaves import JsonForm
+from packhouse.templates.losses import EXCERPT, Loss
+from packhouse.templates.renderer import Refusal
 from packhouse.templates.tool_tables import CallTable, Registry, ToolTable
 from packhouse.templates.tracing import Hole
 from packhouse.templates.weighing import ROLES
@@ -163,7 +165,8 @@ class LeafTexts:
         items = self._items(kind, hole)
         if hole.form is None:
             return _texts(items)
-        return json_texts((i if isinstance(i, dict) else {} for i in items), hole.form)
+        objects = (i if isinstance(i, dict) else {} for i in items)
+        return json_texts(objects, hole.form, is_finite=kind == "tool" and self._tools.is_finite)
 
     def _items(self, kind: str, hole: Hole) -> list[Any]:
         """Values of a leaf of calls or tool definitions."""
@@ -214,6 +217,12 @@ class LeafTexts:
                 own = strings_of(texts)
             self._strings[key] = own
         return self._strings[key]
+
+    def refusals(self, loss: Loss, rows: Ints) -> dict[int, Refusal]:
+        """Rows that lose a content, each in the words that it would be refused with alone."""
+        contents = self._content.take(pa.array(self._all.starts[rows] + loss.message))
+        seen = pc.utf8_slice_codeunits(contents, 0, EXCERPT + 1).to_pylist()
+        return {row: loss.of(text).refusal for row, text in zip(rows.tolist(), seen, strict=True)}
 
     def quiet(self, layout: Layout, rows: Ints, noisy: Callable[[Column], Bools]) -> Bools:
         """Which rows hold no control-token text."""

@@ -8,13 +8,22 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from packhouse.templates.leaves import Leaf, ids_of, replace_ids, replace_leaves, skeleton
 from packhouse.templates.marks import Marked
 from packhouse.templates.renderer import RefusedError
 
-__all__ = ["LostError", "check_leaves", "check_unmarked", "is_plain", "writes_whole"]
+__all__ = [
+    "EXCERPT",
+    "HAS_TAGS",
+    "Loss",
+    "LostError",
+    "check_leaves",
+    "check_unmarked",
+    "is_plain",
+    "writes_whole",
+]
 
 Messages = list[dict[str, Any]]
 
@@ -22,15 +31,36 @@ _PLAIN = {"role", "content", "thinking", "reasoning_content"}
 _OTHER_TEMPLATE = (
     "Give format.template a Jinja file that writes it (docs/masks.md), or mend the rows"
 )
-_EXCERPT = 60  # characters of a lost text that are shown
+HAS_TAGS = "<think>"
+EXCERPT = 60  # characters of a lost text that are shown
 
 
 class LostError(RefusedError):
     """Text of a row is not in its rendering."""
 
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__("content_lost", f"{what}. {remedy}")
+    def __init__(self, what: str, remedy: str, loss: "Loss | None" = None) -> None:
+        super().__init__("content_lost", f"{what}{remedy}")
         self.what = what
+        self.loss = loss
+        """None: of a call or a tool."""
+
+    def with_remedy(self, remedy: str) -> "LostError":
+        """The same loss with another advice."""
+        return LostError(self.what, remedy, self.loss and self.loss._replace(remedy=remedy))
+
+
+class Loss(NamedTuple):
+    """A content that a template leaves out, whatever it says."""
+
+    message: int
+    role: str
+    remedy: str
+    """Depends on the content by `HAS_TAGS` alone."""
+
+    def of(self, content: str) -> LostError:
+        """The error of a row with this content."""
+        what = f"text of message {self.message} ({self.role}) is not in the rendering"
+        return LostError(f"{what}: {_excerpt(content)}", self.remedy, self)
 
 
 def is_plain(messages: Messages, tools: list[Any] | None) -> bool:
@@ -60,22 +90,27 @@ def check_leaves(
         elif leaf.kind == "call" and is_covered:
             continue
         elif leaf.kind != "tools" and number not in found:
-            message = messages[leaf.message]
-            kind = "a tool call" if leaf.kind == "call" else "text"
-            what = f"{kind} of message {leaf.message} ({message['role']}) is not in the rendering"
-            raise LostError(f"{what}: {_excerpt(leaf.value)}", _remedy(message, is_stripped))
+            raise _lost(leaf, messages[leaf.message], is_stripped)
+
+
+def _lost(leaf: Leaf, message: dict[str, Any], is_stripped: bool) -> LostError:
+    role, remedy = message["role"], _remedy(message, is_stripped)
+    if leaf.kind == "content":
+        return Loss(leaf.message, role, remedy).of(leaf.value)
+    what = f"a tool call of message {leaf.message} ({role}) is not in the rendering"
+    return LostError(f"{what}: {_excerpt(leaf.value)}", remedy)
 
 
 def _remedy(message: dict[str, Any], is_stripped: bool) -> str:
-    has_tags = message["role"] == "assistant" and "<think>" in str(message.get("content"))
+    has_tags = message["role"] == "assistant" and HAS_TAGS in str(message.get("content"))
     if has_tags and not is_stripped:
-        return f"Set format.reasoning: strip. Or: {_OTHER_TEMPLATE}"
-    return _OTHER_TEMPLATE
+        return f". Set format.reasoning: strip. Or: {_OTHER_TEMPLATE}"
+    return f". {_OTHER_TEMPLATE}"
 
 
 def _excerpt(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")
+    return repr(text if len(text) <= EXCERPT else f"{text[:EXCERPT]}...")
 
 
 def writes_whole(marked: Marked, leaves: list[Leaf], is_quiet: Callable[[], bool]) -> bool:
@@ -102,12 +137,12 @@ def check_unmarked(
     """Refuse rows whose tools are left out, or that have control-token text without marks."""
     for name in _names_defined(tools):
         if not _is_in(name, text):
-            raise LostError(f"tool '{name}' is not in the rendering", _OTHER_TEMPLATE)
+            raise LostError(f"tool '{name}' is not in the rendering", f". {_OTHER_TEMPLATE}")
     for number, message in enumerate(messages):
         for name in _names_called(message):
             if not _is_in(name, text):
                 what = f"a tool call of message {number} is not in the rendering: {name!r}"
-                raise LostError(what, _OTHER_TEMPLATE)
+                raise LostError(what, f". {_OTHER_TEMPLATE}")
     bare, _ = skeleton(messages, None)
     noise = control.search(bare) or _noise_in_ids(messages, tools, text, control, render)
     if noise:

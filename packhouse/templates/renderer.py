@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from packhouse.recipe import FormatConfig
@@ -259,4 +260,7 @@ def _raw(row: dict[str, object]) -> bytes:
     assert isinstance(messages, list)
     kept = [{k: v for k, v in message.items() if v is not None} for message in messages]
     extra = {name: row[name] for name in ("tools", "label") if row[name] is not None}
-    return canonical_json({"messages": kept, **extra} if extra else {"messages": kept})
+    whole = {"messages": kept, **extra} if extra else {"messages": kept}
+    if any("weight" in message for message in kept):
+        return canonical_json(whole)
+    return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)  # the same but for floats

@@ -211,10 +211,9 @@ class RowRenderer:
             raise _OTHER_PROMPT
         if {span.message for span in trained} != {last}:
             assert lost is not None
-            raise RefusedError(
-                "content_lost",
-                f"{lost.what}: the template writes it only where the last turn asks. Set"
-                " format.one_example_per_turn, or train_on: last_assistant",
+            raise lost.with_remedy(
+                ": the template writes it only where the last turn asks. Set"
+                " format.one_example_per_turn, or train_on: last_assistant"
             )
         anchor = prompt.occurrences[-1] if prompt.occurrences else None
         tail = prompt.text[anchor.end :] if anchor else prompt.text

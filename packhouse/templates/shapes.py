@@ -3,6 +3,7 @@
 One row of the shape, rendered by trace, shows where its texts land and what the template asks of
 them. Every row that answers the same is written by the same constants (see filling.py), 20 to 80
 times faster than Jinja; rows that answer otherwise show the next way or are rendered one by one.
+A way may end in a refusal: then all rows that go it are refused, each with its own words.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -15,12 +16,13 @@ import pyarrow.compute as pc
 
 from packhouse.templates.columns import Column
 from packhouse.templates.leaf_texts import Layout, LeafTexts, Place
+from packhouse.templates.losses import HAS_TAGS, Loss
 from packhouse.templates.marks import Marked
 from packhouse.templates.questions import Check
 from packhouse.templates.tracing import Hole, Trace, TracedText
 from packhouse.templates.trained import Trained
 
-__all__ = ["Way", "make_way"]
+__all__ = ["Way", "make_refusal", "make_way"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -44,6 +46,8 @@ class Way:
     """Pairs of leaves that must not be equal."""
     num_unwritten: int
     """Thoughts that the template leaves out."""
+    loss: Loss | None = None
+    """What the template leaves out of these rows: they are refused."""
 
     def place(self, leaf: Hashable) -> Place:
         """What a leaf is; for an item of a tool definition: that definition."""
@@ -98,17 +102,38 @@ def make_way(
         items.append(hole)
     number = {cut: at for at, cut in enumerate(cuts)}
     ranges = tuple(Trained(number[a], number[b], message) for a, b, message in trained)
-    checks = [(leaf, check) for leaf, asked in trace.checks.items() for check in asked]
+    checks, differing = _asked(trace)
     return Way(
         layout,
         tuple(items),
         tuple(content),
         tuple(strings),
         ranges,
-        tuple(sorted(checks, key=repr)),
-        tuple(sorted(trace.differing, key=repr)),
+        checks,
+        differing,
         num_unwritten,
     )
+
+
+def make_refusal(layout: Layout, loss: Loss, has_tags: bool, trace: Trace) -> Way:
+    """The way of a traced row that was refused for a lost content.
+
+    What is lost follows from what the template writes, so from the shape and the answers; the
+    advice from whether the content has tags of thinking.
+    """
+    lost = Place("content", loss.message)
+    leaf = next(leaf for leaf, place in layout.items() if place == lost)
+    checks, differing = _asked(trace)
+    tags = Check("contains", HAS_TAGS, has_tags)
+    return Way(layout, (), (), (), (), (*checks, (leaf, tags)), differing, 0, loss)
+
+
+def _asked(
+    trace: Trace,
+) -> tuple[tuple[tuple[Hashable, Check], ...], tuple[tuple[Hashable, Hashable], ...]]:
+    """Questions and answers, and pairs that differ; sorted."""
+    checks = [(leaf, check) for leaf, asked in trace.checks.items() for check in asked]
+    return tuple(sorted(checks, key=repr)), tuple(sorted(trace.differing, key=repr))
 
 
 def _places(parts: Sequence[str]) -> list[tuple[int, int, Hole]]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.templates.chat_messages import parsed_call
-from packhouse.templates.json_texts import parse_texts
+from packhouse.templates.json_texts import parse_known, parse_texts
 from packhouse.templates.leaves import skeleton
 
 __all__ = ["CallTable", "Registry", "ToolTable"]
@@ -113,7 +113,7 @@ class ToolTable:
     def __init__(self, texts: pa.Array, registry: Registry, *, is_open: bool) -> None:
         encoded = pc.dictionary_encode(texts)
         codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
-        parsed = parse_texts(encoded.dictionary.to_pylist())
+        parsed, self.is_finite = parse_known(encoded.dictionary.to_pylist())
         shape_of = _open_shape if is_open else _whole_shape
         numbers = [registry.number(tuple(map(shape_of, tools))) for tools in parsed]
         starts = np.cumsum([0, *(len(tools) for tools in parsed)])

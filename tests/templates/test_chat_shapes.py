@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.templates import chat
-from packhouse.templates.shapes import make_way
+from packhouse.templates.shapes import make_refusal, make_way
 from packhouse.templates.sights import Sights
 from tests.templates.test_chat_toys import (
     CHATML,
@@ -281,3 +281,66 @@ def test_a_way_that_jinja_does_not_confirm_sends_every_row_through_jinja():
 
     with patch.object(chat, "make_way", wrong):
         assert outcome(chat_renderer(CHATML + "{# wrong #}").render(table)) == expected
+
+
+# As Mistral's: the system turn is written into the last user turn, if nothing follows that.
+LAST_ONLY = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' }}{% if loop.last "
+    "and messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}"
+    "{{ m.content + '[/INST]' }}{% elif m.role == 'assistant' %}"
+    "{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+DROPS = CHATML.replace("m.content", "('' if '#' in m.content else m.content)")
+
+
+@pytest.mark.parametrize("template", [LAST_ONLY, DROPS])
+@settings(deadline=None, max_examples=25)
+@given(texts=conversations, system=contents)
+def test_rows_of_a_shape_are_refused_in_the_words_of_rows_alone(template, texts, system):
+    long = f"{system}{system * 20}"  # some are longer than the excerpt, or hold tags
+    rows = [as_turns(row) for row in texts]
+    rows += [[("system", long[n:] or "s"), *row] for n, row in enumerate(rows)]
+    table = make_table(rows)
+    renderer = chat_renderer(template, added_tokens=TOKENS)
+    together = renderer.render(table)
+    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+        alone = renderer.render(table)
+
+    assert outcome(together) == outcome(alone)
+    assert together.examples.equals(alone.examples)
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "remedy"),
+    [
+        (LAST_ONLY, ("system", "user", "assistant", "user", "assistant"), "one_example_per_turn"),
+        (LAST_ONLY, ("system", "user", "assistant", "tool"), "Give format.template"),
+        (DROPS, ("user", "assistant"), "Set format.reasoning: strip. Or"),
+    ],
+)
+def test_rows_of_a_shape_are_refused_and_not_rendered(template, roles, remedy, monkeypatch):
+    def turns(number):
+        return [(role, f"# <think>{role} {number * 7919 % 50} {'x' * number}") for role in roles]
+
+    renderer = chat_renderer(template + "{# refused #}")
+    table = make_table([turns(number) for number in range(80)])
+    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+        alone = renderer.render(table)
+    rendered = watch_rendered_rows(monkeypatch)
+    out = renderer.render(table)
+
+    assert outcome(out) == outcome(alone)
+    assert out.quarantined["reason"].to_pylist() == ["content_lost"] * 80
+    assert all(remedy in detail for detail in out.quarantined["detail"].to_pylist())
+    assert rendered == []
+
+
+def test_a_refusal_that_jinja_does_not_confirm_sends_every_row_through_jinja():
+    rows = [[("system", f"s{n}"), *as_turns([f"#q{n}", f"a{n}"])] for n in range(50)]
+    expected = outcome(chat_renderer(DROPS + "{# sound #}").render(make_table(rows)))
+
+    def wrong(layout, loss, *rest):
+        return make_refusal(layout, loss._replace(remedy=" forged"), *rest)
+
+    with patch.object(chat, "make_refusal", wrong):
+        assert outcome(chat_renderer(DROPS + "{# wrong #}").render(make_table(rows))) == expected

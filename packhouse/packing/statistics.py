@@ -91,11 +91,17 @@ def length_histogram(lengths: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
         >>> length_histogram(np.array([5, 9, 10, 100], dtype=np.int32))
         [(5, 1), (10, 2), (112, 1)]
     """
-    top = int(lengths.max(initial=1)).bit_length()
+    longest = int(lengths.max(initial=1))
     edges = [*range(1, 5)] + [
-        2**octave * (4 + step) // 4 for octave in range(2, top + 1) for step in range(1, 5)
+        2**octave * (4 + step) // 4
+        for octave in range(2, longest.bit_length() + 1)
+        for step in range(1, 5)
     ]
-    of_each = np.bincount(lengths)
-    places = np.searchsorted(edges, np.arange(len(of_each)))
+    if longest <= len(lengths):
+        of_each = np.bincount(lengths)
+        different = np.arange(len(of_each))
+    else:  # `concat` packs books: a count for every length would take more than the lengths do
+        different, of_each = np.unique(lengths, return_counts=True)
+    places = np.searchsorted(edges, different)
     counts = np.bincount(places, of_each, minlength=len(edges)).astype(np.int64)
     return [(edge, int(count)) for edge, count in zip(edges, counts, strict=True) if count]

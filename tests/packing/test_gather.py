@@ -1,5 +1,6 @@
 """Gathering: equal to a naive implementation, whatever the shards and batches."""
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -217,3 +218,14 @@ def test_every_length_is_in_the_histogram_at_most_a_quarter_below_its_edge(lengt
     edges = [edge for edge, count in histogram for _ in range(count)]
     assert len(edges) == len(lengths)
     assert all(n <= edge < 1.25 * n + 1 for n, edge in zip(sorted(lengths), edges, strict=True))
+
+
+def test_histogram_of_a_book_takes_little_memory():
+    """Strategy `concat` takes records of any length."""
+    lengths = np.array([7, 30_000_000], dtype=np.int32)
+    tracemalloc.start()
+    try:
+        assert length_histogram(lengths) == [(7, 1), (2**25, 1)]
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

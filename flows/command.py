@@ -256,10 +256,12 @@ def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> An
     if not os.environ.get("PREFECT_API_URL"):
         click.echo(f"starting Prefect's embedded server (about 10 s; log: {log_file})", err=True)
     flow = _import_flow(name)
+    from flows.embedded_server import start_embedded_server
     from tasks.heartbeats import own_heartbeats
 
     _keep_prefect_off_the_terminal()
     try:
+        start_embedded_server()
         with own_heartbeats():
             return flow(*arguments, **options)
     except RuntimeError as error:

@@ -6,6 +6,7 @@ otherwise is noticed here.
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -156,6 +157,31 @@ def test_sigterm_stops_what_a_command_started():
         [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (143, "stopped\n"), done.stderr
+
+
+def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended(tmp_path):
+    """It goes to all processes; without its server Prefect would try again for minutes."""
+    arguments = [str(DEMO), "--cache", str(tmp_path / "c"), "--set", f"publish.store={tmp_path}/s"]
+    env = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
+    command = subprocess.Popen(
+        [sys.executable, "-m", "flows.prepare", *arguments],
+        cwd=ROOT,
+        env=env | {"PREFECT_HOME": str(tmp_path / "home")},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "c" / "steps").exists():
+        assert command.poll() is None, command.communicate()
+        time.sleep(0.05)
+    os.killpg(command.pid, signal.SIGINT)
+    try:
+        _, said = command.communicate(timeout=100)
+    finally:
+        command.kill()
+    assert (command.returncode, said.splitlines()[-1]) == (1, "Aborted!")
+    assert not (tmp_path / "s" / "demo" / "v").exists()
 
 
 def test_a_run_of_its_own_asks_no_server_whether_it_is_deployed(monkeypatch):

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from flows.embedded_server import start_embedded_server
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.cli import exit_with
@@ -256,7 +257,6 @@ def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> An
     if not os.environ.get("PREFECT_API_URL"):
         click.echo(f"starting Prefect's embedded server (about 10 s; log: {log_file})", err=True)
     flow = _import_flow(name)
-    from flows.embedded_server import start_embedded_server
     from tasks.heartbeats import own_heartbeats
 
     _keep_prefect_off_the_terminal()

@@ -55,9 +55,8 @@ def is_among(bits: npt.NDArray[np.uint64], some: npt.NDArray[np.uint64]) -> npt.
     """
     found = np.zeros(len(bits), np.bool_)
     if len(some):
-        begins = np.zeros(
-            2**20, np.bool_
-        )  # of 20 bits; it fits the cache, and spares most searches
+        # Of their first 20 bits: it fits the cache, and spares most searches.
+        begins = np.zeros(2**20, np.bool_)
         begins[some >> np.uint64(44)] = True
         likely = np.flatnonzero(begins[bits >> np.uint64(44)])
         places = np.minimum(np.searchsorted(some, bits[likely]), len(some) - 1)

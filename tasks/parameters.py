@@ -29,7 +29,7 @@ def write_parameters_alone(flow: Flow[..., Any]) -> None:
             return theirs(parameters)
         return {name: to_jsonable_python(value) for name, value in parameters.items()}
 
-    flow.serialize_parameters = serialize_parameters  # type: ignore[method-assign]
+    flow.serialize_parameters = serialize_parameters  # type: ignore[method-assign]  # Prefect offers no hook
 
 
 def _is_known(value: Any) -> bool:

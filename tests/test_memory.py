@@ -33,11 +33,11 @@ def _run(asked: bool) -> tuple[str, int, str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc's malloc can be told")
 def test_freed_arrays_cost_no_new_pages():
     said, faults, pool = _run(asked=True)
-    if said != "True":  # musl, as in Alpine: nothing is set there, and nothing promised
-        pytest.skip("this C library has no mallopt")
+    if said != "True":
+        pytest.skip("this C library has no mallopt")  # musl: nothing is set, nothing promised
     assert pool == "system"
     without = _run(asked=False)[1]
-    if not without:  # gVisor, as in some CIs
-        pytest.skip("this kernel counts no page faults")
+    if not without:
+        pytest.skip("this kernel counts no page faults")  # gVisor, as in some CIs
     # 8 MiB have 2,048 pages of 4 KiB; of a hundred arrays one or two may not fit what is free.
     assert 4 * faults < without

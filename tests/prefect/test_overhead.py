@@ -63,7 +63,7 @@ def living(sent, seconds=10.0):
     with heartbeats():
         deadline = time.monotonic() + seconds
         while not any(sent.values()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # between looks: heartbeats come from another thread
     assert not any(each.name == "packhouse-heartbeats" for each in threading.enumerate())
 
 
@@ -94,7 +94,7 @@ def test_heartbeats_go_on_until_the_block_ends(sent):
     def long():
         own._every_s.set(0.05)  # of this flow's context
         with heartbeats():
-            time.sleep(0.5)
+            time.sleep(0.5)  # ten heartbeats long, of which three are asked for
         return len(sent["own"])
 
     with own_heartbeats():
@@ -151,7 +151,7 @@ def test_sigterm_stops_what_a_command_started():
         "own_process()\n"
         "atexit.register(print, 'stopped', flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "time.sleep(60)"
+        "time.sleep(60)"  # never slept to its end: the signal comes first
     )
     done = subprocess.run(
         [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False
@@ -174,7 +174,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
     )
     while not (tmp_path / "c" / "steps").exists():
         assert command.poll() is None, command.communicate()
-        time.sleep(0.05)
+        time.sleep(0.05)  # between looks whether the other process has begun
     os.killpg(command.pid, signal.SIGINT)
     try:
         _, said = command.communicate(timeout=100)
@@ -243,4 +243,4 @@ def test_a_command_imports_no_fastapi_and_says_that_it_lives(tmp_path):
         deadline = time.monotonic() + 30
         while not client._client.post("/events/filter", json={"filter": wanted}).json()["events"]:
             assert time.monotonic() < deadline, "no heartbeat came"
-            time.sleep(0.1)
+            time.sleep(0.1)  # between questions: the server stores events when it likes

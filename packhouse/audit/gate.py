@@ -21,9 +21,9 @@ _SHARES = {
         "trained turns begin with their header or BOS",
     ),
     "max_untrained_rows": ("untrained_rows", "rows", "rows have no trained token"),
-    "max_double_bos": ("double_bos", "rows", "BOS tokens stand where none is due"),
+    "max_double_bos": ("double_bos", "rows", "rows have a BOS token right behind another"),
     "max_missing_bos": ("missing_bos", "rows", "rows lack the BOS that the tokenizer puts"),
-    "max_double_ends": ("double_ends", "turns", "end tokens follow an end token"),
+    "max_double_ends": ("double_ends", "rows", "rows have an end token right behind another"),
     "max_unknown_tokens": ("unknown_tokens", "tokens", "tokens are unknown to the tokenizer"),
     "max_duplicates": ("duplicates", "rows", "rows repeat an earlier row"),
 }

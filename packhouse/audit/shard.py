@@ -12,7 +12,8 @@ What is looked for:
 - misplaced rows: trained ranges other than the tokens that begin in the text's trained spans;
 - leaked headers: trained ranges that begin with a token that opens turns (`<|im_start|>`, BOS);
 - trained prompts: content trained beyond all that the assistant wrote;
-- rows without any trained token; double BOS, missing BOS, double end tokens; unknown tokens.
+- rows without any trained token; rows with BOS or an end token twice in a row, or without the
+  BOS that the tokenizer puts; unknown tokens.
 """
 
 from collections import Counter
@@ -81,8 +82,8 @@ def audit_shard(
         ]
         tokens = Tokens.of(earlier[1], part, pipeline)
         due, own = answer_bytes(earlier[0], earlier[1], config, label_names)
-        counts.update(_sizes(tokens, due))
         messages = one_chunk(earlier[0]["messages"])
+        counts.update(_sizes(tokens, due, _num_absent(tokens, config, messages)))
         findings = _findings(tokens, due, own, snapshot, config, messages, part)
         for name, numbers in findings.items():
             found.setdefault(name, []).append(numbers)
@@ -114,13 +115,13 @@ def _findings(
     }
 
 
-def _sizes(tokens: Tokens, due: Int64s) -> dict[str, int]:
-    """What the findings are shares of."""
+def _sizes(tokens: Tokens, due: Int64s, absent: Int64s) -> dict[str, int]:
+    """What the findings are shares of; turns that should be trained and are not count, too."""
     return {
         "rows": len(due),
         "tokens": len(tokens.ids),
         "trained_tokens": int((tokens.range_ends - tokens.range_starts).sum()),
-        "turns": len(tokens.range_starts),
+        "turns": len(tokens.range_starts) + int(absent.sum()),
         "unlocated_rows": int((~tokens.is_exact).sum()),
         "answer_bytes": int(due[tokens.is_exact].sum()),
     }
@@ -272,7 +273,7 @@ def _header_ids(tokens: Tokens, messages: pa.ListArray) -> npt.NDArray[np.int32]
 
 
 def _double_ends(tokens: Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:
-    """Per row: end tokens right behind the same end token, none of them content."""
+    """1 for each row with an end token right behind the same one, neither of them content."""
     ends = tokens.control[np.isin(tokens.ids[tokens.control], end_ids)]
     first, second = ends[:-1], ends[1:]
     rows = tokens.row_of(second)
@@ -281,29 +282,34 @@ def _double_ends(tokens: Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:
     is_double &= ~tokens.are_content(first, second)
     doubtful = np.flatnonzero(is_double & ~tokens.is_exact[rows])
     is_double[doubtful] = ~are_written(tokens, rows[doubtful], first[doubtful], second[doubtful])
-    return np.bincount(rows[is_double], minlength=len(tokens.offsets) - 1)
+    return np.minimum(np.bincount(rows[is_double], minlength=len(tokens.offsets) - 1), 1)
 
 
 def _ends_of_rows(tokens: Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int64s]:
-    """Per row: BOS beyond the first token, BOS missing, unknown tokens."""
+    """Per row: 1 if a BOS is double, 1 if BOS is missing, and the number of unknown tokens."""
     num_rows = len(tokens.offsets) - 1
     named = snapshot.special_tokens
-    bos = snapshot.added_tokens.get(named.get("bos_token") or named.get("cls_token") or "", -1)
+    bos_text = named.get("bos_token") or named.get("cls_token") or ""
+    bos = snapshot.added_tokens.get(bos_text, -1)
     eos = snapshot.added_tokens.get(named.get("eos_token") or named.get("sep_token") or "", -1)
     double = missing = np.zeros(num_rows, np.int64)
-    filled = np.flatnonzero(np.diff(tokens.offsets) > 0)
     if bos >= 0:
-        begins = np.zeros(num_rows, np.bool_)
-        begins[filled] = tokens.ids[tokens.offsets[:-1][filled]] == bos
         places = tokens.control[tokens.ids[tokens.control] == bos]
         rows = tokens.row_of(places)
-        is_inner = places > tokens.offsets[rows]
-        is_inner &= ~tokens.are_content(places, places)
+        is_first = places == tokens.offsets[rows]
+        # A BOS that the template writes is due: ChatML's may open every turn. One right behind
+        # another is not: [BOS, BOS, a, BOS, b] has one double.
+        is_double = ~is_first & (tokens.ids[places - 1] == bos)
+        is_double &= ~tokens.are_content(places, places)
         if bos == eos:  # then it ends turns, and only a second one right behind the first is double
-            is_inner &= places == tokens.offsets[rows] + 1
-            is_inner &= begins[rows]
-        double = np.bincount(rows[is_inner], minlength=num_rows)
-        missing = (~begins).astype(np.int64) if snapshot.adds_bos else missing
+            is_double &= places == tokens.offsets[rows] + 1
+        double = np.minimum(np.bincount(rows[is_double], minlength=num_rows), 1)
+        for row in np.unique(rows[~tokens.is_exact[rows]]).tolist():  # places are not known there
+            text = tokens.data[tokens.bases[row] : tokens.bases[row + 1]].tobytes()
+            num_written = max(text.count(bos_text.encode()), 1)
+            double[row] |= np.count_nonzero(rows == row) > num_written
+        if snapshot.adds_bos:
+            missing = 1 - np.bincount(rows[is_first], minlength=num_rows)
     unknown = np.zeros(num_rows, np.int64)
     if tokens.pipeline.unk_id is not None and tokens.pipeline.unk_id not in (bos, eos):
         places = np.flatnonzero(tokens.ids == tokens.pipeline.unk_id)

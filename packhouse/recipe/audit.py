@@ -38,13 +38,13 @@ class AuditConfig(Section):
     """Share of packed sequences that end on a trained token that is no end token."""
 
     max_double_bos: Share = 0.0
-    """BOS tokens that are not a row's first, by rows."""
+    """Share of rows with a BOS token right behind another one."""
 
     max_missing_bos: Share = 0.0
     """Share of rows that lack the BOS which the tokenizer itself would put."""
 
     max_double_ends: Share = 0.0
-    """End tokens right behind an end token, by turns."""
+    """Share of rows with an end token right behind the same one."""
 
     max_unknown_tokens: Share = 0.01
     """Share of tokens that are unknown to the tokenizer."""

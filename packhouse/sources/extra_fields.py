@@ -1,15 +1,18 @@
-"""Fields that rows have beyond their format: counted by name, or bad where the recipe says which.
+"""Fields that rows have beyond what their format reads: counted, bad rows, or a refusal.
 
-Nobody learns what a column was that quietly went missing, so every one that holds something is
-reported with its number of rows. A source's `allowed_fields` makes any other one a bad row: a file
-that gets a new column half-way then says so.
+Every field that holds something is reported with its number of rows. A source's `allowed_fields`
+makes a row with any other field a bad row. And where nobody chose the format (`format: auto`), a
+field that goes by the name of a part of a conversation stops the run: the answer would be trained
+without it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
+from packhouse.sources.records import parse_text
 from packhouse.sources.rows import Rows
 from packhouse.sources.shapes import SHAPES
 
@@ -18,6 +21,7 @@ __all__ = [
     "IN_MESSAGES",
     "TRAIN_FLAGS",
     "bounded",
+    "check_nothing_is_left_out",
     "count_extra_fields",
     "find_disallowed",
 ]
@@ -25,12 +29,20 @@ __all__ = [
 MAX_NAMES = 100
 """Names counted for a shard; all beyond are one, named `...`."""
 
-CONVERSATIONAL = frozenset(
-    "system system_prompt history messages conversations conversation tools functions input "
-    "context question instruction prompt response answer output completion chosen reasoning "
-    "thinking reasoning_content".split()
+_PARTS = {
+    "question": frozenset(("question", "instruction", "prompt")),
+    "context": frozenset(("context", "input")),
+    "answer": frozenset(("answer", "response", "output", "completion")),
+    "system": frozenset(("system", "system_prompt")),
+    "history": frozenset(("history",)),
+}
+"""Names of the parts of a question and its answer, by `question_answer`'s names for them."""
+
+CONVERSATIONAL = frozenset().union(*_PARTS.values()) | frozenset(
+    "messages conversations conversation tools functions chosen reasoning thinking "
+    "reasoning_content".split()
 )
-"""Names that a conversation's own parts go by: left out, they are worth a look."""
+"""Names of a conversation's own parts."""
 
 IN_MESSAGES = "messages[]."
 """Before the name of a field that messages have, not rows."""
@@ -96,3 +108,76 @@ def find_disallowed(
             detail = f"the field {name!r} is neither of {row_format} nor one of allowed_fields"
             bad[index] = ("unknown_field", detail)
     return bad
+
+
+def check_nothing_is_left_out(
+    rows: Rows, numbers: Sequence[int], row_format: str, config: SourceConfig, uri: str
+) -> None:
+    """Refuse rows of an `auto` source with a part of the conversation that would not be read.
+
+    A field that repeats what the fields that are read say is no loss: many chats come with a
+    `prompt` that is their first message.
+
+    Args:
+        rows: parsed rows.
+        numbers: number in the file of each.
+        row_format: what `auto` found.
+        config: the source.
+        uri: for messages.
+
+    Raises:
+        SourceError: names the row, the field, and what to write into the recipe.
+    """
+    if config.format != "auto":
+        return
+    allowed = set(config.allowed_fields or ())
+    suspects = {
+        keys: CONVERSATIONAL.intersection(extra_names(keys, row_format, config)) - allowed
+        for keys in rows.layouts
+    }
+    if not any(suspects.values()):
+        return
+    for number, row in zip(numbers, rows, strict=True):
+        if type(row) is not dict:
+            continue
+        unread = suspects[tuple(row)]
+        read = "\n".join(text for name in row if name not in unread for text in _texts(row[name]))
+        for name in sorted(unread):
+            if any(text not in read for text in _texts(row[name])):
+                raise SourceError(
+                    f"source file '{uri}': row {number} says something in the field '{name}', "
+                    f"which the format '{row_format}' does not read, so it would not be trained. "
+                    f"{_remedy(row, name, row_format)}",
+                    uri=uri,
+                    row=number,
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value that is not blank; a column of text may hold JSON."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        parsed, _ = parse_text(value)
+        value = value if parsed is None else parsed
+    if isinstance(value, str):
+        if value.strip():
+            yield value.strip()
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def _remedy(row: Mapping[str, Any], name: str, row_format: str) -> str:
+    leave_out = (
+        f"to leave it out, write `format: {row_format}` and `allowed_fields: [{name}]` "
+        "for this source"
+    )
+    fields = {part: [key for key in row if key in names] for part, names in _PARTS.items()}
+    is_pair = all(len(found) < 2 for found in fields.values())
+    if not (is_pair and fields["question"] and fields["answer"]):
+        return f"Join it with another field, or, {leave_out}"
+    named = {part: found[0] for part, found in fields.items() if found}
+    if not any(name == given for given in named.values()):
+        return leave_out.capitalize()
+    mapping = ", ".join(f"{part}: {given}" for part, given in named.items())
+    train = f"`format: question_answer` and `fields: {{{mapping}}}`"
+    return f"To train with it, write {train}; {leave_out}"

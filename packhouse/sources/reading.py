@@ -28,6 +28,7 @@ from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
     bounded,
+    check_nothing_is_left_out,
     count_extra_fields,
     find_disallowed,
 )
@@ -157,6 +158,8 @@ class _Reader:
         """Check and name the rows of a part."""
         shard, records = part.shard, part.records
         row_format = _settle_format(shard, self.config, records)
+        numbers = (records.numbers + shard.row_start).tolist()
+        check_nothing_is_left_out(records.rows, numbers, row_format, self.config, shard.uri)
         extra_fields = count_extra_fields(records.rows, row_format, self.config)
         _take_out(records, find_disallowed(records.rows, row_format, self.config))
         if row_format == "auto":

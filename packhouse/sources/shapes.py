@@ -60,14 +60,16 @@ def _shape(required: str, optional: str = "") -> Shape:
 
 # In the order of trial: a shape that asks for more comes before one that asks for less.
 SHAPES: dict[str, Shape] = {
-    "chat": _shape("messages|conversations|conversation", "tools|functions system"),
-    "sharegpt": _shape("conversations|messages|conversation", "tools|functions system"),
-    "preference": _shape("chosen", "prompt rejected system tools"),
+    "chat": _shape("messages|conversations|conversation", "tools|functions system|system_prompt"),
+    "sharegpt": _shape(
+        "conversations|messages|conversation", "tools|functions system|system_prompt"
+    ),
+    "preference": _shape("chosen", "prompt rejected system|system_prompt tools"),
     "oasst": _shape("text role replies"),
-    "alpaca": _shape("instruction output", "input system history"),
-    "dolly": _shape("instruction response", "context category system history"),
-    "prompt_completion": _shape("prompt completion|response", "system history"),
-    "question_answer": _shape("question answer", "context system history"),
+    "alpaca": _shape("instruction output", "input|context system|system_prompt history"),
+    "dolly": _shape("instruction response", "context|input category system|system_prompt history"),
+    "prompt_completion": _shape("prompt completion|response", "system|system_prompt history"),
+    "question_answer": _shape("question answer", "context|input system|system_prompt history"),
     "classification": _shape("text|sentence|content label"),
     "text": _shape("text"),
 }

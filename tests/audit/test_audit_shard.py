@@ -190,6 +190,58 @@ def test_openrlhf_393_two_bos(tables):
     assert found(tables, with_bos) == {"double_bos": 3, "unlocated_rows": 3}
 
 
+@pytest.fixture
+def opens_turns(tables):
+    """A tokenizer whose BOS opens every turn."""
+    special = {**tables.snapshot.special_tokens, "bos_token": "<|im_start|>"}
+    return replace(tables.snapshot, special_tokens=special)
+
+
+def test_a_bos_that_the_template_writes_at_every_turn_is_due(tables, opens_turns):
+    assert found(tables, opens_turns) == {}
+
+
+def test_a_bos_right_behind_another_is_double_and_counts_its_row_once(tables, opens_turns):
+    def open_twice(row):
+        row["input_ids"] = [
+            t for i in row["input_ids"] for t in ([i] * (3 if i == IM_START else 1))
+        ]
+        row["trained_ranges"] = []
+
+    tables.sabotage(open_twice)
+    counts = audited(tables, opens_turns)["counts"]
+    assert counts["double_bos"] == counts["rows"] == 3
+
+
+def test_a_bos_that_nobody_wrote_is_double_where_places_are_not_known(tables, opens_turns):
+    def put_bos(row):
+        if row["row"] == 1:  # between two words of the last answer
+            row["input_ids"].insert(len(row["input_ids"]) - 4, IM_START)
+            row["trained_ranges"][-1]["end"] += 1
+
+    tables.sabotage(put_bos)
+    assert found(tables, opens_turns)["double_bos"] == 1
+
+
+def test_no_share_exceeds_the_whole(tables):
+    def end_often(row):
+        at = row["trained_ranges"][-1]["end"]
+        row["input_ids"][at:at] = [IM_END] * 5
+
+    tables.sabotage(end_often)
+    counts = audited(tables)["counts"]
+    assert counts["double_ends"] == counts["rows"] == 3
+
+
+def test_answers_without_a_range_are_turns_that_have_no_end(tables):
+    def drop_ranges(row):
+        row["trained_ranges"] = row["trained_ranges"][:1]
+
+    tables.sabotage(drop_ranges)
+    counts = audited(tables)["counts"]
+    assert (counts["turns"], counts["unterminated_turns"]) == (4, 1)
+
+
 def test_an_end_token_twice(tables):
     def end_twice(row):
         if row["row"] == 0:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pyarrow as pa
+from tokenizers import Tokenizer, models
 
 from packhouse.recipe import FormatConfig
 from packhouse.tables import VALIDATED
@@ -38,12 +39,15 @@ def make_table(conversations: list[Any], tools: Any = None, labels: Any = None) 
     return pa.table([columns[name] for name in VALIDATED.names], schema=VALIDATED)
 
 
+_BACKEND = Tokenizer(models.BPE({"a": 0}, [])).to_str()
+
+
 def make_snapshot(**changes: Any) -> TokenizerSnapshot:
     """A toy tokenizer with ChatML's tokens."""
     facts: dict[str, Any] = {
         "fingerprint": "0" * 64,
         "class_name": "ToyTokenizer",
-        "backend": "{}",
+        "backend": _BACKEND,
         "vocab_size": 300,
         "added_tokens": {"<s>": 0, "</s>": 1, "<|im_start|>": 2, "<|im_end|>": 3},
         "special_tokens": {"bos_token": "<s>", "eos_token": "</s>"},

@@ -1,0 +1,75 @@
+"""Single-turn templates give the ids that a tokenizer gives for the same prompt at inference."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from packhouse.recipe import FormatConfig, TokenizeConfig
+from packhouse.templates import make_renderer
+from packhouse.tokenization import load_snapshot, tokenize_table
+from tests.templates.toys import make_table
+
+TOKENIZERS = ["mistral-7b-instruct-v0.3", "qwen2.5-instruct", "qwen3"]
+
+# The second begins with a space of its own, the third with a line break, the last not with a word.
+ROWS = [
+    [("user", "Below is a word\n"), ("assistant", "Yes, it is.")],
+    [("user", " Why is the sky blue?\n"), ("assistant", "Light scatters.")],
+    [("user", "\nWhy?\n"), ("assistant", "So.")],
+    [("user", "  Two spaces\n"), ("assistant", " And one.")],
+    [("system", "Be brief."), ("user", "Name a river.\n"), ("assistant", "The Elbe.")],
+    [("user", "### 1 + 1?\n"), ("assistant", "2")],
+]
+
+
+def tokenized(shared, name, template, rows, **config):
+    snapshot = load_snapshot(shared / "tokenizers" / name)
+    renderer = make_renderer(FormatConfig(template=template, **config), snapshot)
+    formatted = renderer.render(make_table(rows)).formatted
+    done = tokenize_table(formatted, snapshot, TokenizeConfig())
+    assert not done.quarantined.num_rows
+    assert "inexact_round_trip" not in done.notes
+    return formatted.to_pylist(), done.tokenized.to_pylist()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("template", ["alpaca", "completion"])
+def test_ids_are_those_of_prompt_and_answer_in_one_call_and_eos(shared, name, template):
+    """What TRL makes of a prompt and a completion: `tokenizer(prompt + completion)`, then EOS."""
+    real = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
+    texts, rows = tokenized(shared, name, template, ROWS)
+    for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        whole = text["text"].removeprefix(real.bos_token or "").removesuffix(real.eos_token)
+        has_own_space = template == "completion" and number in (1, 3)
+        if name.startswith("mistral") and not has_own_space:
+            assert whole[0] == " "
+            whole = whole[1:]
+        assert row["input_ids"] == [*real(whole)["input_ids"], real.eos_token_id], whole
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_prompt_alone_begins_with_the_ids_that_were_trained(shared, name):
+    """Up to the last line break of the prompt, which an answer never joins."""
+    real = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
+    _, rows = tokenized(shared, name, "completion", ROWS)
+    for conversation, row in zip(ROWS, rows, strict=True):
+        system = "".join(text + "\n" for role, text in conversation if role == "system")
+        prompt = system + next(text for role, text in conversation if role == "user")
+        ids = real(prompt)["input_ids"]
+        assert row["input_ids"][: len(ids)] == ids, prompt
+        assert row["trained_ranges"][0]["start"] == len(ids), prompt
+
+
+def test_the_first_word_behind_bos_is_the_word_that_begins_a_text(shared):
+    _, rows = tokenized(shared, TOKENIZERS[0], "alpaca", ROWS[:1])
+    assert rows[0]["input_ids"][:3] == [1, 21579, 1117]  # <s>, _Below, _is
+
+
+def test_a_text_or_an_answer_that_comes_first_is_trained_from_its_first_word(shared):
+    for template in ("text", "completion"):
+        rows = [[("assistant", "Below is a word")], [("assistant", " Below is a word")]]
+        texts, (plain, spaced) = tokenized(shared, TOKENIZERS[0], template, rows)
+        assert [text["text"] for text in texts] == ["<s> Below is a word</s>"] * 2
+        assert plain["input_ids"] == spaced["input_ids"]
+        first = 0 if template == "text" else 1
+        for row in (plain, spaced):
+            assert row["trained_ranges"] == [{"start": first, "end": len(row["input_ids"])}]

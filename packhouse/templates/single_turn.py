@@ -18,7 +18,6 @@ parted by an empty line, without the preamble; a system prompt takes the preambl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -94,7 +93,8 @@ class SingleTurnEngine:
         program = self.build(self._with_label(shape), self.ends)
         if isinstance(program, Refusal) or not self.ends.space:
             return [(rows, program)]
-        opening = "".join(takewhile(lambda item: isinstance(item, str), program.items))
+        place = next(n for n, item in enumerate(program.items) if isinstance(item, Slot))
+        opening = "".join(map(str, program.items[:place]))
         if opening != self.ends.bos + self.ends.space:  # a constant comes first
             return [(rows, program)]
         first = conversations.content.take(pa.array(conversations.starts[rows]))

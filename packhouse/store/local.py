@@ -10,15 +10,18 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from typing_extensions import override
 
 from packhouse.errors import IntegrityError, StoreError, StoreRefusedError, TransientError
 from packhouse.store.objects import (
+    MAX_GET_BYTES,
     Blob,
     FileBody,
     ObjectInfo,
@@ -46,13 +49,13 @@ class LocalStore(ObjectStore):
 
     @override
     def get(self, key: str) -> Blob:
-        with self._reading(key):
-            data = self._path(key).read_bytes()
+        with self._reading(key) as file:
+            data = file.read(MAX_GET_BYTES + 1)
         return Blob(data, _sha256(data))
 
     @override
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._reading(key), self._path(key).open("rb") as file:
+        with self._reading(key) as file:
             file.seek(start)
             return file.read(length)
 
@@ -61,29 +64,29 @@ class LocalStore(ObjectStore):
         return self._chunks_from(key, 0)
 
     def _chunks_from(self, key: str, offset: int) -> Iterator[bytes]:
-        with self._reading(key), self._path(key).open("rb") as file:
+        with self._reading(key) as file:
             file.seek(offset)
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
     @override
-    def download(self, key: str, path: Path, *, offset: int = 0) -> None:
+    def download(self, key: str, path: Path, *, offset: int = 0, end: int | None = None) -> None:
         with path.open("ab") as out:  # a full disk here is not the store's
             for chunk in self._chunks_from(key, offset):
-                out.write(chunk)
+                out.write(chunk if end is None else chunk[: max(0, end - out.tell())])
+                if end is not None and out.tell() >= end:
+                    return
 
     @override
     def head(self, key: str) -> ObjectInfo:
-        digest = hashlib.sha256()
-        for chunk in self.chunks(key):
-            digest.update(chunk)
-        with self._reading(key):
-            stat = self._path(key).stat()
-        return ObjectInfo(key, stat.st_size, stat.st_mtime, digest.hexdigest())
+        with self._reading(key) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            found = os.fstat(file.fileno())
+        return ObjectInfo(key, found.st_size, found.st_mtime, digest)
 
     @override
     def put_create(self, key: str, body: bytes | FileBody) -> str:
-        target = self._path(key)
+        target = self.path(key)
         if os.path.lexists(target):  # saves the copy; the link below is what decides
             raise PreconditionFailedError(f"'{key}' exists in {self.uri}", key=key)
         with self._staged(body) as (staged, tag), self._writing(key):
@@ -94,9 +97,12 @@ class LocalStore(ObjectStore):
 
     @override
     def put_if_match(self, key: str, body: bytes, etag: str) -> str:
-        target = self._path(key)
+        target = self.path(key)
         with self._staged(body) as (staged, tag), self._locked(key), self._writing(key):
-            current = _sha256(target.read_bytes()) if target.exists() else None
+            try:
+                current = self.get(key).etag
+            except ObjectNotFoundError:
+                current = ""
             if current != etag:
                 raise PreconditionFailedError(f"'{key}' has changed in {self.uri}", key=key)
             os.replace(staged, target)
@@ -105,20 +111,20 @@ class LocalStore(ObjectStore):
 
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        base = self.root / prefix.rpartition("/")[0]
+        base = self._inside(prefix.rpartition("/")[0])
         for path in sorted(_files(base)):
             key = path.relative_to(self.root).as_posix()
             if not key.startswith(prefix) or key.startswith(_OWN + "/"):
                 continue
             try:
-                stat = path.stat()
+                found = path.lstat()
             except FileNotFoundError:
                 continue  # deleted since the folder was read
-            yield ObjectInfo(key, stat.st_size, stat.st_mtime)
+            yield ObjectInfo(key, found.st_size, found.st_mtime)
 
     @override
     def list_folders(self, prefix: str) -> Iterator[str]:
-        base = self.root / prefix
+        base = self._inside(prefix)
         if os.path.lexists(self.root) and not self.root.is_dir():
             raise _no_folder(self.root, self.uri)
         if base.is_dir():
@@ -126,7 +132,7 @@ class LocalStore(ObjectStore):
 
     @override
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        path = self.path(key)
         with self._writing(key):
             path.unlink(missing_ok=True)
             self._prune(path.parent)
@@ -179,8 +185,24 @@ class LocalStore(ObjectStore):
             probe.with_suffix(".link").unlink(missing_ok=True)
             probe.unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
-        return self.root / check_key(key)
+    def path(self, key: str) -> Path:
+        """Where an object lies, whether it exists or not.
+
+        Raises:
+            ConfigError: no key of a store.
+            StoreError: a symbolic link leads out of the store.
+        """
+        return self._inside(check_key(key))
+
+    def _inside(self, key: str) -> Path:
+        path = self.root / key
+        root = os.path.realpath(self.root)
+        if not Path(os.path.realpath(path)).is_relative_to(root):
+            raise StoreError(
+                f"store {self.uri}: a symbolic link leads from {key!r} out of the store; nothing "
+                "is read or written there. Remove the link, or mount the other folder in its place"
+            )
+        return path
 
     def _own(self, name: str) -> Path:
         folder = self.root / _OWN / name
@@ -227,10 +249,15 @@ class LocalStore(ObjectStore):
             yield
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[None]:
+    def _reading(self, key: str) -> Iterator[BinaryIO]:
+        """An object's file, open; a pipe or device in its place is no object, and blocks nobody."""
         try:
             with _translated(self.uri):
-                yield
+                handle = os.open(self.path(key), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                with os.fdopen(handle, "rb") as file:
+                    if not stat.S_ISREG(os.fstat(handle).st_mode):
+                        raise IsADirectoryError(key)
+                    yield file
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             if os.path.lexists(self.root) and not self.root.is_dir():
                 raise _no_folder(self.root, self.uri) from None
@@ -244,7 +271,7 @@ class LocalStore(ObjectStore):
             except FileNotFoundError:  # the folder was pruned under us
                 raise TransientError(f"'{key}' in {self.uri}: its folder vanished") from None
             except (IsADirectoryError, NotADirectoryError):
-                raise _no_folder(self._path(key), self.uri) from None
+                raise _no_folder(self.path(key), self.uri) from None
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from packhouse.errors import ConfigError, IntegrityError, StoreError
 
 __all__ = [
+    "MAX_GET_BYTES",
     "Blob",
     "FileBody",
     "ObjectInfo",
@@ -30,6 +31,9 @@ __all__ = [
     "open_filesystem",
     "open_store",
 ]
+
+MAX_GET_BYTES = 2**26
+"""Most that `ObjectStore.get` holds in memory: manifests, refs and receipts are smaller."""
 
 _CHUNK_BYTES = 2**20
 _BLOCK_BYTES = 8 * 2**20
@@ -139,21 +143,27 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def get(self, key: str) -> Blob:
-        """Bytes and tag of an object.
+        """Bytes and tag of an object of at most `MAX_GET_BYTES`.
+
+        Of a larger one, one byte more than that, which no parser takes for a whole object.
 
         Raises:
             ObjectNotFoundError: no object has this key.
         """
 
-    def download(self, key: str, path: Path, *, offset: int = 0) -> None:
+    def download(self, key: str, path: Path, *, offset: int = 0, end: int | None = None) -> None:
         """Append the object's bytes from `offset` on to a local file, as they come.
+
+        Bytes from `end` on are left out, so that an object that grew does not fill the disk.
 
         Raises:
             ObjectNotFoundError: no object has this key.
         """
         with path.open("ab") as out:
             for block in self._blocks(key, offset):
-                out.write(block)
+                out.write(block if end is None else block[: max(0, end - out.tell())])
+                if end is not None and out.tell() >= end:
+                    return
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:

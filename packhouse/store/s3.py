@@ -29,6 +29,7 @@ from packhouse.errors import (
     TransientError,
 )
 from packhouse.store.objects import (
+    MAX_GET_BYTES,
     Blob,
     FileBody,
     ObjectInfo,
@@ -63,7 +64,10 @@ class S3Store(ObjectStore):
         with self._request(key):
             answer = self._client.get_object(**self._at(key))
             with closing(answer["Body"]) as body:
-                return Blob(body.read(), answer["ETag"].strip('"'))
+                data = body.read(MAX_GET_BYTES + 1)
+                if len(data) <= MAX_GET_BYTES:
+                    data += body.read()  # nothing more: this read notices an answer cut short
+                return Blob(data, answer["ETag"].strip('"'))
 
     @override
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -84,14 +88,16 @@ class S3Store(ObjectStore):
                 yield from body.iter_chunks(_CHUNK_BYTES)
 
     @override
-    def download(self, key: str, path: Path, *, offset: int = 0) -> None:
+    def download(self, key: str, path: Path, *, offset: int = 0, end: int | None = None) -> None:
         wanted = {"Range": f"bytes={offset}-"} if offset else {}
         with self._request(key):
             answer = self._client.get_object(**self._at(key), **wanted)
             mode = "ab" if not offset or "ContentRange" in answer else "wb"
             with closing(answer["Body"]) as body, path.open(mode) as out:
                 for chunk in body.iter_chunks(_CHUNK_BYTES):
-                    out.write(chunk)
+                    out.write(chunk if end is None else chunk[: max(0, end - out.tell())])
+                    if end is not None and out.tell() >= end:
+                        return
 
     @override
     def head(self, key: str) -> ObjectInfo:

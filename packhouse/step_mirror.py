@@ -18,19 +18,18 @@ miss, and is said in `notes`. Costs one request for each step that is not here, 
 every step's files once.
 """
 
-import json
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from packhouse.chain import Run
 from packhouse.errors import IntegrityError, StoreError, TransientError
 from packhouse.jobs import Job
-from packhouse.step_store import Receipt, StepStore
+from packhouse.step_store import Receipt, StepStore, parse_receipt
 from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
@@ -126,7 +125,9 @@ class StepMirror:
             raw = run(self.store, request(Read(f"{folder}/{_RECEIPT}")), retry=_RETRY).data
         except ObjectNotFoundError:
             return False
-        names = _names_of(raw, folder)
+        names = sorted(parse_receipt(raw, step, key, work).files)
+        if other := [name for name in names if not name.endswith(_SUFFIXES)]:
+            raise IntegrityError(f"'{folder}' lists '{other[0]}', which no step writes")
         work.mkdir(parents=True)
         for name in names:
             steps = _download_steps(self.store, f"{folder}/{name}", work / name)
@@ -166,18 +167,6 @@ class Mirrored:
         stored = self.mirror.steps.peek(receipt.step, receipt.key)
         if stored is not None:
             self.mirror.write(stored)
-
-
-def _names_of(raw: bytes, folder: str) -> list[str]:
-    """Files that a receipt lists, if they are plain names of kinds that steps write."""
-    try:
-        names = sorted(json.loads(raw)["files"])
-    except (ValueError, KeyError, TypeError):
-        raise IntegrityError(f"'{folder}/{_RECEIPT}' is no receipt") from None
-    for name in names:
-        if name != PurePosixPath(name).name or not name.endswith(_SUFFIXES) or name == _RECEIPT:
-            raise IntegrityError(f"'{folder}' lists '{name}', which no step writes")
-    return names
 
 
 def _create(store: ObjectStore, key: str, body: Any) -> None:

@@ -15,6 +15,7 @@ won. Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB costs 60 ms.
 
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -25,11 +26,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packhouse.errors import IntegrityError
 from packhouse.fingerprint import canonical_json, digest, file_sha256
 
-__all__ = ["FileFact", "Receipt", "StepStore"]
+__all__ = ["FileFact", "Receipt", "StepStore", "parse_receipt"]
 
 _STALE_AFTER_S = 24 * 3600
+# Names of files that steps write, such as `train-00000.parquet`: no folder, no dot in front.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def _namespace() -> str:
@@ -99,20 +103,9 @@ class StepStore:
         """Return the receipt if there is one, without reading the files it lists."""
         folder = self._folder(step, key)
         try:
-            raw = json.loads((folder / "receipt.json").read_bytes())
-            if raw.pop("digest") != digest(raw) or (raw["step"], raw["key"]) != (step, key):
-                return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return parse_receipt((folder / "receipt.json").read_bytes(), step, key, folder)
+        except (OSError, IntegrityError):
             return None  # not there, or not as it was written
-        return Receipt(
-            step=step,
-            key=key,
-            folder=str(folder),
-            files={name: FileFact(**fact) for name, fact in raw["files"].items()},
-            facts=raw["facts"],
-            seconds=raw["seconds"],
-            cached=True,
-        )
 
     def run(self, step: str, key: str, compute: Callable[[Path], Mapping[str, Any]]) -> Receipt:
         """Return the step's receipt, computing it first where it is not done.
@@ -197,6 +190,39 @@ class StepStore:
                 seconds=receipt.seconds,
             )
         raise OSError(f"could not move '{work}' to '{folder}'")
+
+
+def parse_receipt(data: bytes, step: str, key: str, folder: Path) -> Receipt:
+    """Read a receipt that lies, or shall lie, in `folder`; its file names are safe to join to it.
+
+    Raises:
+        IntegrityError: not the receipt of this step and key as it was written, or it names a file
+            that no step writes.
+    """
+    try:
+        raw = json.loads(data)
+        if raw.pop("digest") != digest(raw) or (raw["step"], raw["key"]) != (step, key):
+            raise ValueError("the receipt of another step, or altered")
+        files = {name: FileFact(**fact) for name, fact in raw["files"].items()}
+        for name, fact in files.items():
+            if not _FILE_NAME.fullmatch(name) or name == "receipt.json":
+                raise ValueError(f"no step writes a file {name[:80]!r}")
+            if type(fact.size) is not int or fact.size < 0 or not isinstance(fact.sha256, str):
+                raise ValueError(f"size or sha256 of '{name}' is none")
+        if not isinstance(raw["facts"], dict) or not isinstance(raw["seconds"], float | int):
+            raise ValueError("facts or seconds are none")
+        return Receipt(
+            step=step,
+            key=key,
+            folder=str(folder),
+            files=files,
+            facts=raw["facts"],
+            seconds=raw["seconds"],
+            cached=True,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = str(error) if isinstance(error, ValueError) else type(error).__name__
+        raise IntegrityError(f"'{step}/{key}/receipt.json' is no receipt: {problem}") from None
 
 
 def _is_orphan(name: str) -> bool:

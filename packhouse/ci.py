@@ -271,7 +271,9 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def _changed_sources(plan: Plan, current: OpenVersion) -> dict[str, str]:
-    before = _shards((s["file"], s["sha256"]) for s in current.manifest.lineage["sources"])
+    before = _shards(
+        (s.get("file"), s.get("sha256")) for s in current.manifest.lineage.get("sources", ())
+    )
     now = _shards((j.shard.file, j.shard.sha256) for j in plan.validate if j.shard is not None)
     changes = {}
     for name in sorted({*before, *now}):

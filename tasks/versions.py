@@ -11,6 +11,7 @@ from packhouse.recipe import Recipe
 from packhouse.refresh import Look, look, planned_version
 from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
 from packhouse.store.gc import GcReport, collect_garbage
+from packhouse.store.layout import is_name
 from packhouse.store.read import VerifyReport, verify_version
 from packhouse.store.refs import scan_refs
 from tasks.artifacts import move_artifacts
@@ -46,8 +47,8 @@ def datasets_of(store: str, dataset: str | None, ref: str | None = None) -> list
     if dataset is not None:
         return [dataset]
     opened = open_store(store)
-    folders = sorted(name for name in opened.list_folders("") if not name.startswith("."))
-    scans = {name: scan_refs(opened, name) for name in folders}  # `.packhouse` holds the probe
+    folders = sorted(filter(is_name, opened.list_folders("")))  # others share the bucket
+    scans = {name: scan_refs(opened, name) for name in folders}
     found = [
         name
         for name, (refs, damaged) in scans.items()

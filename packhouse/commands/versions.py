@@ -152,7 +152,7 @@ def show(address: str, as_json: bool) -> None:
         audited = audit_rows(manifest.audit)
         click.echo()
         print_table(tuple(audited[0]), [tuple(row.values()) for row in audited], "audit")
-    _print_ledger(manifest.counts.get("ledger"))
+    _print_ledger(manifest.counts.get("ledger", []))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [
@@ -166,9 +166,9 @@ def show(address: str, as_json: bool) -> None:
 _LEDGER = ("step", "rows_in", "rows_out", "quarantined", "dropped", "tokens_in", "tokens_out")
 
 
-def _print_ledger(ledger: Any) -> None:
+def _print_ledger(ledger: Sequence[Mapping[str, Any]]) -> None:
     """Where every row went, a line a step; reasons with their counts."""
-    if not isinstance(ledger, list) or not all(isinstance(line, Mapping) for line in ledger):
+    if not ledger:
         return
     click.echo()
     print_table(_LEDGER, [[_cell(line.get(column)) for column in _LEDGER] for line in ledger])

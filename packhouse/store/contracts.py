@@ -8,7 +8,6 @@ batch of rows at a time, so memory is bounded by a row group, whatever the size 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +19,7 @@ from packhouse.packing import check_packed, published_schema
 from packhouse.packing.layout import Layout
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["check_data_file", "read_batches"]
+__all__ = ["check_data_file", "count_problems", "read_batches"]
 
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**25  # of a row that is longer, pyarrow would say that it straddles blocks
@@ -44,8 +43,42 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
         rows += batch.num_rows
     if rows != entry.rows:
         raise ContractError(f"{rows:,} rows, and the manifest says {entry.rows:,}")
-    if tokens != entry.tokens and "input_ids" in _names(manifest):
+    columns = [field["name"] for field in manifest.schema.get("fields", ())]
+    if tokens != entry.tokens and "input_ids" in columns:
         raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
+
+
+def count_problems(manifest: Manifest) -> list[str]:
+    """Compare the counts that a run wrote with the manifest's files; one sentence each.
+
+    A run writes its ledger and, for each split, packs and tokens; `engines` says that it was a run.
+    """
+    ledger = manifest.counts.get("ledger", [])
+    statistics = manifest.counts.get("statistics", {})
+    if "publish" in manifest.engines and not (ledger and statistics):
+        return ["manifest.json: a run wrote this version, and its counts are missing"]
+    data = [entry for entry in manifest.files if entry.kind == "data"]
+    found = []
+    for split, stated in statistics.items():
+        files = [entry for entry in data if entry.split == split]
+        for name, count in (
+            ("num_packs", sum(entry.rows for entry in files)),
+            ("num_tokens", sum(entry.tokens for entry in files)),
+        ):
+            if stated.get(name, count) != count:
+                found.append(
+                    f"manifest.json: {name} of split '{split}' is {stated[name]:,}, and its files "
+                    f"hold {count:,}"
+                )
+    tokens = sum(entry.tokens for entry in data)
+    if ledger and ledger[-1].get("tokens_out") not in (None, tokens):
+        found.append(
+            f"manifest.json: the ledger ends with {ledger[-1]['tokens_out']:,} tokens, and the "
+            f"files hold {tokens:,}"
+        )
+    if statistics and (unknown := sorted({entry.split for entry in data} - set(statistics))):
+        found.append(f"manifest.json: splits that the run did not count: {', '.join(unknown)}")
+    return found
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -106,11 +139,11 @@ def _check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> in
     due = published_schema(layout).names
     if missing := [name for name in due if name not in names]:
         raise ContractError(f"rows of tokens have no column {', '.join(missing)}")
-    pack = _part(manifest.configuration, "pack")
+    pack = manifest.configuration.get("pack", {})
     check_packed(
         batch,
         pack.get("seq_len") or _ANY,
-        _part(manifest.lineage, "tokenizer").get("vocab_size") or _ANY,
+        manifest.lineage.get("tokenizer", {}).get("vocab_size") or _ANY,
         layout,
         # Pieces of records may train nothing, and classifiers train on the label.
         allow_untrained=pack.get("strategy") == "concat" or "label" in names,
@@ -119,17 +152,8 @@ def _check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> in
     return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())
 
 
-def _part(facts: Any, name: str) -> dict[str, Any]:
-    found = facts.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _check_schema(schema: pa.Schema, manifest: Manifest) -> None:
     found = schema_to_json(schema)
     if manifest.schema_fingerprint and schema_fingerprint(found) != manifest.schema_fingerprint:
         columns = [field["name"] for field in found["fields"]]
         raise ContractError(f"schema differs from the manifest's: it has columns {columns}")
-
-
-def _names(manifest: Manifest) -> list[str]:
-    return [field["name"] for field in manifest.schema.get("fields", ())]

@@ -121,14 +121,11 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
 
 def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
     """Counts with the ledger's lines by their step, so that a changed number is named alone."""
-    lines = counts.get("ledger")
-    if not isinstance(lines, list) or not all(
-        isinstance(line, Mapping) and "step" in line for line in lines
-    ):
+    if "ledger" not in counts:
         return dict(counts)
     ledger = {
-        line["step"]: {name: value for name, value in line.items() if name != "step"}
-        for line in lines
+        line.get("step", ""): {name: value for name, value in line.items() if name != "step"}
+        for line in counts["ledger"]
     }
     return {**counts, "ledger": ledger}
 

@@ -125,8 +125,7 @@ def _change(old: float | None, new: float | None) -> float | None:
 
 
 def _statistics(manifest: Manifest) -> list[Mapping[str, Any]]:
-    sides = manifest.counts.get("statistics")
-    return list(sides.values()) if isinstance(sides, Mapping) else []
+    return list(manifest.counts.get("statistics", {}).values())
 
 
 def _lengths(manifest: Manifest) -> Counter[int]:
@@ -153,7 +152,7 @@ def _trained(manifest: Manifest) -> float | None:
 def _quarantined(manifest: Manifest) -> float | None:
     ledger: Iterable[Mapping[str, Any]] = manifest.counts.get("ledger", ())
     lines = list(ledger)
-    if not lines or not lines[0]["rows_in"]:
+    if not lines or not lines[0].get("rows_in"):
         return None
-    bad: int = sum(sum(line["quarantined"].values()) for line in lines)
+    bad: int = sum(sum(line.get("quarantined", {}).values()) for line in lines)
     return bad / int(lines[0]["rows_in"])

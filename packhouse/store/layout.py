@@ -40,11 +40,11 @@ def check_name(what: str, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} '{name}': use a-z, 0-9, '.', '_' and '-', at most 64 characters, the first a "
-            "letter or digit, no dot at the end or behind a dot"
+            f"{what} {name[:80]!r}: use a-z, 0-9, '.', '_' and '-', at most 64 characters, the "
+            "first a letter or digit, no dot at the end or behind a dot"
         )
     if what == "ref" and is_version(name):
-        raise ConfigError(f"ref '{name}' looks like a version; choose another name")
+        raise ConfigError(f"ref {name!r} looks like a version; choose another name")
     return name
 
 
@@ -56,7 +56,7 @@ def is_name(name: str) -> bool:
 def check_vid(vid: str) -> str:
     """Return `vid` if it is 4 to 64 of a-z and 0-9 (a hex digest, commonly)."""
     if not _VID.fullmatch(vid):
-        raise ConfigError(f"version id '{vid}': use 4 to 64 of a-z and 0-9")
+        raise ConfigError(f"version id {vid[:80]!r}: use 4 to 64 of a-z and 0-9")
     return vid
 
 
@@ -84,7 +84,7 @@ def split_version(version: str) -> tuple[str, int]:
     """
     match = _VERSION.fullmatch(version)
     if match is None:
-        raise ConfigError(f"'{version}' is not a version: expected <vid>.g<N>")
+        raise ConfigError(f"{version[:80]!r} is not a version: expected <vid>.g<N>")
     return match[1], int(match[2])
 
 

@@ -1,9 +1,14 @@
-"""What a version is: its files with digests, its schema, its counts, and whence it came.
+"""What a version is: its files with digests, its schema, its counts, and its inputs.
 
 The manifest is the commit point and is compared byte for byte by a second publisher, so it is
 canonical JSON (sorted keys, no spaces, UTF-8) and `manifest_id` is the sha256 of everything in it
 except `provenance`: what is true of one run only (hosts, interpreter, library versions that cannot
 change bytes) goes there, or nowhere. A `digest` over the whole document shows any damaged byte.
+
+A manifest is read from a store, so it is checked like any other input, in one place: the fields of
+`FileEntry` and `Manifest` are checked when they are made, by a publisher as by `parse_slot`, and
+the bytes must be exactly those that the parsed manifest would write. So an added field, a doubled
+JSON key, `1.0` for `1`, or another `manifest_id` is refused, and readers may join keys to paths.
 """
 
 import hashlib
@@ -12,12 +17,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import pyarrow as pa
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.store.layout import version_name
+from packhouse.store.layout import check_name, check_vid, split_version, version_name
 
 __all__ = [
     "FORMAT",
@@ -46,10 +53,124 @@ FACTS = (
     "libraries",
 )
 
+MAX_MANIFEST_BYTES = 2**26
+"""Room for 200,000 files. Readers refuse a larger manifest, so publishers do."""
+
+_MAX_COUNT = 2**40  # bytes, rows or tokens of one file: sums of them fit 64 bits
+_MAX_DEPTH = 32
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# No segment begins with a dot, so none is `..`; 200 leaves room for the name of a partial copy.
+_KEY = re.compile(r"[a-z]+(/[A-Za-z0-9_][A-Za-z0-9._-]{0,199})+")
+# `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`
+_SHARD = re.compile(
+    r"(data|records|quarantine)/(.+)-([0-9]{5,9})-of-([0-9]{5,9})-([0-9a-f]{12})(\.[A-Za-z0-9]+)?"
+)
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_open = with_config(ConfigDict(strict=True, extra="allow"))
+
+
+@_open
+class _Column(TypedDict):
+    name: str
+    type: str
+    nullable: bool
+
+
+@_open
+class _Schema(TypedDict, total=False):
+    fields: list[_Column]
+    metadata: dict[str, str]
+
+
+@_open
+class _LedgerLine(TypedDict, total=False):
+    step: str
+    rows_in: _Count
+    rows_out: _Count
+    added: dict[str, _Count]
+    quarantined: dict[str, _Count]
+    dropped: dict[str, _Count]
+    tokens_in: _Count | None
+    tokens_out: _Count | None
+
+
+@_open
+class _Statistics(TypedDict, total=False):
+    num_packs: _Count
+    num_tokens: _Count
+    num_trained: _Count
+    length_histogram: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
+
+
+@_open
+class _Counts(TypedDict, total=False):
+    ledger: list[_LedgerLine]
+    statistics: dict[str, _Statistics]
+
+
+@_open
+class _Source(TypedDict, total=False):
+    file: str
+    sha256: str
+    rows: _Count
+
+
+@_open
+class _Tokenizer(TypedDict, total=False):
+    fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}\z")]  # part of a file's name
+    vocab_size: _Count
+
+
+@_open
+class _Lineage(TypedDict, total=False):
+    sources: list[_Source]
+    tokenizer: _Tokenizer
+
+
+@_open
+class _Audit(TypedDict):
+    dataset: dict[str, _Count]
+    sources: dict[str, dict[str, _Count]]
+
+
+@_open
+class _Pack(TypedDict, total=False):
+    seq_len: _Count
+    strategy: str
+
+
+@_open
+class _Configuration(TypedDict, total=False):
+    pack: _Pack
+
+
+@_open
+class _Facts(TypedDict):
+    """Types of all facts that readers use; what else a fact holds is shown and compared only."""
+
+    schema: _Schema
+    schema_fingerprint: str
+    content_id: str
+    counts: _Counts
+    audit: _Audit | Annotated[dict[str, Any], Field(max_length=0)]
+    lineage: _Lineage
+    configuration: _Configuration
+    engines: dict[str, Any]
+    libraries: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+_FACTS = TypeAdapter(_Facts)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """One file of a version."""
+    """One file of a version.
+
+    Raises:
+        ConfigError: a key, name, digest or number that no version holds.
+    """
 
     key: str
     """Relative to the version's folder, e.g. `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`."""
@@ -62,6 +183,20 @@ class FileEntry:
     rows: int
     tokens: int
 
+    def __post_init__(self) -> None:
+        key = self.key
+        if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
+            raise ConfigError(f"file {key[:80]!r} of kind {self.kind!r}: not a key of a version")
+        check_name("split", self.split)
+        if self.kind not in get_args(FileKind) or not _SHA256.fullmatch(self.sha256):
+            raise ConfigError(f"file {key!r} has kind {self.kind!r} and sha256 {self.sha256!r}")
+        for name in ("size", "rows", "tokens"):
+            number = getattr(self, name)
+            if type(number) is not int or not 0 <= number < _MAX_COUNT:
+                raise ConfigError(f"file {key!r} has {name} {number!r}; 0 to 2**40 is possible")
+        if self.kind != "exports" and self.sha256[:12] not in key:
+            raise ConfigError(f"file {key!r} is not named by its sha256 {self.sha256}")
+
     @property
     def path(self) -> str:
         """Where `pull` writes the file, relative to the destination."""
@@ -71,6 +206,10 @@ class FileEntry:
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A committed version. Equal manifests have equal bytes, but for `provenance`.
+
+    Raises:
+        ConfigError: a name, number or fact that no version holds, two files in one place, or a
+            file of a numbered series that is missing.
 
     Example:
         >>> manifest = Manifest(dataset="tiny", vid="abcd", generation=0, files=())
@@ -98,6 +237,22 @@ class Manifest:
     libraries: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_name("dataset", self.dataset)
+        check_vid(self.vid)
+        if type(self.generation) is not int or not 0 <= self.generation < 10**9:
+            raise ConfigError(f"generation is {self.generation!r}; 0 to 999,999,999 is possible")
+        _check_files(self.files)
+        facts = {name: getattr(self, name) for name in _Facts.__annotations__}
+        try:
+            _FACTS.validate_python(facts)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ConfigError(f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}") from None
+        _check_plain(facts, _MAX_DEPTH)
+        if self.schema and self.schema_fingerprint != schema_fingerprint(self.schema):
+            raise ConfigError("schema_fingerprint is not that of the schema")
+
     @property
     def version(self) -> str:
         """`<vid>.g<N>`."""
@@ -118,12 +273,24 @@ class Manifest:
         return list(dict.fromkeys(entry.split for entry in self.files if entry.kind == "data"))
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON with `manifest_id`, `provenance`, and a digest of all of it."""
+        """Canonical JSON with `manifest_id`, `provenance`, and a digest of all of it.
+
+        Raises:
+            ConfigError: over `MAX_MANIFEST_BYTES`.
+        """
         document = self._hashed() | {
             "manifest_id": self.manifest_id,
             "provenance": dict(self.provenance),
         }
-        return canonical_json(document | {"digest": _digest(document)})
+        data = canonical_json(
+            document | {"digest": hashlib.sha256(canonical_json(document)).hexdigest()}
+        )
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise ConfigError(
+                f"a manifest of {len(self.files):,} files has {len(data):,} bytes, over "
+                f"{MAX_MANIFEST_BYTES:,}; write fewer files: raise publish.max_file_mb"
+            )
+        return data
 
     def _hashed(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -145,6 +312,10 @@ class Tombstone:
     dataset: str
     version: str
 
+    def __post_init__(self) -> None:
+        check_name("dataset", self.dataset)
+        split_version(self.version)
+
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
         return canonical_json(
@@ -158,42 +329,69 @@ class Tombstone:
 
 
 def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombstone:
-    """Read what lies in a commit slot and check it against its own digest.
+    """Read what lies in a commit slot. The caller knows the place and compares it.
 
     Raises:
-        IntegrityError: not JSON, an unknown format, or a digest that does not fit.
+        IntegrityError: an unknown format, or bytes that no publisher writes.
     """
     try:
         document = json.loads(data)
         if document["format"] != FORMAT:
             raise IntegrityError(
-                f"{where} has format {document['format']!r}, this packhouse reads {FORMAT}; upgrade"
+                f"{where} has format {document['format']!r:.40}, this packhouse reads {FORMAT}; "
+                "upgrade"
             )
+        slot: Manifest | Tombstone
         if document.get("tombstone") is True:
-            return Tombstone(dataset=document["dataset"], version=document["version"])
-        stated = document.pop("digest")
-        if stated != _digest(document):
-            raise IntegrityError(_damaged(where, "its digest does not fit"), key=where)
-        return _from_document(document)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(_damaged(where, str(error)), key=where) from None
+            slot = Tombstone(dataset=document["dataset"], version=document["version"])
+        else:
+            files = tuple(FileEntry(**entry) for entry in document["files"])
+            names = ("dataset", "vid", "generation", "schema", "schema_fingerprint", "provenance")
+            slot = Manifest(files=files, **{name: document[name] for name in (*names, *FACTS)})
+        if slot.to_bytes() != data:
+            raise ConfigError("its digest, manifest_id or form does not fit what it says")
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        known = isinstance(error, ConfigError)  # the others may quote what lies there
+        problem = str(error) if known else f"not the JSON of a manifest ({type(error).__name__})"
+        raise IntegrityError(
+            f"{where} is damaged: {problem}. Put back the manifest.json of a pulled copy, or "
+            "remove that object and publish the version again",
+            key=where,
+        ) from None
+    return slot
 
 
-def _damaged(where: str, problem: str) -> str:
-    return (
-        f"{where} is damaged: {problem}. Put back the manifest.json of a pulled copy, or remove "
-        "that object and publish the version again"
-    )
+def _check_files(files: tuple[FileEntry, ...]) -> None:
+    """No two files in one place, and each numbered series whole and in order."""
+    places = [entry.path.lower() for entry in files]  # some disks do not tell A from a
+    taken = set(places)
+    folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
+    if len(taken) < len(places) or taken & folders:
+        raise ConfigError("two files have one path, or one is the folder of another")
+    series: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for entry in files:
+        if entry.kind in ("data", "records", "quarantine"):
+            shard = _SHARD.fullmatch(entry.key)
+            if shard is None or shard[2] != entry.split or shard[5] != entry.sha256[:12]:
+                raise ConfigError(f"file {entry.key!r} is not <split>-<n>-of-<total>-<sha256>")
+            series.setdefault((entry.kind, entry.split), []).append((int(shard[3]), int(shard[4])))
+    for (kind, split), numbers in series.items():
+        if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
+            raise ConfigError(f"{kind} files of split {split!r} are missing or out of order")
 
 
-def _from_document(document: dict[str, Any]) -> Manifest:
-    files = tuple(FileEntry(**entry) for entry in document["files"])
-    names = ("dataset", "vid", "generation", "schema", "schema_fingerprint", "provenance", *FACTS)
-    return Manifest(files=files, **{name: document[name] for name in names})
-
-
-def _digest(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(document)).hexdigest()
+def _check_plain(value: Any, depth: int) -> None:
+    """Limit nesting, and numbers to 64 bits, for everything that walks or prints the facts."""
+    if not depth:
+        raise ConfigError(f"facts are nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError("a fact holds a number over 64 bits")
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for item in value:
+        _check_plain(item, depth - 1)
 
 
 def canonical_json(value: Any) -> bytes:

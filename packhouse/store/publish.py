@@ -189,7 +189,9 @@ class _Gatekeeper:
         if any(split_version(version)[0] == self.draft.vid for version in held):
             return True
         try:
-            there = yield from committed_steps(self.draft.dataset, current.version)
+            there = yield from committed_steps(
+                self.draft.dataset, current.version, current.manifest_id
+            )
         except VersionNotFoundError:
             return True
         self.drift = measure_drift(there, self.draft)
@@ -223,9 +225,7 @@ def publish_steps(
     _check_same(replace(draft, generation=manifest.generation), manifest)
     moved = None
     if ref is not None:
-        moved = yield from move_ref_steps(
-            draft.dataset, ref, manifest.version, once=True, may_move=may_move
-        )
+        moved = yield from move_ref_steps(manifest, ref, once=True, may_move=may_move)
     return PublishedVersion(
         dataset=draft.dataset,
         version=manifest.version,

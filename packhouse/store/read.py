@@ -6,7 +6,6 @@ digest is fetched once more and then reported, never used.
 """
 
 import fcntl
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +22,19 @@ from packhouse.errors import (
     TransientError,
     VersionNotFoundError,
 )
-from packhouse.store.contracts import check_data_file
+from packhouse.fingerprint import file_sha256
+from packhouse.store.contracts import check_data_file, count_problems
 from packhouse.store.layout import check_name, file_key, is_version
 from packhouse.store.manifest import FileEntry, Manifest, parse_slot
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.publish import find_slot_steps
-from packhouse.store.refs import committed_steps, explaining, read_ref_steps
+from packhouse.store.refs import (
+    changed_manifest,
+    committed_steps,
+    explaining,
+    read_ref_steps,
+    scan_refs,
+)
 from packhouse.store.steps import MAX_READS, Now, Pause, Steps, run
 
 __all__ = [
@@ -116,7 +122,7 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
         return (yield from committed_steps(dataset, name))
     found = yield from read_ref_steps(dataset, check_name("ref", name))
     if found is not None:
-        return (yield from committed_steps(dataset, found[0].version))
+        return (yield from committed_steps(dataset, found[0].version, found[0].manifest_id))
     if name.isalnum():
         manifest, _ = yield from find_slot_steps(dataset, name)
         if manifest is not None:
@@ -191,9 +197,18 @@ def pull_version(
 def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport:
     """Check all bytes, schemas, counts and value contracts of a version, from its store alone.
 
-    Each file is fetched to a temporary folder, so the disk needs room for `num_threads` files.
+    The manifest's counts are compared with its files, and its id with what every ref recorded that
+    points or once pointed to the version. Each file is fetched to a temporary folder, so the disk
+    needs room for `num_threads` files.
     """
     manifest = opened.manifest
+    refs, _ = scan_refs(opened.store, opened.dataset)
+    moves = [(m.version, m.manifest_id) for ref in refs for m in ref.past]
+    moves += [(ref.version, ref.manifest_id) for ref in refs]
+    recorded = {manifest_id for version, manifest_id in moves if version == opened.version}
+    problems = count_problems(manifest)
+    for manifest_id in sorted(recorded - {"", manifest.manifest_id}):
+        problems.append(str(changed_manifest(manifest, manifest_id)))
     with tempfile.TemporaryDirectory(prefix="packhouse-verify-") as folder:
         found = _in_parallel(
             lambda e: _file_problems(opened, e, Path(folder)), manifest.files, num_threads
@@ -205,7 +220,7 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
         num_bytes=manifest.num_bytes,
         num_rows=sum(entry.rows for entry in data),
         num_tokens=sum(entry.tokens for entry in data),
-        problems=tuple(problem for problems in found for problem in problems),
+        problems=(*problems, *(problem for of_file in found for problem in of_file)),
     )
 
 
@@ -254,7 +269,7 @@ def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
 def _fetch_alone(opened: OpenVersion, entry: FileEntry, path: Path, partial: Path) -> Path:
     for _ in range(MAX_READS):
         run(opened.store, _download_steps(opened, entry, partial))
-        if _sha256(partial) == entry.sha256:
+        if file_sha256(partial) == entry.sha256:
             os.replace(partial, path)
             return path
         os.truncate(partial, 0)
@@ -296,7 +311,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _holds(path: Path, entry: FileEntry) -> bool:
-    return path.exists() and _sha256(path) == entry.sha256
+    return path.exists() and file_sha256(path) == entry.sha256
 
 
 def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Steps[None]:
@@ -304,13 +319,13 @@ def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Ste
     key, attempt, started = opened.key(entry), 0, None
     while True:
         have = partial.stat().st_size if partial.exists() else 0
-        if have > entry.size:
+        if have > entry.size:  # what was there is larger than what was published
             os.truncate(partial, 0)
             have = 0
         if have == entry.size and partial.exists():
             return
         try:
-            opened.store.download(key, partial, offset=have)
+            opened.store.download(key, partial, offset=have, end=entry.size + 1)
             return  # too short or damaged shows in the digest
         except ObjectNotFoundError:
             raise VersionNotFoundError(
@@ -333,8 +348,3 @@ def _in_parallel(do: Callable[[T], R], items: Sequence[T], num_threads: int) -> 
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,23 +5,34 @@ A ref is one small JSON object. It counts its moves in `seq`, names its writer's
 `past`. A publisher whose answer was lost reads back: if its `write_id` is the current one or in
 `past`, its move is done, whoever moved the ref since. Publishing never moves a ref to a version
 that it pointed to before: a late retry must not turn it back. `set` and `rollback` may.
+
+Each move keeps the `manifest_id` that the version had, so whoever reads the ref finds out if the
+manifest was changed afterwards.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
 
 from packhouse.errors import (
+    ConfigError,
     ConflictError,
     IntegrityError,
     PackhouseError,
     TransientError,
     VersionNotFoundError,
 )
-from packhouse.store.layout import check_name, manifest_key, ref_key, split_version
+from packhouse.store.layout import (
+    check_name,
+    is_name,
+    is_version,
+    manifest_key,
+    ref_key,
+    split_version,
+)
 from packhouse.store.manifest import Manifest, Tombstone, canonical_json, parse_slot
 from packhouse.store.objects import ObjectStore, PreconditionFailedError
 from packhouse.store.steps import (
@@ -53,6 +64,8 @@ class Move:
     """1 for the first move, then one more each."""
     write_id: str
     """Unique to the try that moved it."""
+    manifest_id: str = ""
+    """Of the version; empty in refs that were written before refs kept it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +76,8 @@ class Ref:
     version: str
     seq: int
     write_id: str
+    manifest_id: str = ""
+    """Of the version; empty in refs that were written before refs kept it."""
     parent: str | None
     """Version before this move."""
     past: tuple[Move, ...]
@@ -78,17 +93,22 @@ class Ref:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON with a digest of itself."""
-        document = {
+        document: dict[str, object] = {
             "version": self.version,
             "seq": self.seq,
             "write_id": self.write_id,
             "parent": self.parent,
-            "past": [[move.version, move.seq, move.write_id] for move in self.past],
+            "past": [[value for value in astuple(move) if value != ""] for move in self.past],
         }
-        return canonical_json(document | {"sha256": _digest(document)})
+        if self.manifest_id:
+            document["manifest_id"] = self.manifest_id
+        digest = hashlib.sha256(canonical_json(document)).hexdigest()
+        return canonical_json(document | {"sha256": digest})
 
 
-def next_ref(name: str, version: str, write_id: str, current: Ref | None) -> Ref:
+def next_ref(
+    name: str, version: str, write_id: str, current: Ref | None, manifest_id: str = ""
+) -> Ref:
     """The ref after a move to `version`.
 
     Example:
@@ -98,47 +118,66 @@ def next_ref(name: str, version: str, write_id: str, current: Ref | None) -> Ref
         (2, 'aaaa.g0', True, True)
     """
     if current is None:
-        return Ref(name=name, version=version, seq=1, write_id=write_id, parent=None, past=())
-    left = Move(current.version, current.seq, current.write_id)
+        return Ref(
+            name=name,
+            version=version,
+            seq=1,
+            write_id=write_id,
+            manifest_id=manifest_id,
+            parent=None,
+            past=(),
+        )
+    left = Move(current.version, current.seq, current.write_id, current.manifest_id)
     return Ref(
         name=name,
         version=version,
         seq=current.seq + 1,
         write_id=write_id,
+        manifest_id=manifest_id,
         parent=current.version,
         past=(left, *current.past)[:MAX_PAST],
     )
 
 
 def parse_ref(name: str, data: bytes, where: str) -> Ref:
-    """Read a ref and check it against its own digest.
+    """Read a ref; its bytes must be exactly those that `Ref.to_bytes` writes.
 
     Raises:
         IntegrityError: damaged; says how to point it to a version again.
     """
     try:
-        document: dict[str, Any] = json.loads(data)
-        stated = document.pop("sha256")
+        document = json.loads(data)
         past = tuple(Move(*move) for move in document["past"])
+        del document["sha256"]  # compared below
         ref = Ref(name=name, **(document | {"past": past}))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(name, where, str(error) or type(error).__name__) from None
-    if stated != _digest(document):
-        raise _damaged(name, where, "its digest does not fit")
+        moves = [Move(ref.version, ref.seq, ref.write_id, ref.manifest_id), *past]
+        is_sound = (
+            len(past) <= MAX_PAST
+            and all(map(_is_sound, moves))
+            and (ref.parent is None or is_version(ref.parent))
+            and ref.to_bytes() == data
+        )
+        problem = "" if is_sound else "its digest or a field does not fit"
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"not the JSON of a ref ({type(error).__name__})"
+    if problem:
+        dataset = where.partition("/refs/")[0]
+        raise IntegrityError(
+            f"ref '{where}' is damaged ({problem}); point it to a version again: "
+            f"packhouse ref set STORE/{dataset} {name} VERSION --force",
+            key=where,
+        )
     return ref
 
 
-def _damaged(name: str, where: str, problem: str) -> IntegrityError:
-    dataset = where.partition("/refs/")[0]
-    return IntegrityError(
-        f"ref '{where}' is damaged ({problem}); point it to a version again: "
-        f"packhouse ref set STORE/{dataset} {name} VERSION --force",
-        key=where,
+def _is_sound(move: Move) -> bool:
+    return (
+        is_version(move.version)
+        and type(move.seq) is int
+        and 0 < move.seq < 2**63
+        and re.fullmatch(r"[a-z0-9-]{1,64}", move.write_id) is not None
+        and re.fullmatch(r"([0-9a-f]{64})?", move.manifest_id) is not None
     )
-
-
-def _digest(document: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(document)).hexdigest()
 
 
 def read_ref_steps(dataset: str, name: str) -> Steps[tuple[Ref, str] | None]:
@@ -165,9 +204,8 @@ def _read_even_damaged_steps(dataset: str, name: str) -> Steps[tuple[Ref | None,
 
 
 def move_ref_steps(
-    dataset: str,
+    target: Manifest,
     name: str,
-    version: str,
     *,
     once: bool,
     expected: str | None = None,
@@ -177,9 +215,8 @@ def move_ref_steps(
     """Point a ref to a version that is committed.
 
     Args:
-        dataset: name of the dataset.
+        target: where to point.
         name: name of the ref.
-        version: where to point.
         once: stop if the ref ever pointed there (publishing); else point there now.
         expected: move only from this version.
         force: replace a damaged ref too, which loses its past.
@@ -192,17 +229,17 @@ def move_ref_steps(
         ConflictError: the ref does not point to `expected`.
     """
     write_id: str = yield NewId()
-    attempt, started = 0, None
+    dataset, attempt, started = target.dataset, 0, None
     while True:
         look = _read_even_damaged_steps if force else read_ref_steps
         found = yield from look(dataset, name)
         current, tag = found or (None, "")
-        if current is not None and _is_done(current, version, write_id, once, attempt):
+        if current is not None and _is_done(current, target, write_id, once, attempt):
             return current
         _check_expected(dataset, name, current, expected)
         if may_move is not None and not (yield from may_move(current)):
             return None
-        moved = next_ref(name, version, write_id, current)
+        moved = next_ref(name, target.version, write_id, current, target.manifest_id)
         try:
             yield _write(ref_key(dataset, name), moved, tag)
         except PreconditionFailedError as error:  # another moved it, or a lost success of ours
@@ -217,12 +254,14 @@ def move_ref_steps(
         attempt += 1
 
 
-def _is_done(current: Ref, version: str, write_id: str, once: bool, attempt: int) -> bool:
+def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt: int) -> bool:
     if current.made(write_id):
         return True
+    if current.version == target.version and current.manifest_id not in ("", target.manifest_id):
+        return False  # removed by hand and published again, with another card
     if once:
-        return current.held(version)
-    return attempt == 0 and current.version == version
+        return current.held(target.version)
+    return attempt == 0 and current.version == target.version
 
 
 def _check_expected(dataset: str, name: str, current: Ref | None, expected: str | None) -> None:
@@ -240,26 +279,60 @@ def _write(key: str, ref: Ref, tag: str) -> Create | Swap:
 
 
 def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
-    """What lies in a commit slot."""
-    found = yield from read_checked(manifest_key(dataset, version), parse_slot)
+    """What lies in a commit slot.
+
+    Raises:
+        IntegrityError: damaged, or the manifest of another dataset or version.
+    """
+
+    def parse(data: bytes, where: str) -> Manifest | Tombstone:
+        slot = parse_slot(data, where)
+        if (slot.dataset, slot.version) != (dataset, version):
+            raise IntegrityError(
+                f"{where} is damaged: it is the manifest of '{slot.dataset}' {slot.version}. "
+                "Remove that object and publish the version again",
+                key=where,
+            )
+        return slot
+
+    found = yield from read_checked(manifest_key(dataset, version), parse)
     return found[0] if found else None
 
 
-def committed_steps(dataset: str, version: str) -> Steps[Manifest]:
-    """The manifest of a version that must be committed.
+def committed_steps(dataset: str, version: str, manifest_id: str = "") -> Steps[Manifest]:
+    """The manifest of a version that must be committed; with `manifest_id`, it must have that.
 
     Raises:
         VersionNotFoundError: never committed, or collected.
+        IntegrityError: damaged, or changed since its `manifest_id` was recorded.
     """
     slot = yield from read_slot_steps(dataset, version)
     if isinstance(slot, Manifest):
+        if manifest_id not in ("", slot.manifest_id):
+            raise changed_manifest(slot, manifest_id)
         return slot
     state = "does not exist" if slot is None else "was removed by garbage collection"
     raise VersionNotFoundError(f"version '{version}' of '{dataset}' {state}")
 
 
+def changed_manifest(found: Manifest, recorded: str) -> IntegrityError:
+    """The error for a manifest that is another than a ref recorded."""
+    return IntegrityError(
+        f"the manifest of '{found.dataset}' {found.version} has id {found.manifest_id[:12]}, and "
+        f"a ref recorded {recorded[:12]}: somebody changed it since. Put back the manifest.json of "
+        "a pulled copy, or remove that object and publish the version again",
+        key=manifest_key(found.dataset, found.version),
+    )
+
+
 def set_ref_steps(
-    dataset: str, name: str, version: str, *, expected: str | None = None, force: bool = False
+    dataset: str,
+    name: str,
+    version: str,
+    *,
+    expected: str | None = None,
+    force: bool = False,
+    manifest_id: str = "",
 ) -> Steps[Ref]:
     """Point a ref to a committed version, and see that it still is committed afterwards.
 
@@ -267,10 +340,8 @@ def set_ref_steps(
     the ref first and look at the slot then. So at least one of the two sees the other.
     """
     split_version(version)
-    yield from committed_steps(dataset, version)
-    ref = yield from move_ref_steps(
-        dataset, name, version, once=False, expected=expected, force=force
-    )
+    target = yield from committed_steps(dataset, version, manifest_id)
+    ref = yield from move_ref_steps(target, name, once=False, expected=expected, force=force)
     assert ref is not None, "nothing holds it back"
     yield from committed_steps(dataset, version)
     return ref
@@ -312,8 +383,11 @@ def set_ref(
     *,
     expected: str | None = None,
     force: bool = False,
+    manifest_id: str = "",
 ) -> Ref:
     """Point `name` to `version`; with `expected`, only if it points there now.
+
+    With `manifest_id`, only if the version has it.
 
     With `force`, a damaged ref is replaced as well, by compare-and-swap with the damaged bytes.
     Its past is lost with it: a publisher that was killed before the damage may move it once more.
@@ -321,11 +395,14 @@ def set_ref(
     Raises:
         VersionNotFoundError: the version is not committed.
         ConflictError: the ref does not point to `expected`.
-        IntegrityError: the ref is damaged, and `force` was not given.
+        IntegrityError: the ref is damaged, and `force` was not given; or the manifest is.
     """
     check_name("dataset", dataset)
+    steps = set_ref_steps(
+        dataset, name, version, expected=expected, force=force, manifest_id=manifest_id
+    )
     with explaining(store, dataset):
-        return run(store, set_ref_steps(dataset, name, version, expected=expected, force=force))
+        return run(store, steps)
 
 
 def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 1) -> Ref:
@@ -345,39 +422,45 @@ def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 
             f"ref '{name}' of '{dataset}' has {len(current.past)} moves behind it, cannot go "
             f"back {steps_back}"
         )
-    target = current.past[steps_back - 1].version
-    return set_ref(store, dataset, name, target, expected=current.version)
+    target = current.past[steps_back - 1]
+    return set_ref(
+        store,
+        dataset,
+        name,
+        target.version,
+        expected=current.version,
+        manifest_id=target.manifest_id,
+    )
 
 
-def list_refs_steps(dataset: str) -> Steps[list[Ref]]:
-    """All refs of a dataset, by name."""
-    refs = []
+def scan_refs_steps(dataset: str) -> Steps[tuple[list[Ref], list[IntegrityError]]]:
+    """All refs of a dataset that can be read, by name, and what is wrong with the others."""
+    refs, damaged = [], []
     for info in (yield from request(ListAll(f"{dataset}/refs/"))):
         name = info.key.rpartition("/")[2].removesuffix(".json")
-        found = yield from read_ref_steps(dataset, name)
-        if found:
-            refs.append(found[0])
-    return refs
-
-
-def list_refs(store: ObjectStore, dataset: str) -> list[Ref]:
-    """All refs of a dataset, by name."""
-    return run(store, list_refs_steps(check_name("dataset", dataset)))
-
-
-def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
-    """All refs of a dataset that can be read, by name, and what is wrong with the others.
-
-    For people who look; `list_refs` stops at a damaged ref.
-    """
-    check_name("dataset", dataset)
-    refs, damaged = [], []
-    for info in run(store, request(ListAll(f"{dataset}/refs/"))):
-        name = info.key.rpartition("/")[2].removesuffix(".json")
+        if not is_name(name) or is_version(name) or info.key != ref_key(dataset, name):
+            continue  # no ref of ours: nobody can ask for it
         try:
-            found = run(store, read_ref_steps(dataset, name))
+            found = yield from read_ref_steps(dataset, name)
         except IntegrityError as error:
             damaged.append(error)
         else:
             refs += [found[0]] if found else []
     return refs, damaged
+
+
+def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
+    """All refs of a dataset that can be read, by name, and what is wrong with the others."""
+    return run(store, scan_refs_steps(check_name("dataset", dataset)))
+
+
+def list_refs(store: ObjectStore, dataset: str) -> list[Ref]:
+    """All refs of a dataset, by name.
+
+    Raises:
+        IntegrityError: a ref is damaged.
+    """
+    refs, damaged = scan_refs(store, dataset)
+    if damaged:
+        raise damaged[0]
+    return refs

@@ -103,15 +103,15 @@ MUTANTS = [
         publish,
         "publish_steps",
         "yield All(_upload(ours, uploads))",
-        "yield from move_ref_steps(draft.dataset, 'latest', ours.version, once=True)\n"
+        "yield from move_ref_steps(ours, 'latest', once=True)\n"
         "        yield All(_upload(ours, uploads))",
     ),
     Mutant(
         "a publisher does not look at the past of the ref",
         refs,
         "_is_done",
-        "return current.held(version)",
-        "return current.version == version",
+        "return current.held(target.version)",
+        "return current.version == target.version",
     ),
     Mutant(
         "a move does not know itself again",

@@ -8,6 +8,7 @@ acknowledged. The generators that run here are those that `packhouse.store.steps
 against real stores; nothing is modelled but the store.
 """
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -110,8 +111,8 @@ _parse_ref = lru_cache(maxsize=4096)(refs.parse_ref)
 def _draft(vid: str, num_files: int, flavour: str = "") -> tuple[Manifest, tuple[Any, ...]]:
     entries, bodies = [], []
     for number in range(num_files):
-        digest = f"{vid}{number}{flavour}"
-        key = f"data/train-{number}-{digest}.parquet"
+        digest = hashlib.sha256(f"{vid}{number}{flavour}".encode()).hexdigest()
+        key = f"data/train-{number:05d}-of-{num_files:05d}-{digest[:12]}.parquet"
         entry = FileEntry(
             key=key, kind="data", split="train", size=1, sha256=digest, rows=1, tokens=1
         )

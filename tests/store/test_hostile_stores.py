@@ -1,0 +1,611 @@
+"""What a store holds is read as an attacker would write it: manifests, refs, links, sizes.
+
+The attacker may write any object and knows every digest, so forged manifests carry right ones.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.audit import audit_rows
+from packhouse.cli import cli
+from packhouse.commands.versions import _print_ledger
+from packhouse.errors import (
+    ConfigError,
+    IntegrityError,
+    StoreError,
+    VersionNotFoundError,
+)
+from packhouse.loaders.versions import load_packed
+from packhouse.step_store import StepStore, parse_receipt
+from packhouse.store import (
+    list_refs,
+    load_ref,
+    open_store,
+    open_version,
+    publish_version,
+    pull_version,
+    rollback_ref,
+    set_ref,
+    verify_version,
+)
+from packhouse.store.card import dataset_card
+from packhouse.store.contracts import count_problems
+from packhouse.store.diff import diff_versions
+from packhouse.store.evolution import breaking_changes, measure_drift
+from packhouse.store.gc import collect_garbage
+from packhouse.store.manifest import Manifest, parse_slot
+from packhouse.store.objects import MAX_GET_BYTES
+from packhouse.store.read import OpenVersion, scan_versions
+from packhouse.store.refs import scan_refs
+from tests.store.versions import FACTS, pack_file
+
+PUBLISHED = Path(__file__).parent / "published"
+"""Written by the release before refs kept `manifest_id`: a dataset, and the manifest of a run."""
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    for vid, first in (("aaaa", 1), ("bbbb", 9)):
+        facts = FACTS | {"content_id": vid}
+        files = [pack_file(tmp_path, first), pack_file(tmp_path, first + 100)]
+        publish_version(store, "tiny", vid, files, facts, "latest")
+    return store
+
+
+def canonical(value):
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+def sha256(value):
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def forged(document):
+    """The bytes of a manifest, with every digest as it must be."""
+    body = {k: v for k, v in document.items() if k not in ("manifest_id", "digest")}
+    hashed = {k: v for k, v in body.items() if k != "provenance"}
+    body["manifest_id"] = sha256(hashed)
+    return canonical(body | {"digest": sha256(body)})
+
+
+def slot(store, version="bbbb.g0"):
+    return store.root / "tiny" / "v" / version / "manifest.json"
+
+
+def forge(store, change, version="bbbb.g0"):
+    path = slot(store, version)
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_bytes(forged(document))
+
+
+def cli_call(*args):
+    return CliRunner().invoke(cli, [str(arg) for arg in args])
+
+
+BAD_KEYS = [
+    "../../victim",
+    "data/../../../victim",
+    "/VICTIM",
+    "data//VICTIM",
+    "data/./x",
+    "data/..",
+    "data/.hidden",
+    "data\\..\\..\\victim",
+    "data/a\\b",
+    "data/a\0b",
+    "data/a\nb",
+    "data/a\x1b[2Jb",
+    "data/\u202etxt.x",
+    "data/\uff0e\uff0e\uff0fvictim",
+    "d\u0430ta/train-00000-of-00002-{sha}.parquet",  # a Cyrillic a
+    "data/train-00000-of-00002-{sha}.parquet\n",
+    "data/train-00000-of-00002-{sha}.parquet/x",
+    "data/train-\u0660-of-00002-{sha}.parquet",  # an Arabic digit
+    "data/" + "a" * 300,
+    "data/" + "/".join(["a" * 100] * 50),
+    "records/train-00000-of-00002-{sha}.parquet",  # of kind data
+    "manifest.json",
+    "data",
+    "",
+]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_no_key_of_a_manifest_reaches_a_file_outside(store, tmp_path, key, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "a"))
+    (tmp_path / "a").mkdir()
+
+    def change(document):
+        entry = document["files"][0]
+        entry["key"] = key.replace("/VICTIM", str(victim)).replace("{sha}", entry["sha256"][:12])
+
+    forge(store, change)
+    before = sorted(tmp_path.rglob("*"))
+
+    uri = f"{store.uri}/tiny"
+    for args in (("verify", uri), ("show", uri), ("pull", uri, tmp_path / "copy"), ("ls", uri)):
+        done = cli_call(*args)
+        assert done.exit_code == IntegrityError.exit_code, done.output
+        assert "manifest.json is damaged" in done.output
+        assert "\x1b" not in done.output
+    with pytest.raises(IntegrityError, match="is damaged: file"):
+        load_packed(uri, cache=tmp_path / "cache")
+    (item,) = collect_garbage(store, "tiny", grace_s=0, dry_run=False).garbage
+    assert item.reason == "damaged"
+
+    assert victim.read_text() == "mine"
+    ours = {tmp_path / "cache"}  # made for the cache; `pull` made nothing
+    assert set(tmp_path.rglob("*")) - set(before) <= ours
+    assert set(before) <= set(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["size", "rows", "tokens"])
+@pytest.mark.parametrize("value", [-1, True, 1.0, 2**40, 2**70, "5", None, [], {"a": 1}])
+def test_no_number_of_a_file_is_strange(store, name, value):
+    forge(store, lambda document: document["files"][1].update({name: value}))
+    with pytest.raises(IntegrityError, match=f"has {name}"):
+        open_version(store, "tiny", "bbbb.g0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dataset", "../x"),
+        ("dataset", "t\u0456ny"),
+        ("dataset", None),
+        ("vid", "../../aaaa"),
+        ("vid", 7),
+        ("generation", -1),
+        ("generation", True),
+        ("generation", 0.0),
+        ("generation", 10**9),
+        ("files", {}),
+        ("files", None),
+        ("files", ["x"]),
+        ("content_id", 5),
+        ("schema_fingerprint", "0" * 64),
+        ("schema", {"fields": [{"name": "x"}]}),
+        ("schema", []),
+        ("counts", {"ledger": [{"rows_in": -1}]}),
+        ("counts", {"ledger": {"step": "x"}}),
+        ("counts", {"statistics": {"train": {"num_packs": True}}}),
+        ("counts", {"statistics": {"train": {"length_histogram": [[1]]}}}),
+        ("counts", {"x": 2**64}),
+        ("lineage", {"sources": [{"rows": "5"}]}),
+        ("lineage", {"tokenizer": {"fingerprint": "../../secret"}}),
+        ("lineage", {"tokenizer": {"vocab_size": 2**63}}),
+        ("audit", {"dataset": {}}),
+        ("audit", {"dataset": {"rows": None}, "sources": {}}),
+        ("configuration", {"pack": {"seq_len": -1}}),
+        ("configuration", {"pack": []}),
+        ("configuration", 5),
+        ("engines", []),
+        ("provenance", None),
+        ("unknown", 1),
+    ],
+)
+def test_no_name_or_fact_is_strange(store, name, value):
+    forge(store, lambda document: document.update({name: value}))
+    with pytest.raises(IntegrityError, match=r"manifest.json is damaged"):
+        open_version(store, "tiny", "bbbb.g0")
+
+
+def nested(depth):
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+@pytest.mark.parametrize(
+    "bytes_of",
+    [
+        lambda data: data.replace(b'"vid":', b'"vid":"aaaa","vid":'),  # the last one counts
+        lambda data: data + b" ",
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: data.decode().encode("utf-16"),
+        lambda data: data.replace(b'"generation":0', b'"generation":0.0'),
+        lambda data: data.replace(b'"generation":0', b'"generation":false'),
+        lambda data: data.replace(b'"rows_in":3', b'"rows_in":1e999'),
+        lambda data: data.replace(b'"rows_in":3', b'"rows_in":NaN'),
+        lambda data: data.replace(b'"rows_in":3', b'"rows_in":' + b"9" * 5000),
+        lambda data: data.replace(b'"rows_in":3', b'"rows_in":' + nested(100_000)),
+        lambda data: data.replace(b'"rows_in":3', b'"rows_in":' + nested(33)),
+        lambda data: data.replace(b'"rows_in":3', b'"rows_in":"\\ud800"'),
+        lambda data: data.replace(b'"format":1', b'"format":true'),
+        lambda data: data.replace(b'"format":1', b'"format":2'),
+        lambda data: b"[" + data + b"]",
+        lambda data: b"null",
+        lambda data: b"",
+        lambda data: b'{"tombstone":true,"format":1,"dataset":"tiny","version":"../x"}',
+        lambda data: b'{"dataset":"tiny","format":1,"tombstone":true,"version":"bbbb.g0","x":1}',
+    ],
+)
+def test_no_form_of_json_is_taken_for_another(store, bytes_of):
+    path = slot(store)
+    changed = bytes_of(path.read_bytes())
+    assert changed != path.read_bytes()
+    path.write_bytes(changed)
+    with pytest.raises(IntegrityError, match=r"manifest.json (is damaged|has format)"):
+        open_version(store, "tiny", "bbbb.g0")
+
+
+def test_two_files_never_share_a_place(store):
+    def twice(document):
+        document["files"].append(document["files"][0])
+
+    def two_cards(document):
+        card = next(e for e in document["files"] if e["kind"] == "card")
+        document["files"].append(card | {"key": f"card/READ2-{card['sha256'][:12]}.md"})
+
+    def by_case(document):
+        export = document["files"][0] | {"kind": "exports"}
+        document["files"] += [export | {"key": "exports/a"}, export | {"key": "exports/A"}]
+
+    def below_a_file(document):
+        export = document["files"][0] | {"kind": "exports"}
+        document["files"] += [export | {"key": "exports/a"}, export | {"key": "exports/a/b"}]
+
+    whole = slot(store).read_bytes()
+    for change in (twice, two_cards, by_case, below_a_file):
+        slot(store).write_bytes(whole)
+        forge(store, change)
+        with pytest.raises(IntegrityError, match="two files have one path"):
+            open_version(store, "tiny", "bbbb.g0")
+
+
+# A manifest belongs to its place.
+
+
+def test_a_manifest_at_another_place_is_refused(store, tmp_path):
+    slot(store, "aaaa.g0").write_bytes(slot(store, "bbbb.g0").read_bytes())
+    for read in (
+        lambda: open_version(store, "tiny", "aaaa.g0"),
+        lambda: open_version(store, "tiny", "aaaa"),
+        lambda: load_packed(f"{store.uri}/tiny", "aaaa.g0", cache=tmp_path / "cache"),
+        lambda: set_ref(store, "tiny", "prod", "aaaa.g0"),
+    ):
+        with pytest.raises(IntegrityError, match="it is the manifest of 'tiny' bbbb"):
+            read()
+    assert cli_call("verify", f"{store.uri}/tiny@aaaa.g0").exit_code == 5
+
+    shutil.copytree(store.root / "tiny", store.root / "other")
+    with pytest.raises(IntegrityError, match="it is the manifest of 'tiny' bbbb"):
+        open_version(store, "other", "bbbb.g0")
+
+
+def test_a_tombstone_of_another_version_frees_nothing_for_collection(store):
+    data = b'{"dataset":"tiny","format":1,"tombstone":true,"version":"aaaa.g0"}'
+    slot(store, "bbbb.g0").write_bytes(data)
+    report = collect_garbage(store, "tiny", grace_s=0, dry_run=False)
+    assert [g.reason for g in report.garbage] == ["damaged"]
+    assert len(list((store.root / "tiny/v/bbbb.g0/data").iterdir())) == 2
+
+
+def test_a_dropped_file_is_missed_and_not_collected(store, tmp_path):
+    whole = slot(store).read_bytes()
+    for number in (0, 1):
+        slot(store).write_bytes(whole)
+        forge(store, lambda document, number=number: document["files"].pop(number))
+        with pytest.raises(IntegrityError, match="data files of split 'train' are missing"):
+            load_packed(f"{store.uri}/tiny", "bbbb.g0", cache=tmp_path / "cache")
+        report = collect_garbage(store, "tiny", grace_s=0, dry_run=False)
+        assert [g.reason for g in report.garbage] == ["damaged"]
+    assert len(list((store.root / "tiny/v/bbbb.g0/data").iterdir())) == 2
+
+
+def erase_counts(document):
+    document["counts"] = {}
+
+
+def drop_all_data_of_the_split(document):
+    document["files"] = [e for e in document["files"] if e["kind"] != "data"]
+
+
+def change_the_card(document):
+    document["files"] = [e for e in document["files"] if e["kind"] != "card"]
+
+
+@pytest.mark.parametrize("change", [erase_counts, drop_all_data_of_the_split, change_the_card])
+def test_a_manifest_that_changed_after_its_ref_moved_is_refused(store, tmp_path, change):
+    uri = f"{store.uri}/tiny"
+    forge(store, change)
+    problem = "a ref recorded .*: somebody changed it since"
+    with pytest.raises(IntegrityError, match=problem):
+        load_packed(uri, cache=tmp_path / "cache")
+    assert cli_call("verify", uri).exit_code == 5
+    by_name = cli_call("verify", f"{uri}@bbbb.g0")  # verify looks at the refs itself
+    assert by_name.exit_code == 5
+    assert "a ref recorded" in by_name.output.replace("\n", " ")
+
+    forge(store, change, "aaaa.g0")
+    with pytest.raises(IntegrityError, match=problem):
+        rollback_ref(store, "tiny", "latest")
+    assert load_ref(store, "tiny", "latest").version == "bbbb.g0"
+    with pytest.raises(IntegrityError, match=problem):  # drift would be measured from it
+        publish_version(store, "tiny", "cccc", [pack_file(tmp_path, 50)], FACTS, "latest")
+
+
+def test_counts_that_contradict_the_files_are_problems():
+    manifest = parse_slot((PUBLISHED / "demo-manifest.json").read_bytes())
+    assert count_problems(manifest) == []
+
+    erased = replace(manifest, counts={})
+    assert count_problems(erased) == [
+        "manifest.json: a run wrote this version, and its counts are missing"
+    ]
+    no_eval = [e for e in manifest.files if (e.kind, e.split) != ("data", "eval")]
+    assert [
+        problem.partition(",")[0]
+        for problem in count_problems(replace(manifest, files=tuple(no_eval)))
+    ] == [
+        "manifest.json: num_packs of split 'eval' is 8",
+        "manifest.json: num_tokens of split 'eval' is 3",
+        "manifest.json: the ledger ends with 29",
+    ]
+
+
+def test_a_version_that_was_removed_and_published_again_is_recorded_again(store, tmp_path):
+    """Another packhouse writes another card, so the manifest has another id."""
+    path = slot(store)
+    path.unlink()
+    (tmp_path / "card.md").write_text("another card")
+    facts = FACTS | {"content_id": "bbbb"}
+    files = [pack_file(tmp_path, 9), pack_file(tmp_path, 109)]
+    from packhouse.store import LocalFile
+
+    files.append(LocalFile(tmp_path / "card.md", "all", kind="card"))
+    done = publish_version(store, "tiny", "bbbb", files, facts, "latest")
+    assert done.ref.manifest_id == done.manifest.manifest_id
+    assert open_version(store, "tiny").manifest == done.manifest
+    assert publish_version(store, "tiny", "bbbb", files, facts, "latest").ref.seq == done.ref.seq
+
+
+# What was published before stays readable.
+
+
+def test_versions_and_refs_of_the_release_before_are_read(tmp_path):
+    shutil.copytree(PUBLISHED / "tiny", tmp_path / "store" / "tiny")
+    store = open_store(str(tmp_path / "store"))
+    for name, vid in (("latest", "bbbb"), ("aaaa", "aaaa")):
+        opened = open_version(store, "tiny", name)
+        assert opened.manifest.to_bytes() == slot(store, f"{vid}.g0").read_bytes()
+        assert verify_version(opened).is_intact
+        assert load_packed(f"{store.uri}/tiny", name, cache=tmp_path / "cache").num_rows == 2
+    (ref,) = list_refs(store, "tiny")
+    assert ref.to_bytes() == (PUBLISHED / "tiny/refs/latest.json").read_bytes()
+    assert (ref.seq, ref.manifest_id, ref.past[0].manifest_id) == (2, "", "")
+
+    back = rollback_ref(store, "tiny", "latest")
+    assert back.manifest_id == open_version(store, "tiny").manifest.manifest_id
+    assert [len(move) for move in json.loads(back.to_bytes())["past"]] == [3, 3]
+    again = set_ref(store, "tiny", "latest", "bbbb.g0")
+    assert [len(move) for move in json.loads(again.to_bytes())["past"]] == [4, 3, 3]
+    assert load_ref(store, "tiny", "latest") == again
+
+
+# Every leaf of a real manifest, replaced by every strange value.
+
+STRANGE = [None, True, -1, 2**63, "../../x", ["a"], {"a": "b"}]
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from leaves(value[0], (*path, 0))
+    yield path
+
+
+def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
+    document = json.loads((PUBLISHED / "demo-manifest.json").read_bytes())
+    whole = parse_slot((PUBLISHED / "demo-manifest.json").read_bytes())
+    for split in document["counts"]["statistics"].values():
+        del split["length_histogram"][1:]
+    del document["files"][3:]  # one kind of each file will do
+    text = json.dumps(document)
+    store = open_store("/nowhere")
+    num_read = num_refused = 0
+    for path in leaves(document):
+        for value in STRANGE:
+            changed = json.loads(text)
+            place = changed
+            for step in path[:-1]:
+                place = place[step]
+            if not path or path[-1] in ("digest", "manifest_id"):
+                continue
+            place[path[-1]] = value
+            try:
+                manifest = parse_slot(forged(changed))
+            except IntegrityError:
+                num_refused += 1
+                continue
+            num_read += 1
+            assert isinstance(manifest, Manifest)
+            opened = OpenVersion(
+                store=store, dataset=manifest.dataset, version=manifest.version, manifest=manifest
+            )
+            breaking_changes(manifest, whole)
+            measure_drift(manifest, whole)
+            diff_versions(opened, replace(opened, manifest=whole), records=False)
+            dataset_card(manifest)
+            count_problems(manifest)
+            if manifest.audit:
+                audit_rows(manifest.audit)
+            if "ledger" in path:
+                _print_ledger(manifest.counts.get("ledger", []))
+    assert num_read > 100  # facts that no reader takes for a path or a number
+    assert num_refused > 1000
+
+
+# Refs.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "../../x"},
+        {"version": "aaaa.g0\n"},
+        {"version": 5},
+        {"seq": 0},
+        {"seq": True},
+        {"seq": 2**63},
+        {"seq": 2.0},
+        {"write_id": ""},
+        {"write_id": "../x"},
+        {"parent": "../x"},
+        {"parent": {"a": 1}},
+        {"past": [["aaaa.g0", 1]]},
+        {"past": [["aaaa.g0", 1, "w", "x"]]},
+        {"past": [["aaaa.g0", 1, "w"]] * 501},
+        {"past": "aaaa"},
+        {"manifest_id": "x"},
+        {"manifest_id": None},
+        {"unknown": 1},
+        {"name": "prod"},
+    ],
+)
+def test_no_field_of_a_ref_is_strange(store, change):
+    path = store.root / "tiny/refs/latest.json"
+    document = json.loads(path.read_bytes()) | change
+    del document["sha256"]
+    path.write_bytes(canonical(document | {"sha256": sha256(document)}))
+    with pytest.raises(IntegrityError, match=r"ref 'tiny/refs/latest\.json' is damaged"):
+        open_version(store, "tiny")
+    assert len(scan_refs(store, "tiny")[1]) == 1
+
+
+def test_objects_beside_refs_that_nobody_can_ask_for_are_passed_over(store):
+    body = (store.root / "tiny/refs/latest.json").read_bytes()
+    for name in ("UPPER.json", "a b.json", "aaaa.g0.json", "\x1b[2J.json", "sub/latest.json", "x"):
+        path = store.root / "tiny/refs" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(body)
+    refs, damaged = scan_refs(store, "tiny")
+    assert [ref.name for ref in refs] == ["latest"]
+    assert not damaged
+    assert cli_call("ls", f"{store.uri}/tiny").exit_code == 0
+
+
+# Links, pipes and sizes in a folder that others may write to.
+
+
+def test_a_link_out_of_a_store_is_neither_read_nor_written_nor_collected(store, tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "abcd.g0").mkdir(parents=True)
+    (outside / "abcd.g0" / "mine.txt").write_text("mine")
+    os.utime(outside / "abcd.g0" / "mine.txt", (0, 0))
+    (store.root / "evil").mkdir()
+    (store.root / "evil" / "v").symlink_to(outside)
+
+    problem = "a symbolic link leads from .* out of the store"
+    with pytest.raises(StoreError, match=problem):
+        collect_garbage(store, "evil", grace_s=0, dry_run=False)
+    with pytest.raises(StoreError, match=problem):
+        publish_version(store, "evil", "aaaa", [pack_file(tmp_path)], FACTS)
+    with pytest.raises(StoreError, match=problem):
+        store.delete("evil/v/abcd.g0/mine.txt")
+    with pytest.raises(StoreError, match=problem):
+        scan_versions(store, "evil")
+    assert [path.name for path in outside.rglob("*")] == ["abcd.g0", "mine.txt"]
+
+    entry = open_version(store, "tiny").files()[0]
+    data = store.root / "tiny/v/bbbb.g0" / entry.key
+    (tmp_path / "same").write_bytes(data.read_bytes())
+    data.unlink()
+    data.symlink_to(tmp_path / "same")
+    with pytest.raises(StoreError, match=problem):
+        load_packed(f"{store.uri}/tiny", cache=tmp_path / "cache")
+
+
+def test_a_link_inside_a_store_and_a_linked_root_work(store, tmp_path):
+    (tmp_path / "link").symlink_to(store.root)
+    linked = open_store(str(tmp_path / "link"))
+    assert verify_version(open_version(linked, "tiny")).is_intact
+    (store.root / "disk2").mkdir()
+    (store.root / "tiny").rename(store.root / "disk2" / "tiny")
+    (store.root / "tiny").symlink_to(store.root / "disk2" / "tiny")
+    assert verify_version(open_version(store, "tiny")).is_intact
+
+
+def test_a_pipe_or_a_loop_of_links_blocks_nobody(store):
+    path = slot(store)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(VersionNotFoundError):
+        open_version(store, "tiny", "bbbb.g0")
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(StoreError, match="symbolic links"):
+        open_version(store, "tiny", "bbbb.g0")
+    path.unlink()
+    (store.root / "tiny/v/bbbb.g0/data/loop").symlink_to("loop")
+    assert collect_garbage(store, "tiny", grace_s=1e9, dry_run=True).num_deleted == 0
+
+
+def test_an_object_that_grew_fills_neither_memory_nor_disk(store, tmp_path):
+    opened = open_version(store, "tiny")
+    entry = opened.files()[0]
+    data = store.root / "tiny/v/bbbb.g0" / entry.key
+    os.truncate(data, 2**40)
+    with pytest.raises(IntegrityError, match="does not hold the published bytes"):
+        pull_version(opened, tmp_path / "copy")
+    assert not (tmp_path / "copy" / entry.key).exists()
+
+    os.truncate(slot(store), 2**40)
+    assert len(store.get("tiny/v/bbbb.g0/manifest.json").data) == MAX_GET_BYTES + 1
+    with pytest.raises(IntegrityError, match="is damaged"):
+        open_version(store, "tiny", "bbbb.g0")
+
+
+def test_publishers_write_no_manifest_that_readers_refuse(store, tmp_path):
+    for facts in (
+        {"lineage": {"tokenizer": {"fingerprint": "../x"}}},
+        {"counts": {"ledger": [{"rows_in": -1}]}},
+    ):
+        with pytest.raises(ConfigError):
+            publish_version(store, "tiny", "cccc", [pack_file(tmp_path)], FACTS | facts)
+    assert not (store.root / "tiny/v/cccc.g0").exists()
+
+
+# Receipts of steps, from a mirror or a shared cache.
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"../../x.arrow": {"size": 1, "sha256": "0"}},
+        {"/etc/x.arrow": {"size": 1, "sha256": "0"}},
+        {"a\0.arrow": {"size": 1, "sha256": "0"}},
+        {"a\\b.arrow": {"size": 1, "sha256": "0"}},
+        {".arrow": {"size": 1, "sha256": "0"}},
+        {"receipt.json": {"size": 1, "sha256": "0"}},
+        {"a.arrow": 5},
+        {"a.arrow": {"size": -1, "sha256": "0"}},
+        {"a.arrow": {"size": True, "sha256": "0"}},
+        {"a.arrow": {"size": 1, "sha256": None}},
+        {"a.arrow": {"size": 1, "sha256": "0", "more": 1}},
+        [5],
+        ["a.arrow"],
+        None,
+    ],
+)
+def test_a_receipt_names_only_files_that_a_step_writes(tmp_path, files):
+    receipt = {"step": "s", "key": "k", "files": files, "facts": {}, "seconds": 0.1}
+    data = canonical(receipt | {"digest": sha256(receipt)})
+    with pytest.raises(IntegrityError, match="is no receipt"):
+        parse_receipt(data, "s", "k", tmp_path)
+    folder = tmp_path / "s" / "k"
+    folder.mkdir(parents=True)
+    (folder / "receipt.json").write_bytes(data)
+    assert StepStore(tmp_path).find("s", "k") is None

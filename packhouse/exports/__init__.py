@@ -14,7 +14,6 @@ which version it is and the sha256 of its files. A version that was published wi
 carries the same files itself, and an export of it is a verified copy of them.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
+from packhouse.fingerprint import file_sha256
 from packhouse.store import FileEntry, OpenVersion
 from packhouse.workspace import check_cache, default_cache
 
@@ -197,7 +197,7 @@ def _describe(
     opened: OpenVersion, export_format: str, splits: tuple[str, ...], staged: Path, dest: Path
 ) -> Export:
     paths = sorted(path for path in staged.rglob("*") if path.is_file())
-    files = {path.relative_to(staged).as_posix(): _sha256(path) for path in paths}
+    files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
     facts: dict[str, Any] = {
         "dataset": opened.dataset,
         "version": opened.version,
@@ -216,8 +216,3 @@ def _describe(
         splits=splits,
         files=files,
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

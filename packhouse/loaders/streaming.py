@@ -16,6 +16,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,13 @@ import torch
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.loaders.dataset import row_to_tensors
 from packhouse.loaders.rows import ArrowRows, Row
-from packhouse.loaders.versions import cache_folder, mapped_file, open_split, verified_file
+from packhouse.loaders.versions import (
+    cache_folder,
+    check_verify,
+    mapped_file,
+    open_split,
+    verified_file,
+)
 from packhouse.packing.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
 
@@ -56,6 +63,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         prefetch: most rows that a thread reads ahead, 2 at least; 0: no thread.
         drop_uneven: leave out the last few packs of an epoch, so that every rank has as many.
         cache: folder of local copies, as for `load_packed`.
+        verify: compare each file's sha256 before a process first reads it, as for `load_packed`.
 
     Call `set_epoch` before every epoch. After `load_state_dict` passes start where the state says
     until one of them came to its end; the next one is a whole one. The state of a pass that came to
@@ -83,7 +91,9 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[
         prefetch: int = 64,
         drop_uneven: bool = False,
         cache: str | Path | None = None,
+        verify: bool = True,
     ) -> None:
+        self._verify = check_verify(verify)
         self._opened, self._entries = open_split(uri, version, split)
         self._process = os.getpid()
         self.rank, self.world_size = _place(rank, world_size)
@@ -250,7 +260,7 @@ class _Order:
     """The global order of one epoch, and the row at each place of it."""
 
     def __init__(self, data: StreamingPackedDataset, epoch: int) -> None:
-        self._opened, self._cache = data._opened, data._cache
+        self._open = partial(_File, data._opened, cache=data._cache, verify=data._verify)
         self._mix: Callable[..., int] | None = None
         entries = data._entries
         if data._shuffle:
@@ -287,7 +297,7 @@ class _Order:
         """The row group that holds row `within` of a file, in the epoch's order of groups."""
         file = self._files.get(number)
         if file is None:
-            file = self._files[number] = _File(self._opened, self._entries[number], self._cache)
+            file = self._files[number] = self._open(self._entries[number])
         groups = np.arange(len(file.sizes))
         if self._mix is not None:
             groups = permutation(len(file.sizes), self._mix(number)).astype(np.int64)
@@ -303,16 +313,16 @@ class _Order:
 class _File:
     """A published file, read a row group at a time."""
 
-    def __init__(self, opened: OpenVersion, entry: FileEntry, cache: Path) -> None:
+    def __init__(self, opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool) -> None:
         self._batches: list[pa.RecordBatch] | None = None
         self._parquet: pq.ParquetFile | None = None
         if entry.key.endswith(".parquet"):
-            path = verified_file(opened, entry, cache)
+            path = verified_file(opened, entry, cache, verify)
             self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
             about = self._parquet.metadata
             sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
         else:
-            with pa.memory_map(str(mapped_file(opened, entry, cache))) as source:
+            with pa.memory_map(str(mapped_file(opened, entry, cache, verify))) as source:
                 self._batches = pa.ipc.open_stream(source).read_all().to_batches()
             sizes = [batch.num_rows for batch in self._batches]
         self.sizes = np.array(sizes, dtype=np.int64)

@@ -1,22 +1,25 @@
-"""From a published version to files on this machine that are proven and can be mapped.
+"""From a published version to files on this machine that are verified and can be mapped.
 
-Every file's sha256 is checked when it is first used; then a receipt beside the cached copy stands
-for that until the copy's size or time of change differs (`verify="always"` hashes again). The
-cache is keyed by content: versions share files, and ranks that start at once do the work once,
-behind a file lock that the kernel frees if its holder is killed. Needs no torch.
+Every process compares the sha256 of a file, published or cached, before it first reads from it:
+disks change bits without touching size or time. What differs in the cache is made again; what
+differs in a store's folder is an error. With `verify=False`, a copy that was verified once is
+trusted while its size and time of change stay as its receipt says. The cache is keyed by content:
+versions share files, and ranks that start at once do the work once, behind a file lock that the
+kernel frees if its holder is killed. Needs no torch.
 
-Cost: hashing 1-2 GB/s; turning Parquet into Arrow about 60 M tokens/s, once; 12 bytes a token of
-disk, of which 4 are `position_ids`.
+Cost: hashing 1-2 GB/s, in each process; turning Parquet into Arrow about 60 M tokens/s, once; 12
+bytes a token of disk, of which 4 are `position_ids`.
 """
 
 import hashlib
 import json
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 from typing_extensions import override
@@ -27,17 +30,19 @@ from packhouse.errors import (
     IntegrityError,
     VersionNotFoundError,
 )
+from packhouse.fingerprint import file_sha256
 from packhouse.packing.layout import Layout, expand_labels, position_ids, published_schema
 from packhouse.packing.lists import flat_list, list_array, zero_based
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.address import parse_address
 from packhouse.store.contracts import read_batches
+from packhouse.store.local import LocalStore
 from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.workspace import check_cache, default_cache
 
 __all__ = [
-    "Verify",
     "cache_folder",
+    "check_verify",
     "expand_rows",
     "load_packed",
     "mapped_file",
@@ -47,8 +52,6 @@ __all__ = [
     "writing_to_cache",
 ]
 
-Verify = Literal["first", "always"]
-
 
 def load_packed(
     uri: str | Path,
@@ -56,7 +59,7 @@ def load_packed(
     split: str = "train",
     *,
     cache: str | Path | None = None,
-    verify: Verify = "first",
+    verify: bool = True,
 ) -> Any:
     """Load a split of a published version as a memory-mapped `datasets.Dataset`.
 
@@ -72,13 +75,14 @@ def load_packed(
         version: a ref, a version (`<vid>.g<N>`) or a version id.
         split: `train` or `eval`.
         cache: folder of local copies; by default PACKHOUSE_CACHE, else `.packhouse`.
-        verify: hash cached files at their `first` use or `always`.
+        verify: compare each file's sha256 before this process first reads it (1-2 GB/s); if False,
+            trust copies that were verified before, while size and time of change stay the same.
 
     Returns:
         A `datasets.Dataset`; its `info.version` is unset and `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`, `verify` is not known, or the cache
+        ConfigError: `uri` ends in another name than `version`, `verify` is no bool, or the cache
             cannot be written: a file in its place, no room, no right.
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
@@ -86,13 +90,21 @@ def load_packed(
     """
     from datasets import Dataset, DatasetInfo, concatenate_datasets
 
-    if verify not in ("first", "always"):
-        raise ConfigError(f"verify is {verify!r}; use 'first' or 'always'")
+    check_verify(verify)
     folder = cache_folder(cache)
     opened, entries = open_split(uri, version, split)
     paths = [mapped_file(opened, entry, folder, verify) for entry in entries]
     info = DatasetInfo(description=f"packhouse {opened.dataset} {opened.version} {split}")
     return concatenate_datasets([Dataset.from_file(str(path)) for path in paths], info=info)
+
+
+def check_verify(verify: bool) -> bool:
+    """Return `verify` if it is a bool; 'first' and 'always' of earlier releases are refused."""
+    if not isinstance(verify, bool):
+        raise ConfigError(
+            f"verify is {verify!r}; use True to compare sha256, or False to trust size and time"
+        )
+    return verify
 
 
 def cache_folder(cache: str | Path | None) -> Path:
@@ -181,16 +193,14 @@ def _open_pulled(uri: str, version: str) -> OpenVersion | None:
     )
 
 
-def verified_file(
-    opened: OpenVersion, entry: FileEntry, cache: Path, verify: Verify = "first"
-) -> Path:
+def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
     """A local path to the published bytes of a file: in place for a folder, else downloaded.
 
     Raises:
         IntegrityError: the store's bytes are not the published ones.
     """
-    if "://" not in opened.store.uri:
-        path = Path(opened.store.uri) / opened.key(entry)
+    if isinstance(opened.store, LocalStore):
+        path = opened.store.path(opened.key(entry))
         receipt = cache / "loaded" / f"{entry.sha256}-{_name_hash(path)}.json"
         return _proven(path, entry.sha256, receipt, verify, lambda: _gone_bad(opened, entry))
     path = cache / "loaded" / f"{entry.sha256}{Path(entry.key).suffix}"
@@ -203,9 +213,7 @@ def verified_file(
     return _proven(path, entry.sha256, receipt, verify, download)
 
 
-def mapped_file(
-    opened: OpenVersion, entry: FileEntry, cache: Path, verify: Verify = "first"
-) -> Path:
+def mapped_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
     """A local Arrow stream file with the rows of a published file, to be mapped.
 
     Raises:
@@ -221,7 +229,7 @@ def mapped_file(
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
-        if "://" in opened.store.uri:
+        if not isinstance(opened.store, LocalStore):
             source.unlink()  # kept: the mapped rows
             source.with_suffix(".json").unlink(missing_ok=True)
 
@@ -232,38 +240,61 @@ _FORM = 1
 """Of the cached rows; part of their name, so that another form is another file."""
 
 
+_State = tuple[int, int, int, int, int]
+
+_verified: dict[tuple[str, str], _State] = {}
+"""Files whose sha256 this process has compared, as (path, sha256), and how they were then."""
+
+
 def _proven(
-    path: Path, sha256: str | None, receipt: Path, verify: Verify, make: Callable[[], None]
+    path: Path, sha256: str | None, receipt: Path, verify: bool, make: Callable[[], None]
 ) -> Path:
-    """Return `path` once its bytes are proven, calling `make` where they are not there or bad.
+    """Return `path` once its bytes are verified, calling `make` where they are not there or bad.
 
     `sha256` is what the bytes must have, or None for a file made here: then the receipt says.
     """
-    if verify == "first" and _is_receipted(path, receipt):
+    if _is_trusted(path, sha256, receipt, verify):
         return path
     with writing_to_cache(receipt.parent), _locked(receipt):
-        if verify == "first" and _is_receipted(path, receipt):
+        if _is_trusted(path, sha256, receipt, verify):
             return path
-        known = sha256 or _receipt(receipt).get("sha256")
-        if known is None or not path.exists() or _sha256(path) != known:
+        if not _is_trusted(path, sha256, receipt, verify=True):
             make()
-        stat = path.stat()
-        found = {"sha256": _sha256(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        if sha256 is not None and found["sha256"] != sha256:
+        before, found = _state(path), file_sha256(path)
+        if before is None or before != _state(path) or found != (sha256 or found):
             raise IntegrityError(f"'{path}' changed while it was read; load again")
         staged = receipt.with_name(f".{receipt.name}.{uuid.uuid4().hex}")
-        staged.write_text(json.dumps(found, sort_keys=True), encoding="utf-8")
+        facts = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
+        staged.write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
         os.replace(staged, receipt)
+        _verified[str(path), found] = before
     return path
 
 
-def _is_receipted(path: Path, receipt: Path) -> bool:
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return False
+def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> bool:
+    state = _state(path)
     known = _receipt(receipt)
-    return known.get("size") == stat.st_size and known.get("mtime_ns") == stat.st_mtime_ns
+    digest = sha256 or known.get("sha256")
+    if state is None or not isinstance(digest, str):
+        return False
+    if not verify:
+        return (known.get("size"), known.get("mtime_ns")) == (state[2], state[3])
+    if _verified.get((str(path), digest)) != state:
+        if file_sha256(path) != digest:
+            return False
+        _verified[str(path), digest] = state
+    return True
+
+
+def _state(path: Path) -> _State | None:
+    """What changes when somebody writes to a file (a rotting disk does not); None: no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _receipt(path: Path) -> dict[str, Any]:
@@ -290,11 +321,6 @@ def _gone_bad(opened: OpenVersion, entry: FileEntry) -> None:
         "it, or publish the version again elsewhere",
         key=entry.key,
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _name_hash(path: Path) -> str:

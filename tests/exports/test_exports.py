@@ -253,4 +253,4 @@ def test_a_cache_or_disk_that_cannot_be_written_is_refused_in_a_sentence(
     monkeypatch.setattr("packhouse.exports.tables.pq.ParquetWriter", full)
     with pytest.raises(ConfigError, match="No space left on device; free or choose another place"):
         export_version(opened, "trl", tmp_path / "out", cache=tmp_path / "cache")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -1,0 +1,157 @@
+"""A disk that rots: bits change under files whose size and time of change stay as they were.
+
+Each load runs in a process of its own, as a training run does.
+"""
+
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from packhouse.errors import IntegrityError
+from packhouse.loaders import load_packed
+from packhouse.store import pull_version
+from packhouse.store.address import open_address
+
+FLIPS = 25
+
+
+@pytest.fixture(scope="module")
+def fresh_process():
+    """Call a function in a new process; each starts with everything imported and nothing opened."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "datasets", "packhouse.loaders.streaming"])
+    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+def load(uri, cache, verify=True):
+    return digest(load_packed(uri, cache=cache, verify=verify).to_list())
+
+
+def stream(uri, cache, verify=True):
+    from packhouse.loaders.streaming import StreamingPackedDataset
+
+    rows = StreamingPackedDataset(uri, cache=cache, verify=verify, shuffle=False, prefetch=0)
+    return digest([{name: values.tolist() for name, values in row.items()} for row in rows])
+
+
+def digest(rows):
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+
+def rot(path, bit):
+    """Flip a bit and leave size and time of change as they were."""
+    stat = path.stat()
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.chmod(0o644)
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def bits_of(path):
+    return random.Random(0).sample(range(path.stat().st_size * 8), FLIPS)
+
+
+def test_a_flip_in_the_cached_rows_is_mended(make_version, tmp_path, fresh_process):
+    uri, cache = make_version(), tmp_path / "cache"
+    good = fresh_process(load, uri, cache)
+    (rows,) = (cache / "loaded").glob("*-rows*.arrow")
+    whole = rows.read_bytes()
+    for bit in bits_of(rows):
+        rot(rows, bit)
+        assert fresh_process(load, uri, cache) == good, bit
+        assert rows.read_bytes() == whole
+
+
+@pytest.mark.parametrize("read", [load, stream])
+def test_a_flip_in_a_local_store_is_named_with_a_remedy(
+    make_version, tmp_path, fresh_process, read
+):
+    uri, cache = make_version(), tmp_path / "cache"
+    good = fresh_process(read, uri, cache)
+    (data,) = Path(uri).glob("v/*/data/*.parquet")
+    whole, stat = data.read_bytes(), data.stat()
+    for rows in (cache / "loaded").glob("*-rows*.arrow"):
+        rows.unlink()  # else the published file is not read
+    for bit in bits_of(data):
+        rot(data, bit)
+        with pytest.raises(IntegrityError, match="does not hold the published bytes") as caught:
+            fresh_process(read, uri, cache)
+        assert data.name in str(caught.value)
+        assert "restore it, or publish the version again" in str(caught.value)
+        data.write_bytes(whole)
+        os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert fresh_process(read, uri, cache) == good
+
+
+def test_a_flip_in_a_pulled_copy_is_named(make_version, tmp_path, fresh_process):
+    copy = pull_version(open_address(make_version()), tmp_path / "copy")
+    (data,) = (copy / "data").iterdir()
+    for number, bit in enumerate(bits_of(data)[:5]):
+        rot(data, bit)
+        with pytest.raises(IntegrityError, match=data.name):
+            fresh_process(load, str(copy), tmp_path / str(number))
+        rot(data, bit)
+
+
+def test_a_flip_in_a_receipt_of_the_cache_is_mended(make_version, tmp_path, fresh_process):
+    uri, cache = make_version(), tmp_path / "cache"
+    good = fresh_process(load, uri, cache)
+    (receipt,) = (cache / "loaded").glob("*-rows*.json")
+    for bit in bits_of(receipt):
+        rot(receipt, bit)
+        assert fresh_process(load, uri, cache) == good, bit
+
+
+def test_a_flip_in_a_downloaded_copy_is_fetched_again(make_version, tmp_path, fresh_process):
+    uri, cache = make_version(), tmp_path / "cache"
+    good = fresh_process(stream_remote, uri, cache)
+    (copy,) = (cache / "loaded").glob("*.parquet")
+    whole = copy.read_bytes()
+    for bit in bits_of(copy):
+        rot(copy, bit)
+        assert fresh_process(stream_remote, uri, cache) == good, bit
+        assert copy.read_bytes() == whole
+
+
+def stream_remote(uri, cache):
+    """Stream as from s3://, where files are downloaded: here a folder passes for such a store."""
+    from packhouse.loaders import versions
+
+    versions.LocalStore = type("NoFolder", (), {})  # in this process only
+    return stream(uri, cache)
+
+
+def test_turned_off_it_trusts_size_and_time(make_version, tmp_path, fresh_process):
+    """The switch does what it says, so the tests above see what they claim to see."""
+    uri, cache = make_version(), tmp_path / "cache"
+    good = fresh_process(load, uri, cache)
+    (rows,) = (cache / "loaded").glob("*-rows*.arrow")
+    rot(rows, rows.stat().st_size * 4)  # in the middle: token ids
+    assert fresh_process(load, uri, cache, False) != good
+    assert fresh_process(load, uri, cache) == good
+
+
+def test_a_file_is_hashed_once_in_a_process(make_version, tmp_path, monkeypatch):
+    from packhouse.loaders import versions
+
+    uri, hashed = make_version(), []
+    original = versions.file_sha256
+    monkeypatch.setattr(versions, "file_sha256", lambda path: hashed.append(path) or original(path))
+    load(uri, tmp_path)
+    hashed.clear()
+    load(uri, tmp_path)
+    assert hashed == []
+
+    (rows,) = (tmp_path / "loaded").glob("*-rows*.arrow")
+    shutil.copy2(rows, tmp_path / "same")
+    os.replace(tmp_path / "same", rows)  # another file under the name
+    load(uri, tmp_path)
+    assert hashed == [rows]

@@ -43,7 +43,7 @@ def _print(report: GcReport) -> None:
         verb = "nothing deleted; add --delete"
     click.echo(
         f"{report.num_bytes:,} bytes of garbage, {report.num_unfinished_uploads} unfinished "
-        f"uploads: {verb}"
+        f"uploads, {report.num_probes} objects of store checks: {verb}"
     )
 
 
@@ -53,6 +53,7 @@ def _json(report: GcReport) -> dict[str, object]:
         "deleted": report.num_deleted,
         "bytes": report.num_bytes,
         "unfinished_uploads": report.num_unfinished_uploads,
+        "probes": report.num_probes,
         "garbage": [
             {
                 "version": garbage.version,

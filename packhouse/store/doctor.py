@@ -3,9 +3,9 @@
 Object stores that speak S3 differ in what they do with conditions: some ignore `If-None-Match`,
 some answer 501, one let two of sixteen racing writers win, one wants `If-Match` unquoted. None
 says so. `examine` tries everything that publication relies on, in a folder of its own under the
-root, and removes it; about 15 s on a local S3 server. `require_guarded` is the quick form: eleven
-small requests, once per process and store, before the first publication. `check_usable` is for the
-start of a run: one request (two at the first run ever), nothing left behind in a folder.
+root, and removes it; about 15 s on a local S3 server. `require_guarded` is the quick form: some
+fifteen small requests, once per process and store, before the first publication. `check_usable`
+is for the start of a run: one request (two at the first run ever), nothing left behind in a folder.
 """
 
 import tempfile
@@ -26,6 +26,7 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
+from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
@@ -33,7 +34,17 @@ from packhouse.store.objects import (
     file_body,
     open_store,
 )
-from packhouse.store.steps import Clock, Create, Read, RetryPolicy, Swap, request, run
+from packhouse.store.steps import (
+    Clock,
+    Create,
+    Delete,
+    ListAll,
+    Read,
+    RetryPolicy,
+    Swap,
+    request,
+    run,
+)
 
 __all__ = ["Check", "check_usable", "examine", "require_guarded"]
 
@@ -55,7 +66,7 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
     """Try everything that publication relies on.
 
     Args:
-        store: what to examine; objects are written under `doctor-<random>/` and removed.
+        store: what to examine; objects are written under `_doctor-<random>/` and removed.
         num_races: races for one key, create-only, and as many by compare-and-swap.
         num_racers: threads in each race.
 
@@ -67,7 +78,7 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         TransientError: not reached within 10 s.
     """
     run(store, request(Clock()), retry=_PROBE_RETRY)
-    folder = f"doctor-{uuid.uuid4().hex[:12]}"
+    folder = f"{PROBES}{uuid.uuid4().hex[:12]}"
     trials: list[tuple[str, Callable[[], str]]] = [
         ("create-only", lambda: _create_only(store, f"{folder}/create")),
         ("compare-and-swap", lambda: _compare_and_swap(store, f"{folder}/swap")),
@@ -126,19 +137,19 @@ def require_guarded(store: ObjectStore) -> None:
     with _GUARDED_LOCK:
         if store.uri in _GUARDED:
             return
-    key = f"doctor-{uuid.uuid4().hex[:12]}/probe"
+    folder = f"{PROBES}{uuid.uuid4().hex[:12]}"
     try:
-        _create_only(store, key)
-        _compare_and_swap(store, f"{key}-swap")
+        _create_only(store, f"{folder}/create")
+        _compare_and_swap(store, f"{folder}/swap")
     except _FailedCheckError as error:
         raise StoreRefusedError(
             f"{store.uri} cannot guard a publication: {error}. Use another store; "
             "`packhouse doctor storage` shows all checks"
         ) from None
     finally:
-        for name in (key, f"{key}-swap"):
-            with suppress(PackhouseError):
-                store.delete(name)
+        for name in ("create", "swap", "swap-absent"):
+            with suppress(PackhouseError):  # what stays is for `packhouse gc`
+                run(store, request(Delete(f"{folder}/{name}")))
     with _GUARDED_LOCK:
         _GUARDED.add(store.uri)
 
@@ -173,18 +184,38 @@ def _cleaned(store: ObjectStore, folder: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(PackhouseError):
-            for info in list(store.list(f"{folder}/")):
-                store.delete(info.key)
+        with suppress(PackhouseError):  # what stays is for `packhouse gc`
+            for info in run(store, request(ListAll(f"{folder}/"))):
+                run(store, request(Delete(info.key)))
+
+
+def _write(store: ObjectStore, wanted: Create | Swap) -> str | None:
+    """Write a key that nobody else knows; return its tag, or None if the store refused.
+
+    A write whose answer was lost is sent again and then meets its own success: a 412 alone says
+    nothing, so the bytes decide.
+    """
+    try:
+        tag: str = run(store, request(wanted))
+    except PreconditionFailedError:
+        try:
+            found = run(store, request(Read(wanted.key)))
+        except ObjectNotFoundError:
+            return None
+        return found.etag if found.data == wanted.body else None
+    return tag
+
+
+def _must_write(store: ObjectStore, wanted: Create | Swap) -> str:
+    tag = _write(store, wanted)
+    if tag is None:
+        raise _FailedCheckError(f"the store refused a write of '{wanted.key}' that it must accept")
+    return tag
 
 
 def _create_only(store: ObjectStore, key: str) -> str:
-    run(store, request(Create(key, b"first")))
-    try:
-        run(store, request(Create(key, b"second")))
-    except PreconditionFailedError:
-        pass
-    else:
+    _must_write(store, Create(key, b"first"))
+    if _write(store, Create(key, b"second")) is not None:
         raise _FailedCheckError("a second create-only write of one key was accepted")
     if run(store, request(Read(key))).data != b"first":
         raise _FailedCheckError("a refused create-only write changed the object")
@@ -192,24 +223,18 @@ def _create_only(store: ObjectStore, key: str) -> str:
 
 
 def _compare_and_swap(store: ObjectStore, key: str) -> str:
-    first = run(store, request(Create(key, b"1")))
-    second = run(store, request(Swap(key, b"2", first)))
+    first = _must_write(store, Create(key, b"1"))
+    second = _must_write(store, Swap(key, b"2", first))
     if first == second:
         raise _FailedCheckError("two bodies have one ETag")
-    try:
-        run(store, request(Swap(key, b"3", first)))
-    except PreconditionFailedError:
-        pass
-    else:
+    if _write(store, Swap(key, b"3", first)) is not None:
         raise _FailedCheckError("a swap with an outdated ETag was accepted")
-    run(store, request(Swap(key, b"4", second)))
+    _must_write(store, Swap(key, b"4", second))
     if run(store, request(Read(key))).data != b"4":
         raise _FailedCheckError("swaps do not leave the last accepted bytes")
-    try:
-        run(store, request(Swap(f"{key}-absent", b"5", second)))
-    except PreconditionFailedError:
-        return "outdated and absent ETags are refused"
-    raise _FailedCheckError("a swap of an absent key was accepted")
+    if _write(store, Swap(f"{key}-absent", b"5", second)) is not None:
+        raise _FailedCheckError("a swap of an absent key was accepted")
+    return "outdated and absent ETags are refused"
 
 
 def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int) -> str:
@@ -275,17 +300,17 @@ def _count_up(store: ObjectStore, key: str, times: int) -> None:
 
 
 def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
-    tag = run(store, request(Create(key, b"0")))
+    tag = _must_write(store, Create(key, b"0"))
     for number in range(1, times):
         body = str(number).encode()
-        tag = run(store, request(Swap(key, body, tag)))
+        tag = _must_write(store, Swap(key, body, tag))
         if run(store, request(Read(key))).data != body:
             raise _FailedCheckError(f"write {number} was acknowledged and an older one was read")
     try:
         store.get(f"{key}-new")
     except ObjectNotFoundError:
         pass
-    run(store, request(Create(f"{key}-new", b"here")))
+    _must_write(store, Create(f"{key}-new", b"here"))
     if run(store, request(Read(f"{key}-new"))).data != b"here":
         raise _FailedCheckError("an object that was absent is still absent after its write")
     return f"{times} writes, each read at once"
@@ -293,7 +318,7 @@ def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
 
 def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
     for number in range(times):
-        run(store, request(Create(f"{key}/{number:03d}", b"x")))
+        _must_write(store, Create(f"{key}/{number:03d}", b"x"))
         if sum(1 for _ in store.list(f"{key}/")) != number + 1:
             raise _FailedCheckError(f"object {number} was acknowledged and is not listed")
     for number in range(times):
@@ -304,7 +329,7 @@ def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
 
 
 def _ranges(store: ObjectStore, key: str) -> str:
-    run(store, request(Create(key, bytes(range(200)))))
+    _must_write(store, Create(key, bytes(range(200))))
     if store.get_range(key, 10, 5) != bytes(range(10, 15)):
         raise _FailedCheckError("a ranged read returns other bytes")
     with tempfile.TemporaryDirectory(prefix="packhouse-doctor-") as folder:
@@ -340,18 +365,15 @@ def _aborted_upload(store: ObjectStore, key: str) -> str:
     if isinstance(store, S3Store):
         return _aborted_multipart(store, key)
     with tempfile.TemporaryDirectory(prefix="packhouse-doctor-") as folder:
-        gone = file_body(_write(Path(folder) / "body"))
+        body = Path(folder) / "body"
+        body.write_bytes(b"never sent")
+        gone = file_body(body)
         gone.path.unlink()
         with suppress(PackhouseError):
             store.put_create(key, gone)
     if any(True for _ in store.list(key)):
         raise _FailedCheckError("an upload that broke off is visible")
     return "an upload that broke off is invisible"
-
-
-def _write(path: Path) -> Path:
-    path.write_bytes(b"never sent")
-    return path
 
 
 def _aborted_multipart(store: Any, key: str) -> str:

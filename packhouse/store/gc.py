@@ -16,11 +16,20 @@ from itertools import groupby
 from typing import Literal
 
 from packhouse.errors import IntegrityError
-from packhouse.store.layout import check_name, is_version, manifest_key
+from packhouse.store.layout import PROBES, check_name, is_version, manifest_key
 from packhouse.store.manifest import Manifest, Tombstone
 from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
 from packhouse.store.refs import read_slot_steps
-from packhouse.store.steps import Clock, Create, Delete, ListAll, Steps, request, run
+from packhouse.store.steps import (
+    Clock,
+    Create,
+    Delete,
+    ListAll,
+    ListFolders,
+    Steps,
+    request,
+    run,
+)
 
 __all__ = ["DEFAULT_GRACE_S", "Garbage", "GcReport", "collect_garbage", "find_garbage"]
 
@@ -53,6 +62,8 @@ class GcReport:
     garbage: tuple[Garbage, ...]
     num_deleted: int
     num_unfinished_uploads: int
+    num_probes: int
+    """Objects that checks of the store left when they were killed; of the whole store."""
     dry_run: bool
 
     @property
@@ -76,8 +87,26 @@ def collect_garbage(
         garbage=tuple(garbage),
         num_deleted=deleted,
         num_unfinished_uploads=uploads,
+        num_probes=run(store, collect_probes_steps(grace_s, dry_run=dry_run)),
         dry_run=dry_run,
     )
+
+
+def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
+    """Delete what killed checks of the store left; return how many objects that is."""
+    now: float = yield from request(Clock())
+    folders: list[str] = yield from request(ListFolders(""))
+    found = 0
+    for folder in folders:
+        if not folder.startswith(PROBES):
+            continue
+        objects: list[ObjectInfo] = yield from request(ListAll(f"{folder}/"))
+        if any(info.last_modified >= now - grace_s for info in objects):
+            continue  # it may be at work
+        found += len(objects)
+        for info in () if dry_run else objects:
+            yield from request(Delete(info.key))
+    return found
 
 
 def find_garbage(

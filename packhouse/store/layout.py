@@ -3,6 +3,7 @@
 <dataset>/v/<vid>.g<N>/data/train-00000-of-00008-<sha12>.parquet   create-only
 <dataset>/v/<vid>.g<N>/manifest.json                               commit point, create-only
 <dataset>/refs/<name>.json                                         compare-and-swap
+_doctor-<random>/...                                               what a check of the store wrote
 """
 
 import re
@@ -10,6 +11,7 @@ import re
 from packhouse.errors import ConfigError
 
 __all__ = [
+    "PROBES",
     "check_name",
     "check_vid",
     "file_key",
@@ -21,6 +23,9 @@ __all__ = [
     "version_folder",
     "version_name",
 ]
+
+PROBES = "_doctor-"
+"""How the folders of store checks begin; no dataset may be called so."""
 
 _NAME = re.compile(r"(?=.{1,64}\Z)[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*")
 _VID = re.compile(r"[a-z0-9]{4,64}")

@@ -46,6 +46,20 @@ def test_an_abandoned_attempt_is_fenced_and_deleted_and_a_late_publisher_moves_o
     assert verify_version(open_version(store, "tiny")).is_intact
 
 
+def test_what_a_killed_check_of_the_store_left_is_deleted_once_it_is_old(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
+    left = "_doctor-0123456789ab/create"
+    store.put_create(left, b"first")
+    assert collect_garbage(store, "tiny", dry_run=False).num_probes == 0  # it may be at work
+    age(store, 2 * gc.DEFAULT_GRACE_S)
+
+    assert collect_garbage(store, "tiny").num_probes == 1
+    assert left in [info.key for info in store.list("")]
+    assert collect_garbage(store, "tiny", dry_run=False).num_probes == 1
+    assert left not in [info.key for info in store.list("")]
+    assert verify_version(open_version(store, "tiny")).is_intact
+
+
 def test_committed_versions_are_never_garbage_and_strays_beside_them_are(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
     stray = "tiny/v/aaaa.g0/data/train-00000-of-00001-000000000000.parquet"

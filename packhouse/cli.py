@@ -8,14 +8,16 @@ stderr (or one JSON object, with --json) and the exit code of its class.
 import importlib
 import json
 import os
+import shlex
 import sys
 from typing import Any, NoReturn
 
 import click
 
 from packhouse.errors import PackhouseError
+from packhouse.interrupts import Interrupted, handle_signals
 
-__all__ = ["COMMANDS", "cli", "exit_with", "main"]
+__all__ = ["COMMANDS", "cli", "exit_interrupted", "exit_with", "main"]
 
 # name -> (module, one line for the list of commands)
 COMMANDS = {
@@ -59,6 +61,8 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except PackhouseError as error:
             exit_with(error, as_json="--json" in sys.argv)
+        except Interrupted as error:
+            exit_interrupted(error, keeps_steps=False)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -87,12 +91,22 @@ def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
+    """Say how to go on after a signal, and exit with 130 or 143."""
+    program = click.get_current_context().find_root().command_path
+    kept = "; finished steps are kept" if keeps_steps else ""
+    click.echo(f"{error}{kept}. To go on, run again:", err=True)
+    click.echo(f"  {program} {shlex.join(sys.argv[1:])}", err=True)
+    sys.exit(error.exit_code)
+
+
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float | bool | dict | list | None)
 
 
 def main() -> None:
     """Run the command line."""
+    handle_signals()
     os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.without_pandas
     cli(prog_name="packhouse")
 

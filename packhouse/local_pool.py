@@ -6,6 +6,7 @@ is killed breaks the pool: another one is started, and does what was not finishe
 """
 
 import multiprocessing
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -50,7 +51,10 @@ class PoolRunner:
     def __enter__(self) -> "PoolRunner":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._pool is not None:
+            for process in list(self._pool._processes.values()):  # a job may take minutes
+                process.terminate()
         self.close()
 
     def close(self) -> None:
@@ -88,11 +92,17 @@ class PoolRunner:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
-        futures = {
-            number: self._pool.submit(_do_group, group, self.recipe, self.workspace)
-            for number, group in enumerate(groups)
-            if number not in done
-        }
+        # Processes inherit which signals are blocked. A terminal sends Ctrl-C to all of them; they
+        # would each print a traceback. `__exit__` ends them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = {
+                number: self._pool.submit(_do_group, group, self.recipe, self.workspace)
+                for number, group in enumerate(groups)
+                if number not in done
+            }
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, future in futures.items():
             done[number] = future.result()
             job_done(sum(map(len, done.values())))

@@ -6,6 +6,7 @@ cache and is what both the local runner and Prefect's tasks call.
 """
 
 from packhouse.dedup import needs_fingerprints
+from packhouse.interrupts import check_interrupted
 from packhouse.jobs import Job
 from packhouse.memory import keep_freed_memory
 from packhouse.recipe import Recipe
@@ -46,7 +47,9 @@ def execute(job: Job, recipe: Recipe, workspace: Workspace) -> Receipt:
 
     Raises:
         PackhouseError: nothing of a failed job remains.
+        Interrupted: a signal came before it began.
     """
+    check_interrupted()
     settle_pyarrow()
     keep_freed_memory()
     compute = _COMPUTE[job.step]

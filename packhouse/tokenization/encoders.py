@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.interrupts import check_interrupted
 from packhouse.progress import advance
 from packhouse.tokenization.once import once
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -145,6 +146,7 @@ def _as_encoder_error(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
+        check_interrupted()  # numpy's C API panics where a signal meets its first import
         first_line = str(error).strip().split("\n")[0]
         raise EncoderError(f"gigatoken {version('gigatoken')} {what}: {first_line}") from error
 

@@ -1,0 +1,64 @@
+"""SIGINT and SIGTERM end a command, even if the exception that they raise is lost.
+
+Python raises KeyboardInterrupt at whatever the main thread does just then. Code in C or Rust may
+swallow it: numpy's C API, imported by a Rust extension for the first time, panics instead, and a
+panic looks like any other failure of an encoder. So the handler also remembers the signal, and
+`check_interrupted`, called between jobs, raises it again.
+"""
+
+import signal
+from typing import Any
+
+__all__ = [
+    "Interrupted",
+    "check_interrupted",
+    "handle_signals",
+    "ignore_signals",
+]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_received: signal.Signals | None = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the command.
+
+    Example:
+        >>> error = Interrupted(signal.SIGTERM)
+        >>> str(error), error.exit_code
+        ('stopped by SIGTERM', 143)
+    """
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        self.exit_code = 128 + self.signal
+        """What shells expect: 130 for SIGINT (Ctrl-C), 143 for SIGTERM."""
+        super().__init__(f"stopped by {self.signal.name}")
+
+
+def handle_signals() -> None:
+    """Let SIGINT and SIGTERM raise `Interrupted` in the main thread of a command's own process."""
+    for number in _SIGNALS:
+        signal.signal(number, _on_signal)
+
+
+def ignore_signals() -> None:
+    """Let no further signal stop the command: it is ending, and what it writes last is short."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def check_interrupted() -> None:
+    """Raise the interruption again if a signal came and its exception was lost.
+
+    Raises:
+        Interrupted: a signal came.
+    """
+    if _received is not None:
+        raise Interrupted(_received)
+
+
+def _on_signal(number: int, frame: Any) -> None:
+    global _received
+    _received = signal.Signals(number)
+    raise Interrupted(number)

@@ -1,0 +1,104 @@
+"""A signal ends a command, even where the exception that it raises is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packhouse import interrupts
+from packhouse.chain import LocalRunner
+from packhouse.interrupts import Interrupted
+from packhouse.local_pool import PoolRunner
+from packhouse.tokenization.encoders import _as_encoder_error
+
+
+@pytest.fixture
+def handled(monkeypatch):
+    """Signals handled as in a command's own process; all as before afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(interrupts, "_received", None)
+    interrupts.handle_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Panic(BaseException):
+    """What PyO3 raises in place of the error that it met."""
+
+
+def send_and_lose(number):
+    """Numpy's C API raises what it meets when it is imported, and Rust panics over it."""
+    try:
+        os.kill(os.getpid(), number)
+        signal.sigpending()  # any call: the handler runs before it returns
+    except KeyboardInterrupt as error:
+        raise Panic("Failed to access NumPy array API capsule") from error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_became_a_panic_of_an_encoder_still_ends_the_run(number, handled):
+    with pytest.raises(Interrupted, match=f"stopped by {number.name}"), _as_encoder_error("failed"):
+        send_and_lose(number)
+
+
+def test_a_signal_that_was_lost_ends_the_run_before_the_next_job(handled, house, monkeypatch):
+    done = []
+    execute = LocalRunner.__call__
+
+    def loses(runner, jobs):
+        done.append(jobs[0].step)
+        if jobs[0].step == "format":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                signal.sigpending()
+            except KeyboardInterrupt:
+                pass  # as Python itself does in __del__
+        return execute(runner, jobs)
+
+    monkeypatch.setattr(LocalRunner, "__call__", loses)
+    with pytest.raises(Interrupted):
+        house.prepare()
+    assert done == ["validate", "format"]
+
+
+def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it():
+    """A terminal sends it to all of them; each would print a traceback."""
+    pool = PoolRunner(recipe=None, workspace=None, workers=2)
+    with pytest.raises(AttributeError):  # there is no such job; the processes are there now
+        pool._do([Group(), Group()], {})
+    children = list(pool._pool._processes.values())
+    assert len(children) == 2
+    for child in children:
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+        assert blocked & 1 << (signal.SIGINT - 1)
+    pool.__exit__(KeyboardInterrupt)
+    assert [child.exitcode for child in children] == [-signal.SIGTERM] * 2
+
+
+class Group:
+    """Jobs that cannot be done."""
+
+    jobs = (None,)
+
+
+def test_a_command_that_ctrl_c_ends_says_how_to_go_on():
+    program = (
+        "import os, signal, sys; from packhouse import cli; from packhouse.commands import doctor\n"
+        "import click\n"
+        "@click.command()\n"
+        "def waits(): os.kill(os.getpid(), signal.SIGINT); signal.pause()\n"
+        "doctor.doctor = waits\n"
+        "sys.argv = ['packhouse', 'doctor', 'a b']\n"
+        "waits.params.append(click.Argument(['x'], expose_value=False))\n"
+        "cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "stopped by SIGINT. To go on, run again:\n  packhouse doctor 'a b'\n"

@@ -11,7 +11,6 @@ import importlib
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,11 +22,12 @@ import click
 from flows.embedded_server import start_embedded_server
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
-from packhouse.cli import exit_with
+from packhouse.cli import exit_interrupted, exit_with
 from packhouse.errors import ConfigError, PackhouseError, TransientError
+from packhouse.interrupts import Interrupted, handle_signals
 from packhouse.local_pool import local_runner
 from packhouse.memory import leave_without_collecting
-from packhouse.progress import show_progress
+from packhouse.progress import show_progress, start_phase
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
 from packhouse.sources.records import gc_paused
@@ -130,7 +130,8 @@ def command(
     \b
     Exit codes: 0 published or unchanged, 2 the recipe is wrong, 3 a source or the tokenizer cannot
     be read or nothing is left, 4 refused (too many bad rows, a contract or an audit limit broken),
-    5 the store, 6 network or storage hiccups, 7 published but the ref was held back by drift.
+    5 the store, 6 network or storage hiccups, 7 published but the ref was held back by drift,
+    130 stopped by Ctrl-C, 143 by SIGTERM.
 
     \b
     python -m flows.prepare deployments/demo/recipe.yaml --local
@@ -172,7 +173,7 @@ def refresh(
 ) -> None:
     """Publish a new version of RECIPE if its sources, tokenizer or settings changed.
 
-    Nothing changed: does nothing, and says so. With --approval the version is published, and
+    Nothing changed: checks the gates, and says so. With --approval the version is published, and
     REF.candidate points to it until someone moves the ref (`python -m flows.promote`).
 
     \b
@@ -222,7 +223,8 @@ def backfill(
         folder = _cache_folder(cache)
         _take_engine(runner_address, workers)
         options = {"approval": approval, "cache": str(folder), "runner": runner}
-        state = on_server("backfill", folder, recipes, **options, return_state=True)
+        with show_progress():
+            state = on_server("backfill", folder, recipes, **options, return_state=True)
         messages = state.result(raise_on_failure=False)
     if not isinstance(messages, dict):
         raise messages
@@ -237,12 +239,14 @@ def backfill(
 
 
 @contextmanager
-def reporting_errors(as_json: bool) -> Iterator[None]:
-    """End the program with one sentence and the exit code of its class, if packhouse raises."""
+def reporting_errors(as_json: bool, *, keeps_steps: bool = True) -> Iterator[None]:
+    """End the program with a sentence and an exit code after an error of packhouse or a signal."""
     try:
         yield
     except PackhouseError as error:
         exit_with(error, as_json=as_json)
+    except Interrupted as error:
+        exit_interrupted(error, keeps_steps=keeps_steps)
 
 
 def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> Any:
@@ -254,14 +258,16 @@ def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> An
     for variable, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(variable, value)
     log_file = _log_to_file(folder / "logs" / "prefect.log")
-    if not os.environ.get("PREFECT_API_URL"):
-        click.echo(f"starting Prefect's embedded server (about 10 s; log: {log_file})", err=True)
+    start_phase("importing Prefect")
     flow = _import_flow(name)
     from tasks.heartbeats import own_heartbeats
 
     _keep_prefect_off_the_terminal()
     try:
+        if not os.environ.get("PREFECT_API_URL"):
+            start_phase("starting Prefect's server")
         start_embedded_server()
+        start_phase("creating the run")
         with own_heartbeats():
             return flow(*arguments, **options)
     except RuntimeError as error:
@@ -316,9 +322,9 @@ def own_process() -> None:
 
     A SIGTERM then ends it as Ctrl-C does, so that Prefect's embedded server is stopped with it.
     """
+    handle_signals()
     os.environ.setdefault(WITHOUT_PANDAS, "1")
     leave_without_collecting()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _recipe(path: str, overrides: tuple[str, ...]) -> Recipe:

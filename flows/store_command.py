@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from flows.command import SETTINGS, on_server, reporting_errors
+from packhouse.progress import show_progress
 from packhouse.store.address import parse_address
 from packhouse.workspace import check_cache, default_cache
 
@@ -90,7 +91,7 @@ def _version(place: str) -> tuple[str, str, str]:
 
 
 def _run(name: str, as_json: bool, *arguments: Any) -> None:
-    with reporting_errors(as_json):
+    with reporting_errors(as_json, keeps_steps=False), show_progress():
         cache: Path = check_cache(default_cache().absolute())
         state = on_server(name, cache, *arguments, return_state=True)
         result = state.result()

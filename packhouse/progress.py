@@ -1,9 +1,17 @@
-"""How far a run is: bars for whoever watches a terminal, and a question for whoever shows it.
+"""Progress of a run: what it is doing, how far it is, and a line for each step that is done.
+
+    importing Prefect                     4.1 s
+    planning                              0.2 s
+    1/9 validate        52,002 rows       1.3 s
+     tokenize ---------------                 50% 0:00:03 0:00:03
+
+The last line is a bar, and only a terminal gets it; the lines above it stay. Elsewhere a phase also
+says when it begins, so that a log shows what a run waits for. All goes to stderr: stdout stays
+clean for `--json`. Other displays ask `current_step`.
 
 A step's total is its number of jobs. Library code calls `advance(0.1)` where it has done a tenth
 of a job; it neither knows nor cares who watches. A bar appears once its step has run for a second
-(pulsing until the first job or part of one is done), so quick steps leave the terminal alone.
-Bars go to stderr: stdout stays clean for `--json`. Other displays ask `current_step`.
+(pulsing until the first job or part of one is done).
 """
 
 import sys
@@ -21,7 +29,9 @@ __all__ = [
     "current_step",
     "job_done",
     "own_progress",
+    "say",
     "show_progress",
+    "start_phase",
     "step_progress",
 ]
 
@@ -78,7 +88,20 @@ class _Run:
     step: _Step | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """What a run does before its first step."""
+
+    text: str
+    began: float
+    task: Any
+    """Of the display, if there is one."""
+
+
 _display: Any = None
+"""Of rich, in a terminal."""
+_is_shown = False
+_phase: _Phase | None = None
 _of_process = _Run()
 _own: ContextVar[_Run] = ContextVar("own")
 
@@ -101,17 +124,60 @@ def current_step() -> CurrentStep | None:
 
 
 @contextmanager
-def show_progress(*, enabled: bool | None = None) -> Iterator[None]:
-    """Draw bars while the block runs: by default where stderr is a terminal."""
-    global _display
-    if not (sys.stderr.isatty() if enabled is None else enabled):
-        yield
-        return
-    with _rich_progress() as _display:
-        try:
+def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
+    """Show on stderr how far the run is while the block runs, with bars in a terminal."""
+    global _display, _is_shown, _phase
+    _is_shown = True
+    try:
+        if sys.stderr.isatty() if is_terminal is None else is_terminal:
+            with _rich_progress() as _display:
+                yield
+                _end_phase()
+        else:
             yield
-        finally:
-            _display = None
+            _end_phase()
+    finally:
+        _display, _is_shown, _phase = None, False, None
+
+
+def say(text: str, seconds: float) -> None:
+    """Show what is done and how long it took, on a line that stays."""
+    if not _is_shown:
+        return
+    line = f"{text:<34} {seconds:>8.1f} s"
+    if _display is not None:
+        _display.console.print(line, markup=False, highlight=False)
+    else:
+        _write_line(line)
+
+
+def start_phase(text: str) -> None:
+    """Show what the run is doing now, until the next phase or the first step begins."""
+    global _phase
+    _end_phase()
+    if not _is_shown:
+        return
+    task = None
+    if _display is not None:
+        task = _display.add_task(text, total=None)
+    else:
+        _write_line(f"{text} ...")
+    _phase = _Phase(text, time.monotonic(), task)
+
+
+def _end_phase() -> None:
+    global _phase
+    if _phase is None:
+        return
+    if _display is not None:
+        _display.remove_task(_phase.task)
+    say(_phase.text, time.monotonic() - _phase.began)
+    _phase = None
+
+
+def _write_line(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 @contextmanager
@@ -127,6 +193,7 @@ def own_progress() -> Iterator[None]:
 @contextmanager
 def step_progress(name: str, num_jobs: int) -> Iterator[None]:
     """Count the jobs of a step while the block runs."""
+    _end_phase()
     run = _current()
     run.step = step = _Step(name, num_jobs, _display)
     try:
@@ -163,7 +230,7 @@ def _rich_progress() -> Any:
 
     return Progress(
         TextColumn("{task.description:>9}"),
-        BarColumn(),
+        BarColumn(bar_width=24),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packhouse.gates import GateLog
 from packhouse.golden import check_golden
-from packhouse.jobs import Job, Plan, plan_jobs
+from packhouse.interrupts import check_interrupted
+from packhouse.jobs import STEPS, Job, Plan, plan_jobs
 from packhouse.last_run import save_last_run
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.output_jobs import output_jobs
-from packhouse.progress import job_done, step_progress
+from packhouse.progress import job_done, say, start_phase, step_progress
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
 from packhouse.steps import execute
@@ -45,11 +47,17 @@ class Prepared:
     seconds: dict[str, float] = field(repr=False)
     """Wall time of each step, all its jobs together."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Facts of the publish step: files, statistics, audit; and the number of golden
-    conversations that came out as pinned."""
+    """Facts of the publish step: files, statistics, audit, results of the gates; and the number of
+    golden conversations that came out as pinned."""
 
 
-def prepare(recipe: Recipe, run: Run, cache: Path, plan: Plan | None = None) -> Prepared:
+def prepare(
+    recipe: Recipe,
+    run: Run,
+    cache: Path,
+    plan: Plan | None = None,
+    gates: GateLog | None = None,
+) -> Prepared:
     """Turn raw rows into a published version.
 
     Nothing becomes visible in the store unless every step, contract and count held.
@@ -59,25 +67,35 @@ def prepare(recipe: Recipe, run: Run, cache: Path, plan: Plan | None = None) -> 
         run: does the jobs of one step.
         cache: folder in which the plan is remembered for `packhouse explain`.
         plan: of the recipe, where it was made already; it costs a read of the sources.
+        gates: gets the result of each gate as soon as it is known. Those of an error are not in
+            it: they are the fact `gates` of the error.
 
     Raises:
         PackhouseError: see `packhouse.errors`; each names file, place, limit and remedy.
     """
+    gates = gates or GateLog()
+    start_phase("planning" if plan is None else "checking the store")
     check_usable(recipe.publish.store)
-    num_golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
+    golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
+    gates.add([golden])
     plan = plan or plan_jobs(recipe)
     done: list[Receipt] = []
     seconds: dict[str, float] = {}
 
     def do(jobs: Sequence[Job]) -> None:
+        check_interrupted()  # a signal whose exception was lost in C code
         start = time.perf_counter()
-        done.extend(run(jobs))
+        receipts = run(jobs)
+        done.extend(receipts)
         seconds.update({job.step: time.perf_counter() - start for job in jobs})
+        _say_done(receipts, time.perf_counter() - start)
 
     for jobs in (plan.validate, plan.format, plan.tokenize):
         do(jobs)
         places = [str(r.path("quarantined.arrow")) for r in done if r.facts.get("quarantined")]
-        check_quarantine(ledger_of(done), recipe.validate_.max_quarantined, places[:3])
+        limit = recipe.validate_.max_quarantined
+        quarantine = check_quarantine(ledger_of(done), limit, places[:3])
+    gates.add([quarantine])
     do([plan.pack])
     output = output_jobs(plan, recipe, done[-1].facts)
     do(output.gather)
@@ -88,6 +106,7 @@ def prepare(recipe: Recipe, run: Run, cache: Path, plan: Plan | None = None) -> 
     do([output.publish])
     save_last_run(cache, recipe.dataset, (*plan, *output))
     published = done[-1].facts
+    gates.add(published["gates"], seconds["audit"])
     return Prepared(
         dataset=recipe.dataset,
         version=published["version"],
@@ -96,8 +115,22 @@ def prepare(recipe: Recipe, run: Run, cache: Path, plan: Plan | None = None) -> 
         ledger=ledger,
         receipts=done,
         seconds=seconds,
-        facts={**published, "golden": num_golden},
+        facts={**published, "gates": tuple(gates.results), "golden": golden.total},
     )
+
+
+def _say_done(receipts: Sequence[Receipt], seconds: float) -> None:
+    step = receipts[0].step
+    rows = sum(receipt.facts.get("rows_in", 0) for receipt in receipts)
+    cached = sum(receipt.cached for receipt in receipts)
+    what = f"{rows:,} rows" if rows else f"{len(receipts):,} job{'s' * (len(receipts) > 1)}"
+    if cached:
+        what += (
+            " cached"
+            if cached == len(receipts)
+            else f" ({cached:,} of {len(receipts):,} jobs cached)"
+        )
+    say(f"{STEPS.index(step) + 1}/{len(STEPS)} {step:<8} {what:>18}", seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,34 +1,25 @@
 """A data refresh as a CI job: the plan in words, the run, its gates, and summaries for machines.
 
     plan         what would come, before any work, as markdown for a comment
-    quarantine   not more bad rows than the recipe allows
     golden       pinned conversations came out as pinned
+    quarantine   not more bad rows than the recipe allows
     audit        what the tokens teach is within the limits
     schema       readers of the ref miss and misread nothing
     drift        the version is not further from the ref's than the limits
     publish      the version is committed
 
-A gate is passed, failed, or was not reached. Nothing here prints or exits: `packhouse ci` does.
+A gate is passed, failed, or was not reached (`packhouse.gates`). Nothing here prints or exits:
+`packhouse ci` does.
 """
 
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from packhouse.errors import (
-    AuditError,
-    ConfigError,
-    ContractError,
-    EmptyDatasetError,
-    PackhouseError,
-    QuarantineLimitError,
-    SequenceTooLongError,
-    SourceError,
-    TemplateError,
-    TokenizerError,
-)
+from packhouse.errors import ContractError, PackhouseError
 from packhouse.estimate import Estimate
+from packhouse.gates import GateResult
 from packhouse.jobs import Plan
 from packhouse.recipe import Recipe
 from packhouse.refresh import Look, Refreshed
@@ -40,9 +31,9 @@ from packhouse.store.diff import changed_keys
 __all__ = [
     "GATES",
     "HELD_BACK",
-    "Gate",
     "PlanFacts",
-    "gates_of",
+    "all_gates",
+    "failed_gate",
     "outcome_markdown",
     "plan_facts",
     "plan_markdown",
@@ -50,33 +41,10 @@ __all__ = [
     "to_junit",
 ]
 
-GATES = ("plan", "quarantine", "golden", "audit", "schema", "drift", "publish")
+GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
 HELD_BACK = 7
 """Exit code: the version is published, and its ref stays because it drifted too far."""
-
-State = Literal["passed", "failed", "not reached"]
-
-_GATE_OF: dict[type[PackhouseError], str] = {
-    ConfigError: "plan",
-    SourceError: "plan",
-    TokenizerError: "plan",
-    EmptyDatasetError: "quarantine",
-    QuarantineLimitError: "quarantine",
-    TemplateError: "quarantine",
-    SequenceTooLongError: "quarantine",
-    AuditError: "audit",
-    ContractError: "schema",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
-    """One gate of a run."""
-
-    name: str
-    state: State
-    detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,37 +116,58 @@ def plan_markdown(facts: PlanFacts) -> str:
     return "\n".join([*lines, ""])
 
 
-def gates_of(
-    recipe: Recipe | None, refreshed: Refreshed | None, error: Exception | None
-) -> list[Gate]:
-    """Say of each gate whether it was passed, as a run ended with a result or an error."""
-    if error is not None:
-        detail = str(error)
-        if not isinstance(error, PackhouseError):
-            detail = f"a bug: {type(error).__name__}: {error}"
-        return _gates_until(_failed_gate(error), detail)
-    gates = []
-    for name in GATES:
-        state: State = "passed"
-        detail = ""
-        if refreshed is None and name != "plan":
-            state = "not reached"
-        elif refreshed is not None and refreshed.outcome == "unchanged" and name != "plan":
-            state, detail = "not reached", "nothing changed"
-        elif name == "golden" and (recipe is None or recipe.golden is None):
-            state, detail = "not reached", "the recipe pins no conversations"
-        elif name == "drift" and refreshed is not None and refreshed.outcome == "held":
-            state, detail = "failed", refreshed.message
-        gates.append(Gate(name=name, state=state, detail=detail))
-    return gates
+def failed_gate(error: BaseException, is_planned: bool) -> list[GateResult]:
+    """Return the results that come with an error, with at least one that failed.
+
+    Args:
+        error: what ended the run.
+        is_planned: False if it came before the plan was made.
+
+    Example:
+        >>> failed_gate(PackhouseError("no such key"), is_planned=False)[0].name
+        'plan'
+    """
+    results = list(error.facts.get("gates", ())) if isinstance(error, PackhouseError) else []
+    if any(result.outcome == "failed" for result in results):
+        return results
+    name = "publish" if is_planned else "plan"
+    if is_planned and isinstance(error, ContractError):
+        name = "schema"
+    is_bug = not isinstance(error, PackhouseError | KeyboardInterrupt)
+    detail = f"a bug: {type(error).__name__}: {error}" if is_bug else str(error) or "interrupted"
+    return [*results, GateResult(name=name, outcome="failed", detail=detail)]
 
 
-def outcome_markdown(gates: Sequence[Gate], refreshed: Refreshed | None) -> str:
+def all_gates(results: Sequence[GateResult], why_not: str) -> list[GateResult]:
+    """Return the results in the order of the gates, with one for each gate that has none.
+
+    Args:
+        results: of a run, as far as it came.
+        why_not: why the other gates were not reached.
+
+    Example:
+        >>> gates = all_gates([GateResult(name="plan", outcome="failed")], "there is no plan")
+        >>> [(gate.name, gate.outcome) for gate in gates][:3]
+        [('plan', 'failed'), ('golden', 'not reached'), ('quarantine', 'not reached')]
+    """
+    return [
+        result
+        for gate in GATES
+        for result in [each for each in results if each.gate == gate]
+        or [GateResult(name=gate, outcome="not reached", detail=why_not)]
+    ]
+
+
+def outcome_markdown(gates: Sequence[GateResult], refreshed: Refreshed | None) -> str:
     """Return what came of a run as markdown, to stand under its plan."""
-    marks = {"passed": "passed", "failed": "**FAILED**", "not reached": "-"}
+    marks = {"passed": "passed", "failed": "**FAILED**", "not reached": "not reached"}
     message = refreshed.message if refreshed else "nothing was published"
-    lines = [f"### packhouse: {_cell(message)}", "", "| gate | | |", "|---|---|---|"]
-    lines += [f"| {g.name} | {marks[g.state]} | {_cell(g.detail)} |" for g in gates]
+    lines = [f"### packhouse: {_cell(message)}", ""]
+    lines += ["| gate | outcome | value | limit | |", "|---|---|---:|---:|---|"]
+    lines += [
+        f"| {g.name} | {marks[g.outcome]} | {g.shown_value} | {g.shown_limit} | {_cell(g.detail)} |"
+        for g in gates
+    ]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
         lines += ["", "| step | rows in | rows out | bad | dropped |", "|---|---:|---:|---:|---:|"]
@@ -196,17 +185,19 @@ def outcome_markdown(gates: Sequence[Gate], refreshed: Refreshed | None) -> str:
     return "\n".join([*lines, ""])
 
 
-def to_junit(dataset: str, gates: Sequence[Gate], seconds: float) -> str:
-    """Return the gates as a JUnit document: a test case each.
+def to_junit(dataset: str, gates: Sequence[GateResult]) -> str:
+    """Return the gates as a JUnit document: a test case each, with its time, value and limit.
 
     Example:
-        >>> to_junit("demo", [Gate(name="audit", state="failed", detail="2 < 3")], 1.5)[-81:]
-        'failure message="2 &lt; 3">2 &lt; 3</failure></testcase></testsuite></testsuites>'
+        >>> gate = GateResult(name="audit", outcome="failed", detail="2 < 3", seconds=1.5)
+        >>> to_junit("demo", [gate])[-94:-23]
+        '<failure message="2 &lt; 3">2 &lt; 3</failure></testcase></testsuite>'
     """
+    seconds = sum(gate.seconds for gate in gates)
     counts = {
         "tests": str(len(gates)),
-        "failures": str(sum(gate.state == "failed" for gate in gates)),
-        "skipped": str(sum(gate.state == "not reached" for gate in gates)),
+        "failures": str(sum(gate.outcome == "failed" for gate in gates)),
+        "skipped": str(sum(gate.outcome == "not reached" for gate in gates)),
         "errors": "0",
         "time": f"{seconds:.3f}",
     }
@@ -216,10 +207,14 @@ def to_junit(dataset: str, gates: Sequence[Gate], seconds: float) -> str:
     for gate in gates:
         case = ET.SubElement(suite, "testcase", {"classname": f"packhouse.{dataset}"})
         case.set("name", gate.name)
-        if gate.state == "failed":
+        case.set("time", f"{gate.seconds:.3f}")
+        if gate.outcome == "failed":
             ET.SubElement(case, "failure", {"message": _xml(gate.detail)}).text = _xml(gate.detail)
-        elif gate.state == "not reached":
-            ET.SubElement(case, "skipped", {"message": _xml(gate.detail)})
+        elif gate.outcome == "not reached":
+            ET.SubElement(case, "skipped", {"message": f"not reached: {_xml(gate.detail)}"})
+        if gate.value is not None:
+            limit = gate.shown_limit or "no limit"
+            ET.SubElement(case, "system-out").text = f"{gate.shown_value} ({limit})"
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
@@ -227,9 +222,9 @@ def summary_json(
     outcome: str,
     exit_code: int,
     facts: PlanFacts | None,
-    gates: Sequence[Gate],
+    gates: Sequence[GateResult],
     refreshed: Refreshed | None,
-    error: Exception | None,
+    error: BaseException | None,
 ) -> dict[str, Any]:
     """Return everything that a program may want to know, as plain JSON."""
     prepared = refreshed.prepared if refreshed else None
@@ -244,26 +239,6 @@ def summary_json(
         "drift": asdict(refreshed.drift) if refreshed and refreshed.drift else None,
         "result": report_json(prepared) if prepared else None,
     }
-
-
-def _failed_gate(error: Exception) -> str:
-    for kind, gate in _GATE_OF.items():
-        if type(error) is kind:
-            return "golden" if gate == "audit" and "golden" in str(error)[:40].lower() else gate
-    return "publish"
-
-
-def _gates_until(failed: str, detail: str) -> list[Gate]:
-    place = GATES.index(failed)
-    gates = []
-    for number, name in enumerate(GATES):
-        state: State = "passed" if number < place else "not reached"
-        gates.append(
-            Gate(name=name, state="failed", detail=detail)
-            if name == failed
-            else Gate(name=name, state=state)
-        )
-    return gates
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

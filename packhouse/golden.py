@@ -19,6 +19,7 @@ import pyarrow as pa
 import yaml
 
 from packhouse.errors import AuditError, ConfigError
+from packhouse.gates import GateResult
 from packhouse.identity import conversation_ids
 from packhouse.messages import Answers, role_violations
 from packhouse.recipe import Recipe
@@ -39,7 +40,7 @@ _CONTEXT = 40
 _OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds them, but for those in double quotes
 
 
-def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> int:
+def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
     """Check the recipe's golden conversations, if it has any.
 
     Args:
@@ -47,30 +48,42 @@ def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> int:
         tokenizers: folder of tokenizer snapshots.
 
     Returns:
-        Number of conversations that came out as pinned.
+        Passed, or not reached if the recipe has no golden conversations.
 
     Raises:
         AuditError: one came out otherwise; shows where.
         ConfigError: the file cannot be read or holds something else.
     """
     if recipe.golden is None:
-        return 0
-    golden = read_golden(recipe.golden)
+        detail = "the recipe pins no conversations"
+        return GateResult(name="golden", outcome="not reached", detail=detail)
+    try:
+        golden = read_golden(recipe.golden)
+    except ConfigError as error:
+        error.facts["gates"] = (GateResult(name="golden", outcome="failed", detail=str(error)),)
+        raise
     made = pin(golden, recipe, tokenizers)
     faults = [
         f"conversation {number} ({item.get('name', 'no name')}): {fault}"
         for number, (item, new) in enumerate(zip(golden, made, strict=True))
         if (fault := _difference(item, new)) is not None
     ]
-    if faults:
-        more = f"\n  ... and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise AuditError(
-            f"{len(faults)} of {len(golden)} golden conversations in '{recipe.golden}' came out "
-            "otherwise:\n  " + "\n  ".join(faults[:3]) + f"{more}\nIf that is meant, look at them "
-            "and accept them with `packhouse golden write RECIPE`",
-            differences=faults,
+    total = len(golden)
+    if not faults:
+        detail = f"{total:,} conversations came out as pinned"
+        return GateResult(
+            name="golden", outcome="passed", value=0, limit=0, total=total, detail=detail
         )
-    return len(golden)
+    more = f"\n  ... and {len(faults) - 3} more" if len(faults) > 3 else ""
+    text = (
+        f"{len(faults)} of {total} golden conversations in '{recipe.golden}' came out "
+        "otherwise:\n  " + "\n  ".join(faults[:3]) + f"{more}\nIf that is meant, look at them "
+        "and accept them with `packhouse golden write RECIPE`"
+    )
+    result = GateResult(
+        name="golden", outcome="failed", value=len(faults), limit=0, total=total, detail=text
+    )
+    raise AuditError(text, differences=faults, gates=(result,))
 
 
 def read_golden(path: str | Path) -> list[dict[str, Any]]:

@@ -13,10 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from packhouse.errors import ContractError, EmptyDatasetError, QuarantineLimitError
+from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
+from packhouse.gates import GateResult
 from packhouse.step_store import Receipt
 
-__all__ = ["LedgerLine", "check_quarantine", "ledger_of"]
+__all__ = ["ROW_STEPS", "LedgerLine", "check_quarantine", "ledger_of"]
+
+
+ROW_STEPS = ("validate", "format", "tokenize")
+"""Steps that may refuse a row; the limit of bad rows is checked after each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +106,9 @@ def ledger_of(receipts: Iterable[Receipt]) -> list[LedgerLine]:
     return ledger
 
 
-def check_quarantine(ledger: list[LedgerLine], limit: float, places: Iterable[str] = ()) -> None:
+def check_quarantine(
+    ledger: list[LedgerLine], limit: float, places: Iterable[str] = ()
+) -> GateResult:
     """Refuse to go on when too many rows are bad, or none is left.
 
     Args:
@@ -121,21 +128,35 @@ def check_quarantine(ledger: list[LedgerLine], limit: float, places: Iterable[st
     counts = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
     places = list(places)
     where = f"; see {', '.join(places)}" if places else ""
+    result = GateResult(
+        name="quarantine",
+        outcome="failed" if bad == rows or bad / rows > limit else "passed",
+        value=bad / rows if rows else 0.0,
+        limit=limit,
+        total=rows,
+        detail=f"{bad:,} of {rows:,} rows are bad" + (f": {counts}" if counts else ""),
+    )
+    if result.outcome == "passed":
+        return result
     if rows == 0:
-        raise EmptyDatasetError("the sources hold no rows at all: nothing to publish")
-    if bad == rows:
-        raise EmptyDatasetError(
+        error: PackhouseError = EmptyDatasetError(
+            "the sources hold no rows at all: nothing to publish"
+        )
+    elif bad == rows:
+        error = EmptyDatasetError(
             f"all {rows:,} rows are bad ({counts}): nothing to publish{where}",
             reasons=dict(reasons),
         )
-    if bad / rows > limit:
-        raise QuarantineLimitError(
+    else:
+        error = QuarantineLimitError(
             f"{bad:,} of {rows:,} rows ({bad / rows:.2%}) are bad, over the limit of {limit:.2%}: "
             f"{counts}{where}. Mend the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
             rows=rows,
             places=places,
         )
+    error.facts["gates"] = (result,)
+    raise error
 
 
 def _sum(counts: Mapping[str, int]) -> int:

@@ -2,7 +2,8 @@
 
 A recipe is refreshed against the version that its ref points to. The plan of a run is made first:
 the id of a version is an address of its inputs, so equal ids mean that neither a source nor the
-tokenizer, the recipe, the engines or the libraries changed, and nothing is done. Otherwise the
+tokenizer, the recipe, the engines or the libraries changed, and there is nothing to do but to hold
+the version against the recipe's limits, which may have changed. Otherwise the
 chain runs, and the ref moves; or, if someone is to approve it, a second ref `<ref>.candidate` does,
 and what would change for readers is said.
 """
@@ -15,18 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from packhouse.audit import check_audit
 from packhouse.chain import Prepared
-from packhouse.errors import VersionNotFoundError
+from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.fingerprint import canonical_json, digest, library_versions
+from packhouse.gates import GateResult
+from packhouse.golden import check_golden
 from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, Plan, plan_jobs
+from packhouse.ledger import ROW_STEPS, LedgerLine, check_quarantine
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources.files import find_files
-from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version
+from packhouse.store import Drift, Manifest, OpenVersion, load_ref, open_store, open_version
 from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.layout import split_version
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
+from packhouse.workspace import Workspace
 
 __all__ = [
     "Look",
@@ -90,6 +96,7 @@ class Refreshed:
     version: str
     message: str
     """One sentence for people."""
+    gates: tuple[GateResult, ...] = ()
     prepared: Prepared | None = None
     diff: Diff | None = None
     drift: Drift | None = None
@@ -140,22 +147,59 @@ def compare(recipe: Recipe, before: str | None, version: str) -> dict[str, Any]:
     }
 
 
-def unchanged(found: Look) -> Refreshed:
-    """Say that there was nothing to do."""
+def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
+    """Hold the version that is published already against today's limits; there is nothing to do.
+
+    Limits and golden conversations are in no key, so another limit gives the same version. What
+    was found of its rows and tokens stands in its manifest.
+
+    Args:
+        recipe: with today's limits.
+        found: whose `is_unchanged` or `is_waiting` holds.
+        cache: folder under which tokenizer snapshots lie.
+
+    Raises:
+        PackhouseError: a gate refuses the version; it stays published.
+    """
+    version = found.current if found.is_unchanged else found.candidate
+    assert version is not None
     if found.is_unchanged:
-        version = found.current
         message = f"nothing changed: '{found.ref}' is at {version} already"
     else:
-        version = found.candidate
         message = f"nothing changed: {version} still waits for approval"
-    assert version is not None
+    manifest = _open(recipe, version).manifest
+    gates: list[GateResult] = []
+    try:
+        gates.append(check_golden(recipe, Workspace(cache=cache).tokenizers))
+        gates.append(_published_quarantine(manifest, recipe.validate_.max_quarantined))
+        gates += check_audit(manifest.audit, recipe.audit)
+    except PackhouseError as error:
+        facts = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
+        text = f"{error} ({version} is published already, and stays)"
+        raise type(error)(text, **facts) from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(
+            f"the manifest of '{found.dataset}' {version} does not say what its gates look at "
+            f"({type(error).__name__}: {error}); look at it with `packhouse verify`"
+        ) from None
+    gates += [
+        GateResult(name=name, outcome="not reached", detail=message)
+        for name in ("schema", "drift", "publish")
+    ]
     return Refreshed(
         dataset=found.dataset,
         ref=found.ref,
         outcome="unchanged",
         version=version,
         message=message,
+        gates=tuple(gates),
     )
+
+
+def _published_quarantine(manifest: Manifest, limit: float) -> GateResult:
+    """Check the limit after each step that can refuse rows, as the run did."""
+    ledger = [LedgerLine(**line) for line in manifest.counts["ledger"] if line["step"] in ROW_STEPS]
+    return [check_quarantine(ledger[: n + 1], limit) for n in range(len(ROW_STEPS))][-1]
 
 
 def outcome_of(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
@@ -187,9 +231,17 @@ def outcome_of(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
         outcome=outcome,
         version=prepared.version,
         message=message,
+        gates=(*prepared.facts["gates"], _publish_gate(prepared, outcome, message)),
         prepared=prepared,
         **facts,
     )
+
+
+def _publish_gate(prepared: Prepared, outcome: Outcome, message: str) -> GateResult:
+    """Passed, unless the ref stays for a reason that no other gate shows."""
+    is_shown = any(gate.outcome == "failed" for gate in prepared.facts["gates"])
+    failed = outcome == "held" and not is_shown
+    return GateResult(name="publish", outcome="failed" if failed else "passed", detail=message)
 
 
 def _open(recipe: Recipe, version: str) -> OpenVersion:

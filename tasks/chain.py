@@ -9,6 +9,7 @@ from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.errors import PackhouseError
 from packhouse.jobs import Plan
+from packhouse.progress import start_phase
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
@@ -55,17 +56,22 @@ def prepared_state(prepared: Prepared) -> Any:
 def refresh_chain(
     recipe: Recipe, cache: Path, *, approval: bool, runner: Runner | None = None
 ) -> Any:
-    """Do nothing if nothing changed; else run the chain, and move the ref or leave it.
+    """Check the gates if nothing changed; else run the chain, and move the ref or leave it.
 
     Returns:
         The state of the run, with a `Refreshed`.
 
     Raises:
-        PackhouseError: nothing was published; the UI says why.
+        PackhouseError: nothing was published, or a gate refuses what is; the UI says why.
     """
+    start_phase("looking at the sources")
     found = look_at_sources(recipe, str(cache))
     if found.is_unchanged or (approval and found.is_waiting):
-        return _completed(recipe, unchanged(found))
+        try:
+            return _completed(recipe, unchanged(recipe, found, cache))
+        except PackhouseError as error:
+            refusal_artifacts(recipe, error)
+            raise
     update = {"ref": candidate_of(found.ref)} if approval else {}
     publish = recipe.publish.model_copy(update=update)
     published = recipe.model_copy(update={"publish": publish})

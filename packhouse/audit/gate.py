@@ -1,9 +1,11 @@
 """The gate: an audit against the recipe's limits; a breach names the worst rows and stops."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from packhouse.errors import AuditError
+from packhouse.gates import GateResult
 from packhouse.recipe import AuditConfig
 
 __all__ = ["audit_rows", "check_audit"]
@@ -37,15 +39,20 @@ _OF_PACKS = {
 }
 
 
-def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> None:
+def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> tuple[GateResult, ...]:
     """Hold an audit against the limits, for each source and the whole.
+
+    Returns:
+        A result for each limit, of the source that is nearest to it.
 
     Raises:
         AuditError: a limit is passed; says which, by how much, and names the worst rows.
     """
-    breaches = list(_breaches(audit, config))
+    findings = list(_findings(audit, config))
+    results = _results(findings)
+    breaches = [_breach(audit, finding) for finding in findings if finding.is_breach]
     if not breaches:
-        return
+        return results
     text = "; ".join(breach["text"] for breach in breaches[:3])
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     limits = dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches if breach["limit"])
@@ -53,89 +60,180 @@ def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> None:
     raise AuditError(
         f"the audit stops publication: {text}{more}. Mend the rows or the template{change}",
         breaches=breaches,
+        gates=results,
     )
 
 
-def _breaches(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Finding:
+    """What was found of one limit in one source, in the packs or in the whole."""
+
+    limit: str
+    """Field of AuditConfig; empty where nothing is allowed, whatever the recipe says."""
+    kind: str
+    """Finding, as the audit names it in its counts and in its worst rows."""
+    source: str = ""
+    number: int
+    total: int
+    value: float
+    allowed: float
+    is_breach: bool
+    text: str
+    """The breach for people, without source and worst rows."""
+    rows: Sequence[Mapping[str, Any]] | None = None
+    """The worst rows, where the audit does not list them under `kind`."""
+
+
+def _results(findings: Sequence[_Finding]) -> tuple[GateResult, ...]:
+    """The finding of each limit that is a breach or nearest to one."""
+    worst: dict[str, _Finding] = {}
+    for finding in findings:
+        name = finding.limit or finding.kind
+        is_minimum = name.startswith("min_")
+        rank = (finding.is_breach, -finding.value if is_minimum else finding.value)
+        seen = worst.get(name)
+        if seen is None or rank > (seen.is_breach, -seen.value if is_minimum else seen.value):
+            worst[name] = finding
+    return tuple(
+        GateResult(
+            name=f"audit.{name}",
+            outcome="failed" if finding.is_breach else "passed",
+            value=finding.value,
+            limit=finding.allowed,
+            total=finding.total,
+            is_minimum=name.startswith("min_"),
+            detail=(f"source '{finding.source}': " if finding.source else "")
+            + (finding.text if finding.is_breach else f"{finding.number:,} of {finding.total:,}"),
+        )
+        for name, finding in worst.items()
+    )
+
+
+def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
     scopes = {"": audit["dataset"], **audit["sources"]}
     if len(audit["sources"]) == 1:
         del scopes[""]
     for source, counts in scopes.items():
         due, missing = counts["answer_bytes"], counts["untrained_answer_bytes"]
-        if due and 1 - missing / due < config.min_answer_coverage:
-            what = (
-                f"{1 - missing / due:.2%} of the answers' bytes are trained, under "
-                f"{config.min_answer_coverage:.2%}"
-            )
-            yield _breach(
-                audit, "min_answer_coverage", source, what, missing, "untrained_answer_bytes"
-            )
+        trained_share = 1 - missing / due if due else 1.0
+        yield _Finding(
+            limit="min_answer_coverage",
+            kind="untrained_answer_bytes",
+            source=source,
+            number=missing,
+            total=due,
+            value=trained_share,
+            allowed=config.min_answer_coverage,
+            is_breach=trained_share < config.min_answer_coverage,
+            text=f"{trained_share:.2%} of the answers' bytes are trained, under "
+            f"{config.min_answer_coverage:.2%}",
+        )
         prompt = counts["trained_prompt_bytes"]
         trained = due - missing + prompt
-        if prompt > config.max_trained_prompts * trained:
-            what = f"{prompt:,} bytes of prompts are trained ({prompt / trained:.2%} of the rest)"
-            yield _breach(
-                audit, "max_trained_prompts", source, what, prompt, "trained_prompt_bytes"
-            )
-        if counts.get("misplaced_rows"):
+        share = prompt / trained if trained else 0.0
+        yield _Finding(
+            limit="max_trained_prompts",
+            kind="trained_prompt_bytes",
+            source=source,
+            number=prompt,
+            total=trained,
+            value=share,
+            allowed=config.max_trained_prompts,
+            is_breach=prompt > config.max_trained_prompts * trained,
+            text=f"{prompt:,} bytes of prompts are trained ({share:.2%} of the rest)",
+        )
+        if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
-            what = f"{number:,} rows train other tokens than those of their trained text"
-            yield _breach(audit, "", source, what, number, "misplaced_rows")
-        yield from _over(audit, config, source, counts, _SHARES)
-    yield from _over(audit, config, "", audit["packs"], _OF_PACKS)
-    yield from _contaminated(audit.get("contamination", {}), config)
-    if audit["dataset"]["both_sides"]:
-        number = audit["dataset"]["both_sides"]
-        yield _breach(audit, "", "", f"{number:,} records are in train and eval", number, "")
+            text = f"{number:,} rows train other tokens than those of their trained text"
+            yield _never("misplaced_rows", source, number, counts.get("rows", 0), text)
+        yield from _shares(config, source, counts, _SHARES)
+    yield from _shares(config, "", audit["packs"], _OF_PACKS)
+    if "contamination" in audit:
+        yield _contamination(audit["contamination"], config)
+    number = audit["dataset"]["both_sides"]
+    text = f"{number:,} records are in train and eval"
+    yield _never("both_sides", "", number, audit["dataset"].get("rows", 0), text)
 
 
-def _contaminated(found: Mapping[str, Any], config: AuditConfig) -> Iterator[dict[str, Any]]:
-    number, total = found.get("contaminated", 0), found.get("rows", 0)
-    if number <= config.max_contaminated * total:
-        return
+def _never(kind: str, source: str, number: int, total: int, text: str) -> _Finding:
+    """What no recipe can allow."""
+    return _Finding(
+        limit="",
+        kind=kind,
+        source=source,
+        number=number,
+        total=total,
+        value=number,
+        allowed=0,
+        is_breach=number > 0,
+        text=text,
+    )
+
+
+def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
+    number, total, rows = found["contaminated"], found["rows"], found["worst"]
     named = ", ".join(
         f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
-        for row in found["worst"][:2]
+        for row in rows[:2]
     )
-    text = (
-        f"{number:,} of {total:,} rows ({number / total:.2%}) share {found['ngram']} words in a "
-        f"row with a benchmark: {named}"
+    share = number / max(total, 1)
+    return _Finding(
+        limit="max_contaminated",
+        kind="contaminated",
+        number=number,
+        total=total,
+        value=share,
+        allowed=config.max_contaminated,
+        is_breach=number > config.max_contaminated * total,
+        text=f"{number:,} of {total:,} rows ({share:.2%}) share {found['ngram']} words in a "
+        f"row with a benchmark: {named}",
+        rows=rows,
     )
-    rows = found["worst"]
-    yield {
-        "limit": "max_contaminated",
-        "source": "",
-        "number": number,
-        "text": text,
-        "rows": rows,
-    }
 
 
-def _over(
-    audit: Mapping[str, Any],
+def _shares(
     config: AuditConfig,
     source: str,
     counts: Mapping[str, int],
-    shares: Mapping[str, tuple[str, str, str]],
-) -> Iterator[dict[str, Any]]:
-    for limit, (finding, of, says) in shares.items():
-        number, total = counts.get(finding, 0), counts.get(of, 0)
-        allowed = getattr(config, limit)
-        if number > allowed * total:
-            share = f"{number:,} of {total:,} ({number / max(total, 1):.2%}, over {allowed:.2%})"
-            yield _breach(audit, limit, source, f"{share} {says}", number, finding)
+    limits: Mapping[str, tuple[str, str, str]],
+) -> Iterator[_Finding]:
+    for limit, (kind, of, says) in limits.items():
+        number, total = counts.get(kind, 0), counts.get(of, 0)
+        allowed, share = getattr(config, limit), number / max(total, 1)
+        yield _Finding(
+            limit=limit,
+            kind=kind,
+            source=source,
+            number=number,
+            total=total,
+            value=share,
+            allowed=allowed,
+            is_breach=number > allowed * total,
+            text=f"{number:,} of {total:,} ({share:.2%}, over {allowed:.2%}) {says}",
+        )
 
 
-def _breach(
-    audit: Mapping[str, Any], limit: str, source: str, what: str, number: int, finding: str
-) -> dict[str, Any]:
-    rows = audit["worst"].get(finding, [])
-    own = [row for row in rows if not source or row["source"].split("/")[0] == source]
-    named = ", ".join(f"{row['source']} row {row['row']:,} ({row['value']:,})" for row in own[:3])
-    text = (
-        (f"source '{source}': " if source else "") + what + (f", worst: {named}" if named else "")
-    )
-    return {"limit": limit, "source": source, "number": number, "text": text, "rows": own}
+def _breach(audit: Mapping[str, Any], finding: _Finding) -> dict[str, Any]:
+    """The finding as a fact of the error, with its worst rows."""
+    source, rows, named = finding.source, finding.rows, ""
+    if rows is None:
+        rows = [
+            row
+            for row in audit["worst"].get(finding.kind, [])
+            if not source or row["source"].split("/")[0] == source
+        ]
+        named = ", ".join(
+            f"{row['source']} row {row['row']:,} ({row['value']:,})" for row in rows[:3]
+        )
+    return {
+        "limit": finding.limit,
+        "source": source,
+        "number": finding.number,
+        "text": (f"source '{source}': " if source else "")
+        + finding.text
+        + (f", worst: {named}" if named else ""),
+        "rows": rows,
+    }
 
 
 def audit_rows(audit: Mapping[str, Any]) -> list[dict[str, Any]]:

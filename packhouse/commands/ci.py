@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,18 +14,23 @@ from packhouse.chain import prepare as prepare_chain
 from packhouse.ci import (
     HELD_BACK,
     PlanFacts,
-    gates_of,
+    all_gates,
+    failed_gate,
     outcome_markdown,
     plan_facts,
     plan_markdown,
     summary_json,
     to_junit,
 )
+from packhouse.cli import exit_interrupted
 from packhouse.contracts import installed_contracts
 from packhouse.errors import ConfigError, PackhouseError, VersionNotFoundError
 from packhouse.estimate import estimate
+from packhouse.gates import GateLog, GateResult
+from packhouse.interrupts import Interrupted, ignore_signals
 from packhouse.jobs import Plan, plan_jobs
 from packhouse.local_pool import local_runner
+from packhouse.progress import show_progress, start_phase
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.refresh import Look, Planned, Refreshed, candidate_of, look, outcome_of, unchanged
 from packhouse.step_mirror import Mirrored, StepMirror
@@ -51,21 +55,36 @@ class _Job:
     recipe: Recipe | None = None
     facts: PlanFacts | None = None
     refreshed: Refreshed | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
+    gates: GateLog = field(default_factory=GateLog)
     notes: list[str] = field(default_factory=list)
     only_plan: bool = False
 
     @property
     def outcome(self) -> str:
+        if isinstance(self.error, Interrupted):
+            return "interrupted"
         if self.error is not None:
             return "refused" if self.exit_code == 4 else "failed"
         return self.refreshed.outcome if self.refreshed else "planned"
 
     @property
     def exit_code(self) -> int:
+        if isinstance(self.error, PackhouseError | Interrupted):
+            return self.error.exit_code
         if self.error is not None:
-            return self.error.exit_code if isinstance(self.error, PackhouseError) else BUG
+            return BUG
         return HELD_BACK if self.outcome == "held" else 0
+
+    def all_gates(self) -> list[GateResult]:
+        """Return a result for every gate, reached or not."""
+        if self.error is not None:
+            self.gates.add(failed_gate(self.error, is_planned=self.facts is not None))
+        failed = [gate.gate for gate in self.gates.results if gate.outcome == "failed"]
+        why_not = f"the run ended at {failed[0]}" if failed else "only a plan was asked for"
+        if isinstance(self.error, Interrupted):
+            why_not = str(self.error)
+        return all_gates(self.gates.results, why_not)
 
 
 @click.command()
@@ -106,33 +125,38 @@ def ci(
 ) -> None:
     """Refresh the dataset of RECIPE as a job of a pipeline: plan, run, gates, summaries.
 
-    Does nothing if nothing changed. Needs no server. Summaries are written however the job ends.
+    If nothing changed, only the gates are checked. Needs no server. Summaries are written however
+    the job ends, by SIGTERM and Ctrl-C too.
 
     \b
     Exit codes: 0 published or unchanged (or planned),
     2, 3  bad input: the recipe; a source or the tokenizer,
     4, 7  refused by a gate: nothing published; published, and the ref held back by drift,
     5, 6  infrastructure: the store; network or storage hiccups,
+    130, 143  stopped by Ctrl-C (SIGINT); by SIGTERM,
     1     a bug.
 
     \b
     packhouse ci recipe.yaml --plan-only --summary plan.md
     packhouse ci recipe.yaml --cache s3://ci/cache --summary done.md --junit gates.xml
     """
-    start, job = time.monotonic(), _Job(only_plan=plan_only)
+    job = _Job(only_plan=plan_only)
     try:
         for path in (summary, junit, json_file):
             _check_folder(path)
         recipe = job.recipe = load_recipe(recipe_path, overrides)
-        _do(job, recipe, cache, workers, approval)
-    except Exception as error:  # a bug, too, must not leave a pipeline without its summaries
-        job.error = error
-    gates = gates_of(job.recipe, job.refreshed, job.error)
+        with show_progress():
+            _do(job, recipe, cache, workers, approval)
+    except (Exception, Interrupted) as error:
+        job.error = error  # a bug or a signal, too, must not leave a pipeline without summaries
+    if isinstance(job.error, Interrupted):
+        ignore_signals()
+    gates = job.all_gates()
     code = job.exit_code
     facts = summary_json(job.outcome, code, job.facts, gates, job.refreshed, job.error)
     facts["notes"] = job.notes
     _write(summary, _markdown(job, gates))
-    _write(junit, to_junit(_name(job, recipe_path), gates, time.monotonic() - start))
+    _write(junit, to_junit(_name(job, recipe_path), gates))
     _write(json_file, json.dumps(facts, sort_keys=True, indent=2))
     if code == BUG and job.error is not None:
         raise job.error  # with its traceback, and exit code 1
@@ -149,6 +173,7 @@ def _do(job: _Job, recipe: Recipe, cache: str | None, workers: int, approval: bo
         job.notes.append(_NO_CONTRACTS)
     else:
         workspace = Workspace(cache=folder, check=check)
+    start_phase("planning")
     plan = plan_jobs(recipe)
     found = look(recipe, Planned(plan.version_id, plan))
     mirror = StepMirror(store=open_store(remote), steps=workspace.steps) if remote else None
@@ -156,17 +181,21 @@ def _do(job: _Job, recipe: Recipe, cache: str | None, workers: int, approval: bo
         mirror.notes.extend(job.notes)
         job.notes = mirror.notes
     job.facts = _planned(recipe, plan, found, workspace, mirror)
+    job.gates.add([GateResult(name="plan", outcome="passed")])
     if job.only_plan:
         return
     if found.is_unchanged or (approval and found.is_waiting):
-        job.refreshed = unchanged(found)
+        job.refreshed = unchanged(recipe, found, folder)
+        job.gates.add(job.refreshed.gates)
         return
     update = {"ref": candidate_of(found.ref)} if approval else {}
     publish = recipe.publish.model_copy(update=update)
     published = recipe.model_copy(update={"publish": publish})
     with local_runner(published, workspace, workers) as local:
         run: Run = local if mirror is None else Mirrored(run=local, mirror=mirror)
-        job.refreshed = outcome_of(recipe, found, prepare_chain(published, run, folder, plan))
+        prepared = prepare_chain(published, run, folder, plan, job.gates)
+        job.refreshed = outcome_of(recipe, found, prepared)
+    job.gates.add([gate for gate in job.refreshed.gates if gate.name == "publish"])
 
 
 def _planned(
@@ -218,6 +247,9 @@ def _write(path: Path | None, text: str) -> None:
 def _say(job: _Job, facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, sort_keys=True))
+    if isinstance(job.error, Interrupted):
+        exit_interrupted(job.error, keeps_steps=True)
+    if as_json:
         return
     for note in job.notes:
         click.echo(f"note: {note}", err=True)

@@ -38,11 +38,11 @@ def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bo
     recipe = load_recipe(recipe_path, overrides)
     if recipe.golden is None:
         raise ConfigError(f"recipe '{recipe_path}' has no `golden: FILE`")
-    number = check_golden(recipe, Workspace(cache=cache).tokenizers)
+    result = check_golden(recipe, Workspace(cache=cache).tokenizers)
     if as_json:
-        click.echo(json.dumps({"golden": number}))
+        click.echo(json.dumps({"golden": result.total}))
     else:
-        click.echo(f"{number} golden conversations came out as pinned")
+        click.echo(f"golden: {result.detail}")
 
 
 @golden.command()

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.audit import check_audit
+from packhouse.errors import PackhouseError
 from packhouse.fingerprint import canonical_json, library_versions
+from packhouse.gates import GateOutcome, GateResult
 from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, FILE_SETTINGS, Job
 from packhouse.ledger import ledger_of
 from packhouse.output_jobs import SIDES
@@ -23,7 +25,13 @@ from packhouse.step_store import Receipt
 from packhouse.steps.audit import combine_audits
 from packhouse.steps.mirror import mirror
 from packhouse.steps.shard_io import inputs_of
-from packhouse.store import LocalFile, open_store, open_version, publish_version
+from packhouse.store import (
+    LocalFile,
+    PublishedVersion,
+    open_store,
+    open_version,
+    publish_version,
+)
 from packhouse.store.evolution import Gate
 from packhouse.workspace import Workspace
 
@@ -90,14 +98,15 @@ def _statistics(packed: Receipt, gathered: Sequence[Receipt]) -> dict[str, Any]:
 def commit(job: Job, recipe: Recipe, receipt: Receipt, workspace: Workspace) -> Receipt:
     """Publish the written files, or find that they are; then move the ref.
 
-    The audit is held against the recipe's limits here, so at every run, whatever is cached.
+    The audit is held against the recipe's limits here, so at every run, whatever is cached. The
+    results of the gates `audit`, `schema` and `drift` are the fact `gates`, of errors too.
 
     Raises:
         AuditError: a limit is passed; nothing was written to the store.
         ConflictError: the store holds other bytes under the same inputs.
         StoreRefusedError: the store cannot guard a publication.
     """
-    check_audit(receipt.facts["audit"], recipe.audit)
+    audited = check_audit(receipt.facts["audit"], recipe.audit)
     files = [
         LocalFile(
             path=written.path(entry["name"]),
@@ -122,15 +131,20 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt, workspace: Workspace) -> 
         "provenance": {"encoders": receipt.facts["encoders"]},
     }
     store = open_store(recipe.publish.store)
-    published = publish_version(
-        store,
-        recipe.dataset,
-        job.key[:16],
-        files,
-        facts,
-        ref=recipe.publish.ref,
-        gate=_gate(recipe.publish),
-    )
+    try:
+        published = publish_version(
+            store,
+            recipe.dataset,
+            job.key[:16],
+            files,
+            facts,
+            ref=recipe.publish.ref,
+            gate=_gate(recipe.publish),
+        )
+    except PackhouseError as error:
+        refused = [_schema_gate(error.changes, str(error))] if "changes" in error.facts else []
+        error.facts["gates"] = (*audited, *refused)
+        raise
     opened = open_version(store, recipe.dataset, published.version)
     mirrors = {uri: mirror(opened, uri, recipe.tokenizer) for uri in recipe.publish.also}
     bad = [e.key for e in published.manifest.files if e.kind == "quarantine"]
@@ -145,6 +159,7 @@ def commit(job: Job, recipe: Recipe, receipt: Receipt, workspace: Workspace) -> 
             "ref": recipe.publish.ref,
             "ref_version": published.ref.version if published.ref else None,
             "held_back": list(published.held_back),
+            "gates": (*audited, *_ref_gates(recipe.publish, published)),
             "mirrors": mirrors,
             "statistics": receipt.facts["counts"]["statistics"],
             "quarantine": f"{root}/{bad[0]}" if bad else None,
@@ -160,6 +175,27 @@ def _gate(config: PublishConfig) -> Gate:
         max_quarantined=config.max_quarantine_drift,
         max_trained=config.max_trained_drift,
     )
+
+
+def _schema_gate(changes: Sequence[str], detail: str) -> GateResult:
+    outcome: GateOutcome = "failed" if changes else "passed"
+    return GateResult(name="schema", outcome=outcome, value=len(changes), limit=0, detail=detail)
+
+
+def _ref_gates(config: PublishConfig, published: PublishedVersion) -> list[GateResult]:
+    """Results of what the move of the ref had to keep to."""
+    if published.drift is None:
+        detail = f"'{config.ref}' has no other version to compare with"
+        return [
+            GateResult(name=name, outcome="not reached", detail=detail)
+            for name in ("schema", "drift")
+        ]
+    if config.allow_breaking_schema:
+        detail = "publish.allow_breaking_schema is set"
+        schema = GateResult(name="schema", outcome="not reached", detail=detail)
+    else:
+        schema = _schema_gate(published.breaking, "; ".join(published.breaking))
+    return [schema, *published.drift.results(_gate(config))]
 
 
 def configuration_of(recipe: Recipe) -> dict[str, Any]:

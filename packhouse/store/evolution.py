@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packhouse.gates import GateOutcome, GateResult
 from packhouse.store.manifest import Manifest
 
 __all__ = ["Drift", "Gate", "breaking_changes", "distance", "measure_drift"]
@@ -48,21 +49,47 @@ class Drift:
     quarantined: float | None
     trained: float | None
 
+    def results(self, gate: Gate) -> tuple[GateResult, ...]:
+        """Return each measure with its limit.
+
+        Example:
+            >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
+            >>> for result in drift.results(Gate(max_lengths=0.25)):
+            ...     print(result.name, result.outcome, result.value, result.limit)
+            drift.lengths failed 0.3 0.25
+            drift.sources passed 0.0 None
+            drift.quarantined not reached None None
+            drift.trained passed 0.01 None
+        """
+        results = []
+        for measure in ("lengths", "sources", "quarantined", "trained"):
+            value, limit = getattr(self, measure), getattr(gate, f"max_{measure}")
+            outcome: GateOutcome = "passed"
+            detail = ""
+            if value is None:
+                outcome, detail = "not reached", "a manifest does not say"
+            elif limit is not None and value > limit:
+                outcome, detail = "failed", f"drift of {measure} is {value:.4f}, over {limit:.4f}"
+            results.append(
+                GateResult(
+                    name=f"drift.{measure}",
+                    outcome=outcome,
+                    value=value,
+                    limit=limit,
+                    detail=detail,
+                )
+            )
+        return tuple(results)
+
     def beyond(self, gate: Gate) -> tuple[str, ...]:
-        """Measures over their limit, one sentence each.
+        """Return the measures over their limit, one sentence each.
 
         Example:
             >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
             >>> drift.beyond(Gate(max_lengths=0.25, max_quarantined=0.1))
             ('drift of lengths is 0.3000, over 0.2500',)
         """
-        measures = ("lengths", "sources", "quarantined", "trained")
-        pairs = [(name, getattr(self, name), getattr(gate, f"max_{name}")) for name in measures]
-        return tuple(
-            f"drift of {name} is {value:.4f}, over {limit:.4f}"
-            for name, value, limit in pairs
-            if value is not None and limit is not None and value > limit
-        )
+        return tuple(each.detail for each in self.results(gate) if each.outcome == "failed")
 
 
 def breaking_changes(old: Manifest, new: Manifest) -> list[str]:

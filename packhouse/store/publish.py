@@ -72,6 +72,8 @@ class PublishedVersion:
     """The ref after the call, if one was asked for and nothing held it back."""
     drift: Drift | None = None
     """Distance from the version that the ref pointed to before."""
+    breaking: tuple[str, ...] = ()
+    """Changes that would break readers of the version that another publisher moved the ref to."""
     held_back: tuple[str, ...] = ()
     """Why the ref was not moved, one sentence each."""
 
@@ -128,7 +130,7 @@ def publish_version(
         held_back = bool(ref) and not run(store, keeper.first_look(str(ref)))
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move)
         done = run(store, steps)
-    return replace(done, drift=keeper.drift, held_back=keeper.held_back)
+    return replace(done, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
 
 
 def find_version(store: ObjectStore, dataset: str, vid: str) -> PublishedVersion | None:

@@ -59,7 +59,7 @@ def test_what_is_pinned_is_text_ids_and_what_is_trained(golden):
     assert item["input_ids"][end - 1] == 2  # <|im_end|>
     assert end == len(item["input_ids"]) - 1
     assert start > 10
-    assert check_golden(golden) == 1
+    assert check_golden(golden).total == 1
 
 
 @pytest.mark.parametrize("name", ["text", "input_ids", "trained", "trained_text"])
@@ -107,7 +107,7 @@ def test_every_example_and_window_of_a_conversation_is_pinned(golden, options):
     recipe = parse_recipe({**golden.model_dump(by_alias=True), **options})
 
     write_golden(Path(recipe.golden), pin([talk], recipe))
-    assert check_golden(recipe) == 1
+    assert check_golden(recipe).total == 1
     (item,) = read_golden(recipe.golden)
     trained = [text for example in item["examples"] for text in example["trained_text"]]
     assert trained == ["Six.<|im_end|>", "Six!<|im_end|>", "Yes.<|im_end|>"]
@@ -135,7 +135,7 @@ def test_a_conversation_that_is_refused_may_be_pinned_as_such(golden):
     (item,) = pin([chat], alpaca)
     assert item["refused"].startswith("template: tools")
     write_golden(Path(golden.golden), [item])
-    assert check_golden(alpaca) == 1
+    assert check_golden(alpaca).total == 1
     with pytest.raises(AuditError, match=r"was template: tools.* now accepted"):
         check_golden(golden)
 

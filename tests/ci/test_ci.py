@@ -3,6 +3,9 @@
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from packhouse.ci import GATES
 from packhouse.cli import cli
 from packhouse.errors import ContractError, StoreError, TransientError
 from packhouse.jobs import plan_jobs
@@ -19,6 +23,7 @@ from packhouse.store import load_ref, open_store
 from tests.moto_s3 import s3_client
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+ORDER = ["failure", "ok", "skipped"]
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
 
 
@@ -40,20 +45,14 @@ def place(tmp_path, finished):
 
 
 def run(place, cache, *options):
+    return CliRunner().invoke(cli, [*arguments(place, cache), *options])
+
+
+def arguments(place, cache):
     recipe = place / "recipe.yaml" if (place / "recipe.yaml").exists() else DEMO / "recipe.yaml"
     store = f"publish.store={place / 'store'}"
     files = ["--summary", f"{place}/s.md", "--junit", f"{place}/j.xml", "--json-file"]
-    arguments = [
-        "ci",
-        str(recipe),
-        "--set",
-        store,
-        "--cache",
-        str(cache),
-        *files,
-        f"{place}/f.json",
-    ]
-    return CliRunner().invoke(cli, [*arguments, *options])
+    return ["ci", str(recipe), "--set", store, "--cache", str(cache), *files, f"{place}/f.json"]
 
 
 def facts(place):
@@ -61,9 +60,13 @@ def facts(place):
 
 
 def cases(place):
-    """Test case -> what JUnit says of it."""
-    root = ET.parse(place / "j.xml").getroot()
-    return {case.get("name"): case[0].tag if len(case) else "ok" for case in root.iter("testcase")}
+    """Gate -> what JUnit says of it; the worst of its cases where it has several limits."""
+    found = {}
+    for case in ET.parse(place / "j.xml").getroot().iter("testcase"):
+        tags = {child.tag for child in case} & {"failure", "skipped"}
+        gate = case.get("name").partition(".")[0]
+        found[gate] = min(tags.pop() if tags else "ok", found.get(gate, "skipped"), key=ORDER.index)
+    return found
 
 
 def ref(place, name="latest"):
@@ -105,7 +108,8 @@ def test_published_then_unchanged_then_changed_each_with_code_0(place):
     page = (place / "s.md").read_text()
     assert "- changed: `instructions/instructions.jsonl`" in page
     assert "| pack.seq_len | 512 | 256 |" in page
-    assert "| audit | passed |" in page
+    assert "| audit.max_duplicates | passed | " in page
+    assert "| drift.lengths | passed | " in page
     assert ref(place) != first
 
 
@@ -132,10 +136,125 @@ def test_every_refusal_has_a_code_a_gate_and_summaries(override, code, gate, out
     assert done.exit_code == code, done.output
     found = cases(place)
     assert [name for name, state in found.items() if state == "failure"] == [gate]
+    later = list(found)[list(found).index(gate) + 1 :]
+    assert {found[name] for name in later} == {"skipped"}
     assert facts(place)["outcome"] == outcome
     assert facts(place)["exit_code"] == code
-    assert f"| {gate} | **FAILED** |" in (place / "s.md").read_text()
+    assert re.search(rf"\| {gate}[a-z_.]* \| \*\*FAILED\*\* \|", (place / "s.md").read_text())
     assert ref(place) is None
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    ("override", "code", "gate"),
+    [
+        ("validate.max_quarantined=0.01", 4, "quarantine"),
+        ("audit.max_duplicates=0", 4, "audit"),
+        ("golden=golden.jsonl", 2, "golden"),
+    ],
+)
+def test_a_version_that_is_published_already_is_held_against_todays_limits(
+    override, code, gate, cached, place
+):
+    (place / "golden.jsonl").write_text("garbage")
+    assert run(place, place / "cache").exit_code == 0
+    before = published(place)
+    cache = place / "cache" if cached else place / "another"
+    override = override.replace("=golden", f"={place}/golden")
+    done = run(place, cache, "--set", override)
+    assert done.exit_code == code, done.output
+    assert [name for name, state in cases(place).items() if state == "failure"] == [gate]
+    assert "is published already, and stays" in done.output
+    assert published(place) == before
+
+    assert run(place, cache).exit_code == 0
+    assert facts(place)["outcome"] == "unchanged"
+    assert cases(place) == {
+        "plan": "ok",
+        "golden": "skipped",
+        "quarantine": "ok",
+        "audit": "ok",
+        "schema": "skipped",
+        "drift": "skipped",
+        "publish": "skipped",
+    }
+
+
+def test_a_gate_shows_its_value_its_limit_and_its_time(place):
+    assert run(place, place / "cache").exit_code == 0
+    assert "| quarantine | passed | 2.96% | at most 5.00% |" in (place / "s.md").read_text()
+    suite = ET.parse(place / "j.xml").getroot()[0]
+    seconds = {case.get("name"): float(case.get("time")) for case in suite}
+    assert seconds["plan"] > 0
+    assert sum(seconds.values()) == pytest.approx(float(suite.get("time")), abs=0.02)
+    (quarantine,) = (case for case in suite if case.get("name") == "quarantine")
+    assert quarantine.findtext("system-out") == "2.96% (at most 5.00%)"
+    (gate,) = (gate for gate in facts(place)["gates"] if gate["name"] == "quarantine")
+    assert (gate["value"], gate["limit"], gate["total"]) == (9 / 304, 0.05, 304)
+
+
+def test_a_store_that_is_not_reached_passes_no_gate(place, monkeypatch):
+    monkeypatch.setattr("packhouse.commands.ci.look", unreachable)
+    assert run(place, place / "cache").exit_code == 6
+    assert cases(place) == {"plan": "failure"} | dict.fromkeys(GATES[1:], "skipped")
+    monkeypatch.undo()
+    monkeypatch.setattr("packhouse.chain.check_usable", unreachable)
+    assert run(place, place / "cache").exit_code == 6
+    assert cases(place) == {
+        "plan": "ok",
+        **dict.fromkeys(GATES[1:], "skipped"),
+        "publish": "failure",
+    }
+
+
+def unreachable(*arguments):
+    raise TransientError("no answer")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
+    """A pipeline ends a job by SIGTERM when its time is over."""
+    shutil.rmtree(place / "cache")
+    program = (
+        "import os, signal, sys, time; from packhouse import chain, cli\n"
+        "execute = chain.execute\n"
+        "def stops(job, *rest):\n"
+        "    if job.step == 'tokenize':\n"
+        "        print('here', flush=True)\n"
+        "        time.sleep(600)\n"  # never slept to its end: the signal comes first
+        "    return execute(job, *rest)\n"
+        "chain.execute = stops\n"
+        "sys.argv[0] = 'packhouse'\n"
+        "cli.main()\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments(place, place / "cache")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stdout.readline() == "here\n", job.communicate()
+        job.send_signal(number)
+        _, said = job.communicate(timeout=100)
+    finally:
+        job.kill()
+    assert job.returncode == 128 + number
+    assert f"stopped by {number.name}; finished steps are kept. To go on, run again:" in said
+    assert said.splitlines()[-1].startswith(f"  packhouse ci {place}/recipe.yaml --set ")
+    assert (facts(place)["outcome"], facts(place)["exit_code"]) == ("interrupted", 128 + number)
+    assert cases(place) == {
+        "plan": "ok",
+        **dict.fromkeys(GATES[1:], "skipped"),
+        "publish": "failure",
+    }
+    assert (
+        f"| publish | **FAILED** |  |  | stopped by {number.name} |" in (place / "s.md").read_text()
+    )
+    assert not (place / "store" / "demo" / "v").exists()
+    assert run(place, place / "cache").exit_code == 0
+    steps = {row["step"]: row for row in facts(place)["result"]["steps"]}
+    assert steps["format"]["cached"] == steps["format"]["jobs"]
 
 
 def test_drift_holds_the_ref_back_with_a_code_of_its_own(place):

@@ -179,6 +179,21 @@ def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
     assert bad["samples"].startswith("chats/chats.jsonl row ")
 
 
+@pytest.mark.parametrize("approval", [False, True])
+def test_a_published_version_is_held_against_todays_limits(approval, place, cache):
+    """Also one that waits for approval, which nobody should promote unwarned."""
+    assert refresh(place, cache, approval=approval).is_completed()
+    another = place / "another"  # without the steps: the store says all that is needed
+    state = refresh(place, another, "audit.max_duplicates=0", approval=approval)
+    assert state.is_failed()
+    with pytest.raises(AuditError, match=r"\.g0 is published already, and stays"):
+        state.result()
+    assert "refused by its audit gate" in newest("demo-refused")
+    state = refresh(place, another, "validate.max_quarantined=0.01", approval=approval)
+    assert "9 of 304 rows" in state.message
+    assert refresh(place, cache, approval=approval).result().outcome == "unchanged"
+
+
 def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, cache):
     done = refresh(place, cache).result()
     page = newest("demo-version")

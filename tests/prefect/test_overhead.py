@@ -181,8 +181,8 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
     finally:
         command.kill()
     assert command.returncode == 130
-    goes_on = said.partition("stopped by SIGINT; finished steps are kept. To go on, run again:\n")[2]
-    assert goes_on.splitlines()[0].startswith(f"  python -m flows.prepare {DEMO} --cache ")
+    says = "stopped by SIGINT; finished steps are kept. To go on, run again:\n"
+    assert f"{says}  python -m flows.prepare {DEMO} --cache " in said
     assert not (tmp_path / "s" / "demo" / "v").exists()
 
 

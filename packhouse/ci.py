@@ -20,6 +20,7 @@ from typing import Any
 from packhouse.errors import ContractError, PackhouseError
 from packhouse.estimate import Estimate
 from packhouse.gates import GateResult
+from packhouse.interrupts import Interrupted
 from packhouse.jobs import Plan
 from packhouse.recipe import Recipe
 from packhouse.refresh import Look, Refreshed
@@ -133,8 +134,8 @@ def failed_gate(error: BaseException, is_planned: bool) -> list[GateResult]:
     name = "publish" if is_planned else "plan"
     if is_planned and isinstance(error, ContractError):
         name = "schema"
-    is_bug = not isinstance(error, PackhouseError | KeyboardInterrupt)
-    detail = f"a bug: {type(error).__name__}: {error}" if is_bug else str(error) or "interrupted"
+    is_bug = not isinstance(error, PackhouseError | Interrupted)
+    detail = f"a bug: {type(error).__name__}: {error}" if is_bug else str(error)
     return [*results, GateResult(name=name, outcome="failed", detail=detail)]
 
 
@@ -190,8 +191,8 @@ def to_junit(dataset: str, gates: Sequence[GateResult]) -> str:
 
     Example:
         >>> gate = GateResult(name="audit", outcome="failed", detail="2 < 3", seconds=1.5)
-        >>> to_junit("demo", [gate])[-94:-23]
-        '<failure message="2 &lt; 3">2 &lt; 3</failure></testcase></testsuite>'
+        >>> to_junit("demo", [gate]).partition(' name="audit" ')[2].partition("</testcase>")[0]
+        'time="1.500"><failure message="2 &lt; 3">2 &lt; 3</failure>'
     """
     seconds = sum(gate.seconds for gate in gates)
     counts = {

@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM end a command, even if the exception that they raise is lost.
 
-Python raises KeyboardInterrupt at whatever the main thread does just then. Code in C or Rust may
+A handler's exception is raised at whatever the main thread does just then. Code in C or Rust may
 swallow it: numpy's C API, imported by a Rust extension for the first time, panics instead, and a
 panic looks like any other failure of an encoder. So the handler also remembers the signal, and
 `check_interrupted`, called between jobs, raises it again.
@@ -20,8 +20,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: signal.Signals | None = None
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal ended the command.
+class Interrupted(SystemExit):
+    """A signal ended the command. Where nobody catches it, Python exits with its code.
 
     Example:
         >>> error = Interrupted(signal.SIGTERM)
@@ -31,9 +31,12 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
-        self.exit_code = 128 + self.signal
+        self.exit_code = 128 + number
         """What shells expect: 130 for SIGINT (Ctrl-C), 143 for SIGTERM."""
-        super().__init__(f"stopped by {self.signal.name}")
+        super().__init__(self.exit_code)
+
+    def __str__(self) -> str:
+        return f"stopped by {self.signal.name}"
 
 
 def handle_signals() -> None:

@@ -52,7 +52,8 @@ class PoolRunner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._pool is not None:
+        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
+        if is_interrupted and self._pool is not None:
             for process in list(self._pool._processes.values()):  # a job may take minutes
                 process.terminate()
         self.close()

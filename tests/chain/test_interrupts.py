@@ -35,7 +35,7 @@ def send_and_lose(number):
     try:
         os.kill(os.getpid(), number)
         signal.sigpending()  # any call: the handler runs before it returns
-    except KeyboardInterrupt as error:
+    except Interrupted as error:
         raise Panic("Failed to access NumPy array API capsule") from error
 
 
@@ -59,7 +59,7 @@ def test_a_signal_that_was_lost_ends_the_run(only, handled, house, monkeypatch):
             try:
                 os.kill(os.getpid(), signal.SIGINT)
                 signal.sigpending()
-            except KeyboardInterrupt:
+            except Interrupted:
                 pass  # as Python itself does in __del__
         return execute(runner, jobs)
 
@@ -69,7 +69,8 @@ def test_a_signal_that_was_lost_ends_the_run(only, handled, house, monkeypatch):
     assert done == ["validate", "format"]
 
 
-def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it():
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Interrupted])
+def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it(kind):
     """A terminal sends it to all of them; each would print a traceback."""
     pool = PoolRunner(recipe=None, workspace=None, workers=2)
     with pytest.raises(AttributeError):  # there is no such job; the processes are there now
@@ -80,7 +81,7 @@ def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it():
         status = Path(f"/proc/{child.pid}/status").read_text()
         blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
         assert blocked & 1 << (signal.SIGINT - 1)
-    pool.__exit__(KeyboardInterrupt)
+    pool.__exit__(kind)
     assert [child.exitcode for child in children] == [-signal.SIGTERM] * 2
 
 

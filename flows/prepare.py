@@ -21,8 +21,12 @@ from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW, recipe_run_name
+from tasks.steps import audit, files, format_, gather, pack, publish, split, tokenize, validate
 
-__all__ = ["prepare"]
+__all__ = ["STEPS", "prepare"]
+
+STEPS = (validate, format_, tokenize, pack, gather, split, audit, files, publish)
+"""The chain, in order. `packhouse.chain` says what each step is given, and submits it as a task."""
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
@@ -38,4 +42,4 @@ def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = No
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe)
     with heartbeats(), dataset_slot(allowed):
-        return prepared_state(run_chain(allowed, folder, runner))
+        return prepared_state(run_chain(allowed, folder, STEPS, runner))

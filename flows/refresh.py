@@ -14,6 +14,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.prepare import STEPS
 from packhouse.recipe import Recipe
 from packhouse.recipe.section import Uri
 from schemas.places import RecipeName, StorePlace
@@ -47,4 +48,4 @@ def refresh(
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)
     with heartbeats(), dataset_slot(allowed):
-        return refresh_chain(allowed, folder, approval=approval, runner=runner)
+        return refresh_chain(allowed, folder, STEPS, approval=approval, runner=runner)

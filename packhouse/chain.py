@@ -40,6 +40,8 @@ class Prepared:
     dataset: str
     version: str
     store: str
+    sources: tuple[str, ...] = ()
+    """Where the raw rows came from: paths and URIs of the recipe."""
     created: bool
     """False where the version was there already."""
     ledger: list[LedgerLine]
@@ -111,6 +113,7 @@ def prepare(
         dataset=recipe.dataset,
         version=published["version"],
         store=recipe.publish.store,
+        sources=tuple(source.path for source in recipe.sources),
         created=published["created"],
         ledger=ledger,
         receipts=done,

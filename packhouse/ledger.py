@@ -146,6 +146,8 @@ def check_quarantine(
         error = EmptyDatasetError(
             f"all {rows:,} rows are bad ({counts}): nothing to publish{where}",
             reasons=dict(reasons),
+            rows=rows,
+            places=places,
         )
     else:
         error = QuarantineLimitError(

@@ -24,10 +24,11 @@ from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.records import parse_lines
+from packhouse.sources.shapes import row_format_of
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 
-__all__ = ["MendedSource", "Retried", "check_mended", "count_reasons", "editable"]
+__all__ = ["MendedSource", "Retried", "check_mended", "count_reasons", "editable", "likely_causes"]
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _REPLACEMENT = "\ufffd"
@@ -114,6 +115,40 @@ def editable(row: Mapping[str, Any]) -> dict[str, Any]:
     return line | {
         "raw": records.rows[0] if is_whole else row["raw"].decode("utf-8", "replace"),
     }
+
+
+def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str]:
+    """Say what is probably wrong with the sources of bad rows: they have another format's shape.
+
+    Args:
+        rows: quarantined rows, with the columns of `tables.QUARANTINED`.
+        recipe: what they were read for.
+
+    Returns:
+        A sentence for each source of which most rows look like another format than the recipe's.
+
+    Example:
+        >>> source = {"path": "a.jsonl", "format": "alpaca"}
+        >>> recipe = Recipe.model_validate({"dataset": "d", "tokenizer": "t", "sources": [source]})
+        >>> row = {"source": "a/a.jsonl", "row": 0, "step": "validate", "reason": "fields",
+        ...        "detail": "no field 'output'", "raw": b'{"question": "1+1?", "answer": "2"}'}
+        >>> likely_causes([row | {"raw_size": len(row["raw"])}], recipe)
+        ["rows of 'a' look like `question_answer`, and the recipe reads them as `alpaca`"]
+    """
+    shapes: dict[str, Counter[str | None]] = defaultdict(Counter)
+    sources = {source_name(source): source for source in recipe.sources}
+    for row in rows:
+        name = row["source"].partition("/")[0]
+        if name in sources:
+            shapes[name][row_format_of(editable(row)["raw"], sources[name].fields)] += 1
+    causes = []
+    for name, counts in sorted(shapes.items()):
+        found, wanted = counts.most_common(1)[0][0], sources[name].format
+        if found is not None and wanted not in (found, "auto"):
+            causes.append(
+                f"rows of '{name}' look like `{found}`, and the recipe reads them as `{wanted}`"
+            )
+    return causes
 
 
 def check_mended(lines: Iterable[Mapping[str, Any]], recipe: Recipe) -> Retried:

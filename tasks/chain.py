@@ -1,8 +1,10 @@
 """The chain inside a flow run: its jobs as tasks, its progress and its outcome as artifacts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prefect import Task
 from prefect.states import Completed
 
 from packhouse.chain import Prepared
@@ -18,17 +20,25 @@ from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
 from tasks.versions import look_at_sources
 
-__all__ = ["prepared_state", "refresh_chain", "run_chain"]
+__all__ = ["Steps", "prepared_state", "refresh_chain", "run_chain"]
+
+Steps = Sequence[Task[..., Any]]
+"""A task for each step of the chain, named like the step (`tasks.steps`)."""
 
 
 def run_chain(
-    recipe: Recipe, cache: Path, runner: Runner | None = None, plan: Plan | None = None
+    recipe: Recipe,
+    cache: Path,
+    steps: Steps,
+    runner: Runner | None = None,
+    plan: Plan | None = None,
 ) -> Prepared:
     """Prepare and publish, and leave in the UI what came of it.
 
     Args:
         recipe: what to do.
         cache: folder of finished steps.
+        steps: the tasks of the chain.
         runner: the engine that does it; by default the worker's PACKHOUSE_RUNNER, else threads.
         plan: of the recipe, where it was made already.
 
@@ -36,7 +46,10 @@ def run_chain(
         PackhouseError: nothing was published; the UI says why.
     """
     try:
-        with progress_artifacts(recipe.dataset), prefect_runner(recipe, str(cache), runner) as run:
+        with (
+            progress_artifacts(recipe.dataset),
+            prefect_runner(recipe, str(cache), steps, runner) as run,
+        ):
             prepared = prepare_chain(recipe, run, cache, plan)
     except PackhouseError as error:
         refusal_artifacts(recipe, error)
@@ -46,15 +59,17 @@ def run_chain(
 
 
 def prepared_state(prepared: Prepared) -> Any:
-    """Return the state of a run that prepared a version, with a sentence for people."""
+    """Return the state of a run that prepared a version: Completed, or Held if its ref stays."""
     verb = "published" if prepared.created else "unchanged, already published:"
+    message = f"{verb} {prepared.dataset} {prepared.version}"
     held = "; ".join(prepared.facts["held_back"])
-    message = f"{verb} {prepared.dataset} {prepared.version}" + (f"; ref held: {held}" * bool(held))
+    if held:
+        return Completed(name="Held", data=prepared, message=f"{message}; ref held: {held}")
     return Completed(data=prepared, message=message)
 
 
 def refresh_chain(
-    recipe: Recipe, cache: Path, *, approval: bool, runner: Runner | None = None
+    recipe: Recipe, cache: Path, steps: Steps, *, approval: bool, runner: Runner | None = None
 ) -> Any:
     """Check the gates if nothing changed; else run the chain, and move the ref or leave it.
 
@@ -75,10 +90,11 @@ def refresh_chain(
     update = {"ref": candidate_of(found.ref)} if approval else {}
     publish = recipe.publish.model_copy(update=update)
     published = recipe.model_copy(update={"publish": publish})
-    prepared = run_chain(published, cache, runner, found.plan)
+    prepared = run_chain(published, cache, steps, runner, found.plan)
     return _completed(recipe, outcome_of(recipe, found, prepared))
 
 
 def _completed(recipe: Recipe, refreshed: Refreshed) -> Any:
     refresh_artifacts(recipe, refreshed)
-    return Completed(data=refreshed, message=refreshed.message)
+    name = "Held" if refreshed.outcome == "held" else None
+    return Completed(name=name, data=refreshed, message=refreshed.message)

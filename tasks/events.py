@@ -6,13 +6,19 @@
 
 Their resource is the dataset, `packhouse.dataset.<name>`, so that an automation follows a dataset
 from version to version; version, store and ref are labels of it, and the rest is payload. A version
-is an asset, too: `prefect.asset.materialization.succeeded` with the address of its manifest. Events
-may come twice and, after a kill, late; a listener looks up the ref.
+is also an asset of Prefect: `prefect.asset.materialization.succeeded` has its place in the store as
+key, its sources as assets that it was made from, and the same payload. Events may come twice and,
+after a kill, late; a listener looks up the ref.
 """
 
+from pathlib import Path
 from typing import Any
 
+from prefect.assets import Asset, AssetProperties
+from prefect.context import AssetContext
 from prefect.events import emit_event
+from prefect.states import Completed
+from pydantic import ValidationError
 
 from packhouse.chain import Prepared
 from packhouse.errors import (
@@ -51,27 +57,59 @@ def announce_published(prepared: Prepared) -> None:
     """Say that a version is there."""
     statistics = prepared.facts["statistics"]
     payload = {
+        "dataset": prepared.dataset,
+        "version": prepared.version,
+        "ref": prepared.facts["ref"],
         "created": prepared.created,
         "ref_version": prepared.facts["ref_version"],
         "rows": {split: facts["num_sequences"] for split, facts in statistics.items()},
+        "packs": {split: facts["num_packs"] for split, facts in statistics.items()},
         "tokens": {split: facts["num_tokens"] for split, facts in statistics.items()},
+        "trained_tokens": {split: facts["num_trained"] for split, facts in statistics.items()},
+        "quarantined": sum(sum(line.quarantined.values()) for line in prepared.ledger),
     }
     emit_event("packhouse.version.published", resource=_resource(prepared), payload=payload)
-    asset = f"{_place(prepared)}/v/{prepared.version}"
-    emit_event(
-        "prefect.asset.materialization.succeeded",
-        resource={
-            "prefect.resource.id": asset if "://" in asset else f"file://{asset}",
-            "prefect.resource.name": f"{prepared.dataset} {prepared.version}",
-        },
-        related=[
-            {
-                "prefect.resource.id": f"packhouse.dataset.{prepared.dataset}",
-                "prefect.resource.role": "asset-materialized-by",
-            }
-        ],
-        payload=payload,
+    _announce_asset(prepared, payload)
+
+
+def _announce_asset(prepared: Prepared, metadata: dict[str, Any]) -> None:
+    """Materialize the version as a Prefect asset, made from the assets of its sources.
+
+    Prefect's own `@materialize` wants to know the version before the task that publishes it runs,
+    and is silent where the task is found done; so its events are sent here.
+    """
+    version = _asset(
+        f"{prepared.store.rstrip('/')}/{prepared.dataset}/v/{prepared.version}",
+        AssetProperties(
+            name=f"{prepared.dataset} {prepared.version}",
+            description=f"Version {prepared.version} of {prepared.dataset}, packed for training.",
+        ),
     )
+    sources = {_asset(source) for source in prepared.sources}
+    if version is None:
+        return
+    AssetContext(
+        downstream_assets={version},
+        direct_asset_dependencies={source for source in sources if source is not None},
+        materialized_by="packhouse",
+        materialization_metadata={version.key: metadata},
+    ).emit_events(Completed())
+
+
+def _asset(place: str, properties: AssetProperties | None = None) -> Asset | None:
+    """Return the asset at a path or URI; None if Prefect takes no key like that.
+
+    Example:
+        >>> _asset("/data/chats.jsonl").key, _asset("s3://raw/a.parquet").key
+        ('file:///data/chats.jsonl', 's3://raw/a.parquet')
+        >>> _asset("/data/my chats.jsonl") is None
+        True
+    """
+    key = place if "://" in place else f"file://{Path(place).absolute()}"
+    try:
+        return Asset(key=key, properties=properties)
+    except ValidationError:
+        return None
 
 
 def announce_held(prepared: Prepared) -> None:
@@ -105,7 +143,3 @@ def _resource(prepared: Prepared) -> dict[str, str]:
         "packhouse.store": prepared.store,
         "packhouse.ref": prepared.facts["ref"],
     }
-
-
-def _place(prepared: Prepared) -> str:
-    return f"{prepared.store.rstrip('/')}/{prepared.dataset}"

@@ -8,8 +8,10 @@ in its worker's.
 
 import logging
 import os
+import re
 from typing import Any
 
+import coolname.data  # of what Prefect names runs with
 from prefect import runtime
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -21,7 +23,7 @@ from tasks.cleanup import clean_up
 from tasks.events import announce_held, announce_published, announce_refused
 from tasks.guard import named_recipe
 
-__all__ = ["FLOW", "recipe_run_name", "store_run_name"]
+__all__ = ["FLOW", "is_made_up", "recipe_run_name", "store_run_name"]
 
 
 if logging.getLogger("packhouse").level == logging.NOTSET:
@@ -29,16 +31,39 @@ if logging.getLogger("packhouse").level == logging.NOTSET:
     logging.getLogger("packhouse").setLevel(logging.INFO)
 
 
+# A name that the run form fills in: `Ergonomic-Sushi`, from the words of Prefect's UI.
+_NAME_OF_FORM = re.compile(
+    "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic"
+    "|Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible)-.{1,6}"
+)
+
+
 def recipe_run_name() -> str:
-    """Name a run by its flow and its dataset: `refresh demo`."""
-    recipe = runtime.flow_run.parameters.get("recipe")
-    return f"{runtime.flow_run.flow_name} {_name_of(recipe)}"
+    """Name a run by its flow and its dataset, `refresh demo`, unless a person named it."""
+    return _run_name(_name_of(runtime.flow_run.parameters.get("recipe")))
 
 
 def store_run_name() -> str:
-    """Name a run by its flow and its dataset: `verify demo`."""
-    parameters = runtime.flow_run.parameters
-    return f"{runtime.flow_run.flow_name} {parameters.get('dataset') or 'all'}"
+    """Name a run by its flow and its dataset, `verify demo`, unless a person named it."""
+    return _run_name(runtime.flow_run.parameters.get("dataset") or "all")
+
+
+def _run_name(subject: str) -> str:
+    name = str(runtime.flow_run.name)
+    return f"{runtime.flow_run.flow_name} {subject}" if is_made_up(name) else name
+
+
+def is_made_up(name: str) -> bool:
+    """Return True if Prefect made up this name of a run. It keeps no record of who named a run.
+
+    Example:
+        >>> is_made_up("diligent-loon"), is_made_up("Ergonomic-Sushi"), is_made_up("first-try")
+        (True, True, False)
+    """
+    lists: Any = coolname.data.config.values()
+    words = {word for each in lists for word in each.get("words", ())}
+    parts = name.split("-")  # Prefect's server: an adjective and an animal
+    return (len(parts) == 2 and words.issuperset(parts)) or bool(_NAME_OF_FORM.fullmatch(name))
 
 
 def _name_of(recipe: Any) -> str:

@@ -1,10 +1,20 @@
-"""Runs the chain's jobs as Prefect tasks on an engine; all tasks of a step at the same time."""
+"""Runs the chain's jobs as Prefect tasks on an engine; all tasks of a step at the same time.
+
+Each task run names the task runs whose output it reads, so Prefect's run graph shows the way of the
+data. It is given their ids, not their futures: when a step starts, the one before it has ended, so
+there is nothing to wait for, and ids travel to other processes and outlive an engine that is
+started anew.
+"""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
+
+from prefect import Task
+from prefect.client.schemas.objects import TaskRunResult
 
 from packhouse.errors import TransientError
 from packhouse.grouping import JobGroup, group_jobs
@@ -12,45 +22,25 @@ from packhouse.jobs import Job
 from packhouse.progress import job_done, step_progress
 from packhouse.recipe import Recipe
 from packhouse.step_store import Receipt
-from tasks.audit import audit
 from tasks.engines import Engine, choose_engine, is_lost_worker, started
-from tasks.files import files
-from tasks.format import format_
-from tasks.gather import gather
-from tasks.pack import pack
-from tasks.publish import publish
-from tasks.split import split
-from tasks.tokenize import tokenize
-from tasks.validate import validate
 
 __all__ = ["PrefectRunner", "prefect_runner"]
 
 log = logging.getLogger("packhouse.tasks")
-
-TASKS: dict[str, Any] = {
-    "validate": validate,
-    "format": format_,
-    "tokenize": tokenize,
-    "pack": pack,
-    "gather": gather,
-    "split": split,
-    "audit": audit,
-    "files": files,
-    "publish": publish,
-}
 
 _MOST_RESTARTS = 3
 
 
 @contextmanager
 def prefect_runner(
-    recipe: Recipe, cache: str, runner: str | None = None
+    recipe: Recipe, cache: str, steps: Sequence[Task[..., Any]], runner: str | None = None
 ) -> Iterator["PrefectRunner"]:
     """Start the engine of a flow run, and give what does jobs on it.
 
     Args:
         recipe: of the run.
         cache: folder of finished steps, as every worker sees it.
+        steps: a task for each step of the chain, named like the step.
         runner: name of the engine; see `tasks.engines`.
 
     Raises:
@@ -58,7 +48,8 @@ def prefect_runner(
     """
     with ExitStack() as stack:
         engine = choose_engine(runner)
-        yield PrefectRunner(recipe=recipe, cache=cache, engine=engine, stack=stack)
+        tasks = {task.name: task for task in steps}
+        yield PrefectRunner(recipe=recipe, cache=cache, tasks=tasks, engine=engine, stack=stack)
 
 
 @dataclass(kw_only=True)
@@ -67,10 +58,16 @@ class PrefectRunner:
 
     recipe: Recipe
     cache: str
+    tasks: Mapping[str, Task[..., Any]]
+    """By step."""
     engine: Engine
     stack: ExitStack
     """Holds the started engine, which a lost worker may have to be replaced by a new one."""
     _task_runner: Any = None
+    _done_by: dict[str, UUID] = field(default_factory=dict)
+    """Key of a finished job -> the task run that did it."""
+    _before: dict[UUID, set[UUID]] = field(default_factory=dict)
+    """Task run -> all task runs that its inputs come from, by any way."""
 
     def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
         """Submit the jobs of one step in groups and wait for all of them.
@@ -104,6 +101,7 @@ class PrefectRunner:
         for number, future in futures.items():
             try:
                 done[number] = future.result()
+                self._done_by.update({job.key: future.task_run_id for job in groups[number].jobs})
             except Exception as error:
                 if not is_lost_worker(error):
                     raise
@@ -114,5 +112,14 @@ class PrefectRunner:
     def _submit(self, group: JobGroup) -> Any:
         if self._task_runner is None:
             self._task_runner = self.stack.enter_context(started(self.engine))
-        parameters = {"group": group, "recipe": self.recipe, "cache": self.cache}
-        return self._task_runner.submit(TASKS[group.step], parameters=parameters)
+        reads = {key for job in group.jobs for _, key in job.inputs}
+        direct = {self._done_by[key] for key in reads & self._done_by.keys()}
+        behind = set().union(*(self._before[run] for run in direct))
+        future = self._task_runner.submit(
+            self.tasks[group.step],
+            parameters={"group": group, "recipe": self.recipe, "cache": self.cache},
+            # publish reads all steps; an edge from each would hide the way: only from the last ones
+            dependencies={"group": {TaskRunResult(id=run) for run in direct - behind}},
+        )
+        self._before[future.task_run_id] = direct | behind
+        return future

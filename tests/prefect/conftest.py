@@ -1,8 +1,10 @@
 """One embedded Prefect server for all tests of flows."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,3 +44,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),  # saves 1 s a flow run
     ):
         yield
+
+
+@pytest.fixture(scope="session")
+def read_graph() -> Callable[[object], dict[str, set[str]]]:
+    """What Prefect's run graph draws: for each step, the steps with an edge to it."""
+    from prefect.client.orchestration import get_client
+
+    def read(flow_run_id: object) -> dict[str, set[str]]:
+        deadline = time.monotonic() + 120
+        nodes: dict[str, dict[str, Any]] = {}
+        with get_client(sync_client=True) as client:
+            while not any(
+                node["label"].startswith("publish") and node["state_type"] == "COMPLETED"
+                for node in nodes.values()
+            ):
+                assert time.monotonic() < deadline, f"the server knows of {nodes}"
+                time.sleep(0.1)  # task runs reach the server as events, a little later
+                graph = client.request(
+                    "GET", "/flow_runs/{id}/graph-v2", path_params={"id": flow_run_id}
+                )
+                nodes = dict(graph.json()["nodes"])
+        step = {number: node["label"].split(":")[0] for number, node in nodes.items()}
+        edges: dict[str, set[str]] = {name: set() for name in step.values()}
+        for number, node in nodes.items():
+            edges[step[number]] |= {step[parent["id"]] for parent in node["parents"]}
+        return edges
+
+    return read

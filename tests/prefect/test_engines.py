@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -151,25 +152,35 @@ def kill_in_the_middle(cache, pids, step):
     raise AssertionError("no worker was seen")
 
 
-def test_every_engine_publishes_the_same_bytes(engine, expected, rows, tmp_path):
+def test_every_engine_publishes_the_same_bytes(engine, expected, rows, tmp_path, read_graph):
     from flows.prepare import prepare
 
     recipe = recipe_to(tmp_path, rows)
-    prepare(recipe, cache=str(tmp_path / "cache"), runner=engine)
+    state = prepare(recipe, cache=str(tmp_path / "cache"), runner=engine, return_state=True)
     assert published(recipe) == expected
+    assert has_chain(read_graph(state.state_details.flow_run_id))
+
+
+def has_chain(edges):
+    """Return True if the run graph leads from validate to publish."""
+    steps = ("validate", "format", "tokenize", "pack", "split", "publish")
+    return all(before in edges[after] for before, after in pairwise(steps))
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
-def test_a_killed_worker_does_not_stop_the_run(engine, expected, rows, tmp_path, request):
+def test_a_killed_worker_does_not_stop_the_run(
+    engine, expected, rows, tmp_path, request, read_graph
+):
     from flows.prepare import prepare
 
     recipe, cache = recipe_to(tmp_path, rows), tmp_path / "cache"
     with ThreadPoolExecutor(1) as pool:
         pids = lambda: worker_pids(engine, request)  # noqa: E731
         killed = pool.submit(kill_in_the_middle, cache, pids, "validate")
-        prepare(recipe, cache=str(cache), runner=engine)
+        state = prepare(recipe, cache=str(cache), runner=engine, return_state=True)
         assert not psutil.pid_exists(killed.result())
     assert published(recipe) == expected
+    assert has_chain(read_graph(state.state_details.flow_run_id))
 
 
 def test_processes_without_a_server_publish_the_same_bytes_even_if_one_is_killed(

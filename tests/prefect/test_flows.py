@@ -82,11 +82,11 @@ def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cac
     version = ref(place)
     assert first.message == f"'latest' moved from nothing to {version}"
 
-    from tasks import policies
+    from tasks import steps
 
     jobs = []
-    execute = policies.execute
-    monkeypatch.setattr(policies, "execute", lambda *a: jobs.append(a[0]) or execute(*a))
+    execute = steps.execute
+    monkeypatch.setattr(steps, "execute", lambda *a: jobs.append(a[0]) or execute(*a))
     second = refresh(place, cache)
     assert second.is_completed()
     assert second.name == "Completed"

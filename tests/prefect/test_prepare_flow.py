@@ -53,6 +53,23 @@ def test_the_flow_publishes_the_same_version_and_bytes_as_a_local_run(recipe, tm
     assert {p.name: p.read_bytes() for p in version.rglob("*") if p.is_file()} == through_prefect
 
 
+def test_the_run_graph_shows_the_way_of_the_data(recipe, tmp_path, read_graph):
+    from flows.prepare import prepare
+
+    state = prepare(recipe, cache=str(tmp_path / "cache"), return_state=True)
+    assert read_graph(state.state_details.flow_run_id) == {
+        "validate": set(),
+        "format": {"validate"},
+        "tokenize": {"format"},
+        "pack": {"tokenize"},
+        "gather": {"pack"},
+        "split": {"pack"},
+        "audit": {"gather"},
+        "files": {"gather"},
+        "publish": {"split", "audit", "files"},
+    }
+
+
 def test_a_second_run_shows_every_step_as_cached(recipe, tmp_path):
     from flows.prepare import prepare
 
@@ -96,10 +113,10 @@ def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
 
 def test_only_transient_errors_are_retried(monkeypatch, recipe, tmp_path):
     from flows.prepare import prepare
-    from tasks import policies
+    from tasks import steps
 
     calls = []
-    real = policies.execute
+    real = steps.execute
 
     def flaky(job, recipe, workspace):
         calls.append(job.step)
@@ -107,10 +124,8 @@ def test_only_transient_errors_are_retried(monkeypatch, recipe, tmp_path):
             raise TransientError("the store hiccuped")
         return real(job, recipe, workspace)
 
-    monkeypatch.setattr(policies, "execute", flaky)
-    from tasks.pack import pack
-
-    monkeypatch.setattr(pack, "retry_delay_seconds", [0, 0, 0])
+    monkeypatch.setattr(steps, "execute", flaky)
+    monkeypatch.setattr(steps.pack, "retry_delay_seconds", [0, 0, 0])
     prepare(recipe, cache=str(tmp_path / "cache"))
     assert calls.count("pack") == 3
     assert calls.count("split") == 1

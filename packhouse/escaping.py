@@ -1,0 +1,63 @@
+r"""Text from rows, file names and manifests, made harmless where it leaves the program.
+
+Whoever writes a row, a file name or a manifest chooses what is in it. On a terminal an escape
+sequence moves the cursor or fills the clipboard, and a bidirectional control shows text in another
+order than it is read. In markdown, `![](http://x)` fetches and `[a](http://x)` leads away. There
+is one function for each exit; letters of every language stay as they are.
+
+    for_terminal("a\x1b[2J")       a\x1b[2J, all of it visible
+    for_markdown("[a](http://x)")  &#91;a&#93;(http&#58;//x), shown as it was written
+    markdown_code("a`b")           `a\x60b`, a code span that its text cannot end
+"""
+
+import re
+
+__all__ = ["for_markdown", "for_terminal", "markdown_code"]
+
+# C1 and bidirectional controls, line and paragraph separators, half surrogates (which no stream
+# can write), and the tag characters, which spell invisible ASCII.
+_OTHERS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f"
+_ACTIVE = re.compile(f"[\x00-\x1f{_OTHERS}]")
+_ACTIVE_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
+
+# What can begin a tag, a link, an image, a list, a heading, a cell, emphasis, mathematics or an
+# address that becomes a link by itself (`http:`, `www.`).
+_MARKDOWN = re.compile(r"[&<>\[\]`*_~\\|#{}$]|^[-+=]|:(?! |$)|\.(?! |$)|^[0-9]+[.)]")
+
+
+def for_terminal(text: str, *, keep_lines: bool = False) -> str:
+    r"""Return text that no terminal acts on: what would act is written as its escape.
+
+    Args:
+        text: anything.
+        keep_lines: leave newlines and tabs, where the text is no part of a line.
+
+    Example:
+        >>> print(for_terminal("a\x1b[31mb\u202ec\n"))
+        a\x1b[31mb\u202ec\n
+    """
+    active = _ACTIVE_IN_LINES if keep_lines else _ACTIVE
+    return active.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def for_markdown(text: str) -> str:
+    """Return text in one line that markdown shows as it is, in a paragraph and in a table.
+
+    Example:
+        >>> for_markdown("2 of 3 rows | ![](http://x.org)")
+        '2 of 3 rows &#124; !&#91;&#93;(http&#58;//x&#46;org)'
+    """
+    line = for_terminal(" ".join(text.split()))
+    line = _MARKDOWN.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
+    return line.replace("@", "@\u200b")  # mentions nobody, and is no address
+
+
+def markdown_code(text: str) -> str:
+    r"""Return text as a code span, in a paragraph and in a table.
+
+    Example:
+        >>> print(markdown_code("s3://bucket/a|b`c"))
+        `s3://bucket/a\x7cb\x60c`
+    """
+    line = for_terminal(text).replace("`", r"\x60").replace("|", r"\x7c")
+    return f"`{line or ' '}`"

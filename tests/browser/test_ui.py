@@ -43,7 +43,7 @@ def ui(page, deployed):
 
 
 def open_form(ui, stack):
-    found = stack.api.get("/deployments/name/prepare/manual")
+    found = stack.api.get("/deployments/name/prepare/form-prepare")
     ui.open(f"{stack.origin}/v2/deployments/deployment/{found['id']}")
     ui.says("prepare", "packhouse")
     ui.picture("03-deployment")
@@ -127,10 +127,10 @@ def test_a_run_that_a_gate_refuses_says_why(ui, deployed):
 
 
 def test_a_bad_value_is_refused_before_a_run_starts(ui, deployed):
-    before = deployed.api.count("prepare/manual")
+    before = deployed.api.count("prepare/form-prepare")
     open_form(ui, deployed)
     ui.fill("Seq Len", "0")
     ui.click("Submit")
     ui.until(lambda: "minimum" in ui.text.lower() or "less than" in ui.text.lower(), "refusal")
     ui.picture("13-form-refused")
-    assert deployed.api.count("prepare/manual") == before
+    assert deployed.api.count("prepare/form-prepare") == before

@@ -20,12 +20,12 @@ def completed(stack, deployment, **parameters):
 
 @pytest.fixture(scope="module")
 def prepared(deployed):
-    return completed(deployed, "prepare/manual", recipe=demo_recipe("e2e-demo"))
+    return completed(deployed, "prepare/form-prepare", recipe=demo_recipe("e2e-demo"))
 
 
 @pytest.fixture(scope="module")
 def refreshed(deployed):
-    return completed(deployed, "refresh/nightly", recipe=real_recipe(), store="main")
+    return completed(deployed, "refresh/nightly-refresh", recipe=real_recipe(), store="main")
 
 
 def listing(stack, prefix):
@@ -80,13 +80,13 @@ def test_real_data_are_refreshed_and_a_second_refresh_finds_nothing_to_do(stack,
     dataset = real_recipe()
     versions = listing(stack, f"{dataset}/v/")
     assert versions
-    again = completed(stack, "refresh/nightly", recipe=dataset, store="main")
+    again = completed(stack, "refresh/nightly-refresh", recipe=dataset, store="main")
     assert "unchanged" in markdown(stack, again)
     assert listing(stack, f"{dataset}/v/") == versions
 
 
 def test_the_weekly_check_verifies_all_versions_from_the_store(stack, prepared, refreshed):
-    run = completed(stack, "verify/weekly", store="main")
+    run = completed(stack, "verify/weekly-verify", store="main")
     (table,) = stack.api.artifacts(run["id"]).values()
     rows = {row["dataset"]: row["intact"] for row in json.loads(table["data"])}
     assert {"e2e-demo", real_recipe()} <= set(rows)
@@ -95,7 +95,7 @@ def test_the_weekly_check_verifies_all_versions_from_the_store(stack, prepared, 
 
 def test_a_refused_run_fails_with_the_reason_and_publishes_nothing(stack, deployed):
     recipe = demo_recipe("e2e-refused", validate={"max_quarantined": 0})
-    run = stack.api.wait(stack.api.start("prepare/manual", recipe=recipe))
+    run = stack.api.wait(stack.api.start("prepare/form-prepare", recipe=recipe))
     assert run["state_type"] == "FAILED"
     assert "9 of 304" in run["state"]["message"]
     assert "Nothing was published" in markdown(stack, run)
@@ -107,8 +107,8 @@ def test_a_refused_run_fails_with_the_reason_and_publishes_nothing(stack, deploy
     [("pack", "seq_len", 0), ("pack", "strategy", "magic"), ("format", "no_such_key", 1)],
 )
 def test_the_server_refuses_a_bad_value_before_a_run_starts(stack, deployed, section, key, value):
-    before = stack.api.count("prepare/manual")
+    before = stack.api.count("prepare/form-prepare")
     recipe = demo_recipe("e2e-bad", **{section: {key: value}})
     with pytest.raises(RuntimeError, match="409"):
-        stack.api.start("prepare/manual", recipe=recipe)
-    assert stack.api.count("prepare/manual") == before
+        stack.api.start("prepare/form-prepare", recipe=recipe)
+    assert stack.api.count("prepare/form-prepare") == before

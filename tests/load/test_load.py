@@ -60,7 +60,7 @@ def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
     recipes = [
         demo_recipe(f"load-{number // 2}", pack={"seq_len": 600 + number}) for number in range(8)
     ]
-    started = [deployed.api.start("prepare/manual", recipe=recipe) for recipe in recipes]
+    started = [deployed.api.start("prepare/form-prepare", recipe=recipe) for recipe in recipes]
     ended = [deployed.api.wait(run_id, 600) for run_id in started]
     assert [run["state_type"] for run in ended] == ["COMPLETED"] * 8
     assert [run["run_count"] for run in ended] == [1] * 8

@@ -116,7 +116,7 @@ def test_pickles_in_the_results_of_prefect_are_never_loaded(deployed, planted):
     payload, canary = planted
     recipe = demo_recipe("security-pickles")
     homes = [deployed.folder / name for name in ("worker", "client", "server")]
-    first = deployed.api.wait(deployed.api.start("prepare/manual", recipe=recipe))
+    first = deployed.api.wait(deployed.api.start("prepare/form-prepare", recipe=recipe))
     assert first["state_type"] == "COMPLETED", first["state"]["message"]
     for storage in (home / "storage" for home in homes):
         storage.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def test_pickles_in_the_results_of_prefect_are_never_loaded(deployed, planted):
             file.write_bytes(payload)
         for name in (first["id"], first["state_id"], "result"):
             (storage / name).write_bytes(payload)
-    again = deployed.api.wait(deployed.api.start("prepare/manual", recipe=recipe))
+    again = deployed.api.wait(deployed.api.start("prepare/form-prepare", recipe=recipe))
     assert again["state_type"] == "COMPLETED", again["state"]["message"]
     assert not canary.exists()
 

@@ -83,7 +83,7 @@ def used(deployed):
         demo_recipe("security-refused", validate={"max_quarantined": 0}),
         demo_recipe("security-missing") | {"sources": [{"path": "s3://packhouse/raw/none.jsonl"}]},
     ]
-    started = [deployed.api.start("prepare/manual", recipe=recipe) for recipe in recipes]
+    started = [deployed.api.start("prepare/form-prepare", recipe=recipe) for recipe in recipes]
     ended = [deployed.api.wait(run_id, 400)["state_type"] for run_id in started]
     assert ended == ["COMPLETED", "FAILED", "FAILED"]
     return deployed
@@ -165,7 +165,7 @@ def test_a_secret_in_a_run_form_is_refused_and_not_kept(deployed, path):
 
     recipe = demo_recipe("security-form") | {"sources": [{"path": path}]}
     with pytest.raises(RuntimeError, match="409"):
-        deployed.api.start("prepare/manual", recipe=recipe)
+        deployed.api.start("prepare/form-prepare", recipe=recipe)
     assert "canary-in-form" not in deployed.database.dump()
 
 

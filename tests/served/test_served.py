@@ -25,7 +25,7 @@ def served(tmp_path_factory, held):
     running = serve(tmp_path_factory.mktemp("served"), held)
     flow = {"name": "prepare"}
     flow_id = running.call("/flows/", flow)[1]["id"]
-    manual = running.deployment("prepare/manual")
+    manual = running.deployment("prepare/form-prepare")
     body = {key: manual[key] for key in ("parameter_openapi_schema", "pull_steps", "parameters")}
     body |= {"name": "held", "flow_id": flow_id, "work_pool_name": "packhouse"}
     status, made = running.call(
@@ -44,8 +44,8 @@ def killed():
 
 
 def recipe(served, dataset, **changes):
-    """The form of `prepare/manual`, with another dataset."""
-    form = served.deployment("prepare/manual")["parameters"]["recipe"]
+    """The form of `prepare/form-prepare`, with another dataset."""
+    form = served.deployment("prepare/form-prepare")["parameters"]["recipe"]
     return form | {"dataset": dataset} | changes
 
 
@@ -56,17 +56,17 @@ def test_every_flow_is_deployed_with_its_schedule(served):
         flow = served.call(f"/flows/{deployment['flow_id']}")[1]["name"]
         by_name[f"{flow}/{deployment['name']}"] = deployment
     assert set(by_name) == {
-        "refresh/nightly",
-        "refresh/ci",
-        "refresh/docker",
-        "prepare/manual",
-        "prepare/docker",
+        "refresh/nightly-refresh",
+        "refresh/ci-refresh",
+        "refresh/docker-refresh",
+        "prepare/form-prepare",
+        "prepare/docker-prepare",
         "prepare/held",
-        "verify/weekly",
-        "promote/manual",
-        "rollback/manual",
-        "backfill/manual",
-        "gc/weekly",
+        "verify/weekly-verify",
+        "promote/promote-version",
+        "rollback/rollback-ref",
+        "backfill/backfill-recipes",
+        "gc/weekly-gc",
     }
     crons = {
         name: schedule["schedule"]["cron"]
@@ -75,14 +75,14 @@ def test_every_flow_is_deployed_with_its_schedule(served):
         if schedule["active"]
     }
     assert crons == {
-        "refresh/nightly": "0 2 * * *",
-        "verify/weekly": "0 4 * * 0",
-        "gc/weekly": "0 5 * * 0",
+        "refresh/nightly-refresh": "0 2 * * *",
+        "verify/weekly-verify": "0 4 * * 0",
+        "gc/weekly-gc": "0 5 * * 0",
     }
 
 
 def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
-    schema = served.deployment("prepare/manual")["parameter_openapi_schema"]
+    schema = served.deployment("prepare/form-prepare")["parameter_openapi_schema"]
     sections = schema["definitions"]
     pack = sections["PackConfig"]["properties"]
     assert pack["seq_len"]["description"] == "Pack size in tokens."
@@ -108,7 +108,7 @@ def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
 )
 def test_a_bad_value_is_refused_before_a_run_is_made(key, value, says, served):
     before = served.call("/flow_runs/count", {})[1]
-    deployment = served.deployment("prepare/manual")["id"]
+    deployment = served.deployment("prepare/form-prepare")["id"]
     status, answer = served.call(
         f"/deployments/{deployment}/create_flow_run",
         {"parameters": {"recipe": recipe(served, "bad", **{key: value})}},
@@ -146,7 +146,7 @@ def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, kil
 
 
 def test_a_worker_prepares_what_the_form_says_and_says_so(served):
-    run = served.start("prepare/manual")
+    run = served.start("prepare/form-prepare")
     state = served.wait(run)
     assert state["type"] == "COMPLETED", state
     assert state["message"].startswith("published demo-form ")
@@ -175,7 +175,7 @@ def event(served, name, about):
 
 
 def test_a_refused_version_starts_what_an_automation_says(served):
-    nightly = served.deployment("verify/weekly")["id"]
+    nightly = served.deployment("verify/weekly-verify")["id"]
     automation = {
         "name": "verify after a refusal",
         "trigger": {
@@ -194,7 +194,7 @@ def test_a_refused_version_starts_what_an_automation_says(served):
     status, made = served.call("/automations/", automation)
     assert status == 201, made
     bad = recipe(served, "refused", validate={"max_quarantined": 0})
-    state = served.wait(served.start("prepare/manual", recipe=bad))
+    state = served.wait(served.start("prepare/form-prepare", recipe=bad))
     assert state["type"] == "FAILED"
     assert "QuarantineLimitError" in state["message"]
     assert "refused by its quarantine gate" in served.artifact("refused-refused")

@@ -1,0 +1,72 @@
+"""The run forms of the deployments: only what a worker accepts, with the names that it knows."""
+
+import pytest
+import yaml
+
+from deployments.deploy import HERE, form
+from schemas.places import Places
+
+PLACES = Places(
+    sources={"chats": "/data/chats.jsonl", "alpaca": "/data/alpaca.json"},
+    tokenizers={"demo": "/data/tokenizer"},
+    stores={"main": "s3://bucket/versions"},
+    recipes={"nightly": "/data/nightly.yaml"},
+    allow={"read": ["s3://raw/"]},
+)
+
+
+def schema_of(flow):
+    return flow.parameters.model_dump()
+
+
+@pytest.fixture(scope="module")
+def flows():
+    from flows.backfill import backfill
+    from flows.prepare import prepare
+    from flows.refresh import refresh
+
+    return {"prepare": prepare, "refresh": refresh, "backfill": backfill}
+
+
+def test_ten_deployments_have_ten_names():
+    found = yaml.safe_load((HERE / "prefect.yaml").read_text())["deployments"]
+    names = [each["name"] for each in found]
+    assert len(names) == len(set(names)) == 10
+
+
+@pytest.mark.parametrize("flow", ["prepare", "refresh", "backfill"])
+def test_the_form_has_no_cache_which_a_deployed_run_may_not_choose(flow, flows):
+    before = schema_of(flows[flow])
+    assert "cache" in before["properties"]
+    after = form(before, PLACES)
+    assert "cache" not in after["properties"]
+    assert before["properties"].keys() - after["properties"].keys() == {"cache"}
+
+
+def test_the_form_lists_names_and_still_takes_a_place_below_an_allowed_prefix(flows):
+    sections = form(schema_of(flows["prepare"]), PLACES)["definitions"]
+    path = sections["SourceConfig"]["properties"]["path"]
+    name, place = path["anyOf"]
+    assert name["enum"] == ["alpaca", "chats"]
+    assert place["type"] == "string"
+    assert "pattern" in place  # no credentials
+    assert "type" not in path
+    assert path["description"].startswith("File, folder, glob")
+    tokenizer = sections["Recipe"]["properties"]["tokenizer"]
+    assert tokenizer["anyOf"][0]["enum"] == ["demo"]
+    assert sections["PublishConfig"]["properties"]["store"]["anyOf"][0]["enum"] == ["main"]
+
+
+def test_a_recipe_is_one_of_the_names_or_a_whole_one(flows):
+    refresh = form(schema_of(flows["refresh"]), PLACES)["properties"]
+    assert [each.get("enum") for each in refresh["recipe"]["anyOf"]] == [["nightly"], None]
+    assert refresh["recipe"]["anyOf"][1] == {"$ref": "#/definitions/Recipe"}
+    assert refresh["store"]["anyOf"][0]["enum"] == ["main"]
+    assert {"type": "null"} in refresh["store"]["anyOf"]
+    recipes = form(schema_of(flows["backfill"]), PLACES)["properties"]["recipes"]
+    assert recipes["items"]["anyOf"][0]["enum"] == ["nightly"]
+
+
+def test_without_names_the_form_asks_for_places(flows):
+    schema = schema_of(flows["prepare"])
+    assert form(schema, Places())["definitions"] == schema["definitions"]

@@ -133,7 +133,7 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
         >>> row = {"source": "a/a.jsonl", "row": 0, "step": "validate", "reason": "fields",
         ...        "detail": "no field 'output'", "raw": b'{"question": "1+1?", "answer": "2"}'}
         >>> likely_causes([row | {"raw_size": len(row["raw"])}], recipe)
-        ["rows of 'a' look like `question_answer`, and the recipe reads them as `alpaca`"]
+        ["rows of 'a' look like `question_answer`, and the recipe reads them as `alpaca`: try ..."]
     """
     shapes: dict[str, Counter[str | None]] = defaultdict(Counter)
     sources = {source_name(source): source for source in recipe.sources}
@@ -146,7 +146,8 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
         found, wanted = counts.most_common(1)[0][0], sources[name].format
         if found is not None and wanted not in (found, "auto"):
             causes.append(
-                f"rows of '{name}' look like `{found}`, and the recipe reads them as `{wanted}`"
+                f"rows of '{name}' look like `{found}`, and the recipe reads them as `{wanted}`: "
+                f"try `format: {found}`"
             )
     return causes
 

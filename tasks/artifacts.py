@@ -2,27 +2,31 @@
 
 Keys are made from the dataset's name, so that the UI shows a history of each: `demo-version`,
 `demo-refused`, `demo-refresh`, `demo-sources`, `demo-audit`, `demo-quarantine`. Texts from rows
-(file names, details of bad rows) are escaped; no row's content is shown.
+(file names, details, the first bad rows of a refusal) are cut and escaped. No page names a place in
+the cache: who reads it may not reach it, and `packhouse quarantine` finds it by the recipe.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import AuditError, PackhouseError
+from packhouse.escaping import for_markdown, markdown_code
 from packhouse.ledger import LedgerLine
-from packhouse.quarantine import count_reasons
-from packhouse.recipe import Recipe
+from packhouse.quarantine import count_reasons, likely_causes
+from packhouse.recipe import PublishConfig, Recipe
 from packhouse.refresh import Refreshed
-from packhouse.step_store import Receipt
-from packhouse.store import Ref, VerifyReport
+from packhouse.store import Drift, Ref, VerifyReport
 from packhouse.store.gc import GcReport
 from packhouse.workspace import read_table
 from tasks.backfill import Runs
@@ -44,6 +48,9 @@ _MOST_FILES = 200
 """Files of bad rows that are opened for samples; counts are always of all rows."""
 _MOST_ROWS = 1000
 _MOST_DETAIL = 120
+_MOST_SHOWN = 10
+_MOST_RAW = 160
+"""Bytes of a bad row that a page shows."""
 
 
 def publish_artifacts(prepared: Prepared) -> None:
@@ -64,33 +71,81 @@ def publish_artifacts(prepared: Prepared) -> None:
         table=audit_rows(prepared.facts["audit"]),
         description="What the tokens teach, by source",
     )
-    bad = _quarantined(prepared.ledger, _bad_rows(prepared.receipts))
-    if bad:
-        _quarantine_table(name, bad)
+    bad = _read_bad_rows(
+        r.path("quarantined.arrow") for r in prepared.receipts if r.facts.get("quarantined")
+    )
+    found = {(s["step"], s["reason"]): s for s in ([] if bad is None else count_reasons(bad))}
+    quarantined = [
+        {
+            "step": line.step,
+            "reason": reason,
+            "rows": rows,
+            **_samples(found.get((line.step, reason))),
+        }
+        for line in prepared.ledger
+        for reason, rows in sorted(line.quarantined.items())
+    ]
+    if quarantined:
+        _quarantine_table(name, quarantined)
 
 
 def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
     """Create the page that says why nothing was published, and a table of the bad rows."""
     gate = gate_of(error)
     what = f"refused by its {gate} gate" if gate else "failed"
-    lines = [f"# {recipe.dataset} {what}", *_reason(error), "", "Nothing was published."]
+    bad = _read_bad_rows(Path(place) for place in error.facts.get("places", ()))
+    lines = [f"# {recipe.dataset} {what}", _sentence(error), "", "Nothing was published."]
     if isinstance(error, AuditError) and error.facts.get("breaches"):
         rows = [
             (b["limit"], b["source"] or "all", f"{b['number']:,}", b["text"])
             for b in error.facts["breaches"]
         ]
         lines += ["", *markdown_table(("limit", "source", "number", "finding"), rows)]
+    if bad is not None:
+        lines += _refused_rows(recipe, bad)
     create_markdown_artifact(
         key=artifact_key(recipe.dataset, "refused"),
         markdown="\n".join(lines),
         description=f"Why nothing was published: {type(error).__name__}",
     )
-    bad = [
-        {"step": line["step"], "reason": line["reason"], "rows": line["rows"], **_samples(line)}
-        for line in _reasons(Path(place) for place in error.facts.get("places", ()))
+    if bad is not None:
+        reasons = [
+            {"step": line["step"], "reason": line["reason"], "rows": line["rows"], **_samples(line)}
+            for line in count_reasons(bad)
+        ]
+        _quarantine_table(recipe.dataset, reasons)
+
+
+def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
+    """The first bad rows, what is probably wrong with them, and what to type next."""
+    first = bad.slice(0, _MOST_SHOWN).to_pylist()
+    causes = likely_causes(bad.slice(0, _MOST_ROWS).to_pylist(), recipe)
+    rows = [
+        f"| {for_markdown(row['source'])} row {row['row']:,} | {for_markdown(row['reason'])} "
+        f"| {for_markdown(row['detail'][:_MOST_DETAIL])} "
+        f"| {markdown_code(row['raw'][:_MOST_RAW].decode('utf-8', 'replace'))} |"
+        for row in first
     ]
-    if bad:
-        _quarantine_table(recipe.dataset, bad)
+    settings = yaml.safe_dump(
+        recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=False
+    )
+    return [
+        *(["", "**Likely cause**:", *(f"- {cause}" for cause in causes)] if causes else []),
+        "",
+        f"## The first {len(rows)} bad rows",
+        *markdown_table(("row", "reason", "what is wrong", "the row begins with"), ()),
+        *rows,
+        "",
+        "## To see and mend them",
+        f"Save these settings as `{recipe.dataset}.yaml` on the worker's machine, and type there:",
+        "",
+        "```console",
+        f"$ packhouse quarantine show {recipe.dataset}.yaml --reason {first[0]['reason']}",
+        f"$ packhouse quarantine retry {recipe.dataset}.yaml --edit bad.jsonl",
+        "```",
+        "",
+        *fenced(settings, "yaml"),
+    ]
 
 
 def refresh_artifacts(recipe: Recipe, refreshed: Refreshed) -> None:
@@ -185,12 +240,21 @@ def _escaped(text: str) -> str:
     return " ".join(text.split())
 
 
-def _reason(error: PackhouseError) -> list[str]:
-    """What the error says; its paths in a block of their own, for the UI does not break them."""
-    text, places = _escaped(str(error)), [str(place) for place in error.facts.get("places", ())]
-    for place in places:
-        text = text.replace(_escaped(place), f"`{Path(place).name}`")
-    return [text, *(["", "```text", *places, "```"] if places else [])]
+def _sentence(error: PackhouseError) -> str:
+    """What the error says, without the places in the cache that it names."""
+    places = ", ".join(map(str, error.facts.get("places", ())))
+    return _escaped(str(error).replace(f"; see {places}", ""))
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """Return the lines of a block of code; no line of the text can end it.
+
+    Example:
+        >>> fenced("a: ```", "yaml")
+        ['````yaml', 'a: ```', '````']
+    """
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=2))
+    return [f"{fence}{language}", text.rstrip("\n"), fence]
 
 
 def _version_page(prepared: Prepared) -> str:
@@ -243,9 +307,16 @@ def _reason_lines(ledger: Sequence[LedgerLine]) -> list[str]:
 
 
 def _held(prepared: Prepared) -> list[str]:
-    at = prepared.facts["ref_version"]
+    at, ref = prepared.facts["ref_version"], prepared.facts["ref"]
     if prepared.facts["held_back"]:
-        return [f"**The ref was held back**: {_escaped('; '.join(prepared.facts['held_back']))}."]
+        place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
+        return [
+            "",
+            f"## Held: `{ref}` stays at `{at}`",
+            *(f"- {_escaped(reason)}" for reason in prepared.facts["held_back"]),
+            "",
+            *_how_to_promote(place, prepared.dataset, ref, prepared.version),
+        ]
     if at != prepared.version:
         return [f"The ref stays at `{at}`, published after it."]
     return []
@@ -329,31 +400,13 @@ def _quarantine_table(dataset: str, rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _quarantined(ledger: Sequence[LedgerLine], places: Iterable[Path]) -> list[dict[str, Any]]:
-    found = {(line["step"], line["reason"]): line for line in _reasons(places)}
-    return [
-        {
-            "step": line.step,
-            "reason": reason,
-            "rows": rows,
-            **_samples(found.get((line.step, reason))),
-        }
-        for line in ledger
-        for reason, rows in sorted(line.quarantined.items())
-    ]
-
-
-def _bad_rows(receipts: Iterable[Receipt]) -> list[Path]:
-    return [r.path("quarantined.arrow") for r in receipts if r.facts.get("quarantined")]
-
-
-def _reasons(places: Iterable[Path]) -> list[dict[str, Any]]:
-    """Reasons with samples, from the first files and rows; a worker may lack another's files."""
+def _read_bad_rows(places: Iterable[Path]) -> pa.Table | None:
+    """Return the first bad rows of the first files, if any; a worker may lack another's files."""
     tables = []
-    for place in list(places)[:_MOST_FILES]:
+    for place in islice(places, _MOST_FILES):
         with suppress(OSError, pa.ArrowException):
             tables.append(read_table(place).slice(0, _MOST_ROWS))
-    return count_reasons(pa.concat_tables(tables)) if tables else []
+    return pa.concat_tables(tables) if tables else None
 
 
 def _samples(line: Mapping[str, Any] | None) -> dict[str, str]:
@@ -370,14 +423,15 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
     place = f"{recipe.publish.store.rstrip('/')}/{refreshed.dataset}"
     lines = [f"# {refreshed.dataset}: {refreshed.outcome}", _escaped(refreshed.message)]
     if refreshed.outcome in ("waiting", "held"):
-        lines += ["", "## To promote it", *_how_to_promote(recipe, refreshed, place)]
+        lines += [
+            "",
+            "## To promote it",
+            *_how_to_promote(place, refreshed.dataset, refreshed.ref, refreshed.version),
+        ]
     if refreshed.breaking:
         lines += ["", "**Readers would break**:", *(f"- {_escaped(b)}" for b in refreshed.breaking)]
     if refreshed.drift:
-        drift = refreshed.drift
-        measures = ("lengths", "sources", "quarantined", "trained")
-        values = [(name, _share(getattr(drift, name))) for name in measures]
-        lines += ["", "## Drift", *markdown_table(("measure", "distance (0 to 1)"), values)]
+        lines += ["", "## Drift", *_drift_table(refreshed.drift, recipe.publish)]
     if refreshed.diff:
         changes: dict[str, list[tuple[object, ...]]] = defaultdict(list)
         for name in ("totals", "configuration", "lineage", "engines", "libraries"):
@@ -389,14 +443,27 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
     return lines
 
 
-def _how_to_promote(recipe: Recipe, refreshed: Refreshed, place: str) -> list[str]:
-    ref, version = refreshed.ref, refreshed.version
+def _how_to_promote(place: str, dataset: str, ref: str, version: str) -> list[str]:
     return [
         f"- look first: `packhouse diff {place}@{ref} {version}`",
-        f"- here: run the deployment `promote/manual` with dataset `{refreshed.dataset}`, version "
+        f"- here: run the deployment `promote/promote-version` with dataset `{dataset}`, version "
         f"`{version}`, ref `{ref}`, and the store of this run",
         f"- in a shell: `packhouse ref set {place} {ref} {version}`",
     ]
+
+
+def _drift_table(drift: Drift, publish: PublishConfig) -> list[str]:
+    measures = (
+        ("lengths", drift.lengths, publish.max_length_drift),
+        ("sources", drift.sources, publish.max_source_drift),
+        ("quarantined", drift.quarantined, publish.max_quarantine_drift),
+        ("trained", drift.trained, publish.max_trained_drift),
+    )
+    rows = []
+    for name, value, limit in measures:
+        is_over = value is not None and limit is not None and value > limit
+        rows.append((name, _share(value), _share(limit), "over its limit" if is_over else ""))
+    return markdown_table(("measure", "distance (0 to 1)", "limit", ""), rows)
 
 
 def _share(value: float | None) -> str:

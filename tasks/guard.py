@@ -142,7 +142,7 @@ def slot_name(recipe: Recipe) -> str:
         >>> from packhouse.recipe import Recipe
         >>> raw = {"dataset": "demo", "sources": [{"path": "a.jsonl"}], "tokenizer": "t"}
         >>> slot_name(Recipe.model_validate({**raw, "publish": {"store": "s3://bucket/store/"}}))
-        'packhouse.demo.48ff1a3a'
+        'packhouse.demo.1ac35ceb'
     """
     store = recipe.publish.store.rstrip("/")
     place = store if "://" in store else str(Path(store).expanduser().resolve())

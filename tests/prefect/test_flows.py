@@ -135,11 +135,33 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache):
     before = ref(place)
     rows = (place / "chats.jsonl").read_text().splitlines()
     (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
-    held = refresh(place, cache, "publish.max_source_drift=0.05").result()
+    state = refresh(place, cache, "publish.max_source_drift=0.05")
+    held = state.result()
+    assert (state.type.value, state.name) == ("COMPLETED", "Held")
     assert held.outcome == "held"
     assert "drift of sources" in held.message
     assert ref(place) == before
-    assert "To promote it" in newest("demo-refresh")
+    page = newest("demo-refresh")
+    assert "To promote it" in page
+    share = f"{held.drift.sources:.4f}"
+    assert f"| sources | {share} | 0.0500 | over its limit |" in page
+    assert f"| lengths | {held.drift.lengths:.4f} | - |  |" in page
+    assert f"drift of sources is {share}, over 0.0500" in newest("demo-version")
+
+
+def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache):
+    from flows.prepare import prepare
+
+    refresh(place, cache)
+    rows = (place / "chats.jsonl").read_text().splitlines()
+    (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
+    recipe = recipe_of(place, "publish.max_source_drift=0.05")
+    state = prepare(recipe, cache=str(cache), return_state=True)
+    assert (state.type.value, state.name) == ("COMPLETED", "Held")
+    assert "ref held: drift of sources" in state.message
+    page = newest("demo-version")
+    assert f"## Held: `latest` stays at `{ref(place)}`" in page
+    assert f"packhouse ref set {place / 'store'}/demo latest {state.result().version}" in page
 
 
 def test_sources_that_went_back_leave_the_ref_and_say_how_to_go_back(place, cache):
@@ -192,6 +214,33 @@ def test_a_published_version_is_held_against_todays_limits(approval, place, cach
     state = refresh(place, another, "validate.max_quarantined=0.01", approval=approval)
     assert "9 of 304 rows" in state.message
     assert refresh(place, cache, approval=approval).result().outcome == "unchanged"
+
+
+def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
+    from packhouse.commands.quarantine import read_quarantine
+
+    for n in range(20):  # rows that would be a picture, a link and a cell in markdown
+        row = {"messages": [{"role": "user", "content": f"![](http://x/{n}) | <b> \u001b[2J"}]}
+        with (place / "instructions.jsonl").open("a") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    raw = (place / "instructions.jsonl").read_text().splitlines()[-20:]
+    (place / "instructions.jsonl").write_text("\n".join(raw) + "\n")
+    assert refresh(place, cache).is_failed()
+    page = newest("demo-refused")
+    assert "rows of 'instructions' look like `chat`, and the recipe reads them as `alpaca`" in page
+    shown = page.partition("## The first 10 bad rows")[2].partition("##")[0].strip().splitlines()
+    assert len(shown) == 2 + 10
+    assert all(line.count("|") == 5 for line in shown)
+    assert "![](" not in page
+    assert "<b>" not in page
+    assert "\x1b" not in page
+    assert str(cache) not in page
+    assert "packhouse quarantine show demo.yaml --reason " in page
+
+    settings = page.partition("```yaml\n")[2].partition("\n```")[0]
+    (place / "demo.yaml").write_text(settings)  # as the page says
+    found = read_quarantine(str(place / "demo.yaml"), cache)
+    assert found.num_rows == 20 + 9 - 6  # all of the instructions, and those of the chats
 
 
 def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, cache):

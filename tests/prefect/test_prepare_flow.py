@@ -111,6 +111,66 @@ def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
     assert "100.00%" in artifacts["demo-audit"].data
 
 
+def test_the_version_is_an_asset_made_from_its_sources(recipe, tmp_path):
+    from flows.prepare import prepare
+
+    prepared = prepare(recipe, cache=str(tmp_path / "cache"))
+    version = f"file://{tmp_path}/store/demo/v/{prepared.version}"
+    made = received("prefect.asset.materialization.succeeded", version)
+    assert made["resource"]["prefect.resource.name"] == f"demo {prepared.version}"
+    related = {
+        (each["prefect.resource.role"], each["prefect.resource.id"]) for each in made["related"]
+    }
+    sources = {f"file://{DEMO.parent / name}" for name in ("chats.jsonl", "instructions.jsonl")}
+    assert {key for role, key in related if role == "asset"} == sources
+    assert ("asset-materialized-by", "packhouse") in related
+    train = prepared.facts["statistics"]["train"]
+    assert made["payload"]["tokens"]["train"] == train["num_tokens"]
+    assert made["payload"]["quarantined"] == 9
+    for source in sources:
+        received("prefect.asset.referenced", source)
+
+
+def received(event, resource):
+    """The event of this resource that the server got; events arrive a little later."""
+    from prefect.client.orchestration import get_client
+
+    wanted = {"event": {"name": [event]}, "resource": {"id": [resource]}}
+    wanted["occurred"] = {"since": "2020-01-01T00:00:00Z"}
+    deadline = time.monotonic() + 120
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            answer = client.request("POST", "/events/filter", json={"filter": wanted})
+            if found := answer.json()["events"]:
+                return found[0]
+            time.sleep(0.1)  # between two questions to the server
+    raise AssertionError(f"no event {event} of {resource}")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("diligent-loon", "prepare demo"), ("Ergonomic-Sushi", "prepare demo"), ("my try", "my try")],
+)
+def test_a_name_that_a_person_typed_stays(given, shown, recipe, tmp_path):
+    from prefect.client.orchestration import get_client
+
+    from flows.prepare import prepare
+
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(prepare, parameters={"recipe": recipe}, name=given)
+    state = run_flow(prepare, run, {"recipe": recipe, "cache": str(tmp_path / "cache")})
+    assert state.is_completed()
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run.id).name == shown
+
+
+def run_flow(flow, run, parameters):
+    """Run a flow run that the server knows already, as a worker does."""
+    from prefect.flow_engine import run_flow_sync
+
+    return run_flow_sync(flow, flow_run=run, parameters=parameters, return_type="state")
+
+
 def test_only_transient_errors_are_retried(monkeypatch, recipe, tmp_path):
     from flows.prepare import prepare
     from tasks import steps

@@ -75,6 +75,7 @@ def form(schema: dict[str, Any], places: Places) -> dict[str, Any]:
     """
     schema = deepcopy(schema)
     schema["properties"].pop("cache", None)  # the worker's own: a deployed run may not choose it
+    schema["additionalProperties"] = False
     sections = {name: each["properties"] for name, each in schema.get("definitions", {}).items()}
     sections["parameters"] = schema["properties"]
     for section, field, names in (

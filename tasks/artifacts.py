@@ -262,7 +262,7 @@ def _version_page(prepared: Prepared) -> str:
     verb = "Published" if prepared.created else "Unchanged, already published"
     lines = [
         f"# {prepared.dataset} {prepared.version}",
-        f"{verb} in `{prepared.store}`, ref `{prepared.facts['ref']}`.",
+        f"{verb} in `{prepared.store}`.",
         *_held(prepared),
         "",
         "## Ledger",
@@ -312,14 +312,15 @@ def _held(prepared: Prepared) -> list[str]:
         place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
         return [
             "",
-            f"## Held: `{ref}` stays at `{at}`",
+            f"## Held: `{ref}` stays where it is",
             *(f"- {_escaped(reason)}" for reason in prepared.facts["held_back"]),
             "",
+            "## To promote it",
             *_how_to_promote(place, prepared.dataset, ref, prepared.version),
         ]
     if at != prepared.version:
-        return [f"The ref stays at `{at}`, published after it."]
-    return []
+        return [f"The ref `{ref}` stays at `{at}`, published after it."]
+    return [f"The ref `{ref}` points to it."]
 
 
 def _splits(statistics: Mapping[str, Any]) -> list[str]:

@@ -41,6 +41,7 @@ def test_the_form_has_no_cache_which_a_deployed_run_may_not_choose(flow, flows):
     after = form(before, PLACES)
     assert "cache" not in after["properties"]
     assert before["properties"].keys() - after["properties"].keys() == {"cache"}
+    assert after["additionalProperties"] is False  # so the server refuses it, too
 
 
 def test_the_form_lists_names_and_still_takes_a_place_below_an_allowed_prefix(flows):

@@ -91,6 +91,11 @@ def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
     assert sections["PackConfig"]["additionalProperties"] is False
     assert sections["SplitConfig"]["properties"]["eval_fraction"]["exclusiveMaximum"] == 1
     assert "discriminator" not in str(schema)
+    assert "cache" not in schema["properties"]
+    name, _ = sections["SourceConfig"]["properties"]["path"]["anyOf"]
+    assert name["enum"] == ["demo-chats", "demo-instructions"]
+    recipe_field = served.deployment("refresh/nightly-refresh")["parameter_openapi_schema"]
+    assert "demo" in recipe_field["properties"]["recipe"]["anyOf"][0]["enum"]
 
 
 @pytest.mark.parametrize(
@@ -100,9 +105,9 @@ def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
         ("pack", {"strategy": "zzz"}, "is not one of"),
         ("pack", {"seq_length": 1}, "Additional properties are not allowed"),
         ("split", {"eval_fraction": 1.5}, "greater than or equal to the maximum"),
-        ("tokenizer", "s3://key:secret@bucket/t", "does not match"),
-        ("publish", {"store": "s3://b/x?X-Amz-Signature=abc"}, "does not match"),
-        ("sources", [{"path": "s3://k:s@bucket/a.jsonl"}], "does not match"),
+        ("tokenizer", "s3://key:secret@bucket/t", "is not valid under any of the given schemas"),
+        ("publish", {"store": "s3://b/x?X-Amz-Signature=abc"}, "is not valid under any"),
+        ("sources", [{"path": "s3://k:s@bucket/a.jsonl"}], "is not valid under any"),
         ("sources", [], "non-empty"),
     ],
 )
@@ -116,6 +121,16 @@ def test_a_bad_value_is_refused_before_a_run_is_made(key, value, says, served):
     assert status in (409, 422), answer
     assert says in str(answer) or "should be non-empty" in str(answer)
     assert served.call("/flow_runs/count", {})[1] == before
+
+
+def test_a_parameter_that_a_deployed_run_may_not_have_is_refused(served):
+    deployment = served.deployment("refresh/ci-refresh")["id"]
+    status, answer = served.call(
+        f"/deployments/{deployment}/create_flow_run",
+        {"parameters": {"recipe": "demo", "cache": "/tmp/elsewhere"}},
+    )
+    assert status in (409, 422), answer
+    assert "cache" in str(answer)
 
 
 def done(held, dataset):

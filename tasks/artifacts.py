@@ -120,6 +120,7 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     """The first bad rows, what is probably wrong with them, and what to type next."""
     first = bad.slice(0, _MOST_SHOWN).to_pylist()
     causes = likely_causes(bad.slice(0, _MOST_ROWS).to_pylist(), recipe)
+    reason = count_reasons(bad)[0]["reason"]  # the most frequent
     rows = [
         f"| {for_markdown(row['source'])} row {row['row']:,} | {for_markdown(row['reason'])} "
         f"| {for_markdown(row['detail'][:_MOST_DETAIL])} "
@@ -140,7 +141,7 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
         f"Save these settings as `{recipe.dataset}.yaml` on the worker's machine, and type there:",
         "",
         "```console",
-        f"$ packhouse quarantine show {recipe.dataset}.yaml --reason {first[0]['reason']}",
+        f"$ packhouse quarantine show {recipe.dataset}.yaml --reason {reason}",
         f"$ packhouse quarantine retry {recipe.dataset}.yaml --edit bad.jsonl",
         "```",
         "",

@@ -1,6 +1,7 @@
 """The flows beside `prepare`, each on a real server: what they do, and leave in the UI."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -220,28 +221,26 @@ def test_a_published_version_is_held_against_todays_limits(approval, place, cach
 def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
     from packhouse.commands.quarantine import read_quarantine
 
-    for n in range(20):  # rows that would be a picture, a link and a cell in markdown
-        row = {"messages": [{"role": "user", "content": f"![](http://x/{n}) | <b> \u001b[2J"}]}
-        with (place / "instructions.jsonl").open("a") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    raw = (place / "instructions.jsonl").read_text().splitlines()[-20:]
-    (place / "instructions.jsonl").write_text("\n".join(raw) + "\n")
+    texts = [f"![](http://x/{n}) | <b> \u001b[2J" for n in range(20)]  # active in markdown
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (place / "instructions.jsonl").write_text(lines)
     assert refresh(place, cache).is_failed()
     page = newest("demo-refused")
     assert "rows of 'instructions' look like `chat`, and the recipe reads them as `alpaca`" in page
     shown = page.partition("## The first 10 bad rows")[2].partition("##")[0].strip().splitlines()
     assert len(shown) == 2 + 10
     assert all(line.count("|") == 5 for line in shown)
-    assert "![](" not in page
-    assert "<b>" not in page
-    assert "\x1b" not in page
+    outside_code = re.sub(r"`[^`\n]*`", "", page)
+    assert "![](" not in outside_code
+    assert "<b>" not in outside_code
     assert str(cache) not in page
-    assert "packhouse quarantine show demo.yaml --reason " in page
+    assert "packhouse quarantine show demo.yaml --reason fields\n" in page
 
     settings = page.partition("```yaml\n")[2].partition("\n```")[0]
     (place / "demo.yaml").write_text(settings)  # as the page says
     found = read_quarantine(str(place / "demo.yaml"), cache)
-    assert found.num_rows == 20 + 9 - 6  # all of the instructions, and those of the chats
+    assert found.num_rows == 20 + 3  # all of the instructions, and the bad ones of the chats
 
 
 def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, cache):

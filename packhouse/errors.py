@@ -15,6 +15,7 @@
     |   |-- IntegrityError        bytes differ from their digest
     |   |-- ConflictError         someone else won, and what they wrote is not what we have
     |   `-- StoreRefusedError     the store cannot guard a publication (ignores conditions, 501)
+    |-- DiskError                 a disk of this machine is full, out of inodes or read-only
     `-- TransientError            a hiccup of network or storage: the only kind that is retried
 
 A user's mistake is one of these; a broken invariant is an `assert`. Facts about the error are
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "ContractError",
+    "DiskError",
     "EmptyDatasetError",
     "IntegrityError",
     "PackhouseError",
@@ -147,6 +149,12 @@ class ConflictError(StoreError):
 
 class StoreRefusedError(StoreError):
     """The store cannot guard a publication."""
+
+
+class DiskError(PackhouseError):
+    """A disk of this machine is full, out of inodes or read-only."""
+
+    exit_code = 5
 
 
 class TransientError(PackhouseError):

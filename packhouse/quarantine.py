@@ -7,17 +7,16 @@ tokenizes them, and gives back those that pass as JSON Lines which a recipe can 
 source. Works on the bad rows of one dataset in memory: a few KB each.
 """
 
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import SourceShard, read_shard, scan_source
@@ -273,8 +272,8 @@ def _read_again(
     lines: Sequence[bytes], config: SourceConfig, recipe: Recipe
 ) -> dict[int, tuple[str, str]]:
     """Number of each line that is bad -> reason and detail."""
-    with tempfile.TemporaryDirectory(prefix="packhouse-retry-") as folder:
-        path = Path(folder) / "rows.jsonl"
+    with temporary_folder("retry") as folder:
+        path = folder / "rows.jsonl"
         path.write_bytes(b"\n".join(lines) + b"\n")
         source = config.model_copy(update={"path": str(path)})
         bad: dict[int, tuple[str, str]] = {}

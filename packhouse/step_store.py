@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packhouse.disks import disk_errors
 from packhouse.errors import IntegrityError
 from packhouse.fingerprint import canonical_json, digest, file_sha256
 
@@ -112,19 +113,25 @@ class StepStore:
 
         `compute` writes files into the folder that it is given and returns its counts. If it
         raises, nothing becomes visible.
+
+        Raises:
+            DiskError: the cache cannot take the step.
         """
         found = self.find(step, key)
         if found is not None:
             with suppress(OSError):  # a cache that is only read, or a step that goes just now
                 os.utime(found.path("receipt.json"))  # `packhouse cache gc` takes the rest first
             return found
-        work = self._work_folder(step)
+        work = self.root / "tmp" / f"{step}-{_MACHINE}.{os.getpid()}-{uuid.uuid4().hex[:12]}"
         try:
-            start = time.perf_counter()
-            facts = compute(work)
-            seconds = time.perf_counter() - start
-            self._write_receipt(work, step, key, facts, seconds)
-            return self._commit(work, step, key)
+            with disk_errors(self.root):  # looks at the disk before what was written is removed
+                self.sweep()
+                work.mkdir(parents=True)
+                start = time.perf_counter()
+                facts = compute(work)
+                seconds = time.perf_counter() - start
+                self._write_receipt(work, step, key, facts, seconds)
+                return self._commit(work, step, key)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -143,12 +150,6 @@ class StepStore:
                     shutil.rmtree(old, ignore_errors=True)
                     swept += 1
         return swept
-
-    def _work_folder(self, step: str) -> Path:
-        self.sweep()
-        work = self.root / "tmp" / f"{step}-{_MACHINE}.{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        work.mkdir(parents=True)
-        return work
 
     def _write_receipt(
         self, work: Path, step: str, key: str, facts: Mapping[str, Any], seconds: float

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
@@ -68,11 +68,11 @@ def _packs(
             f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
         )
     first = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("inspect") as folder:
         for entry in entries:
             low, high = max(skip, first), min(skip + count, first + entry.rows)
             if low < high:
-                path = opened.fetch(entry, Path(folder) / Path(entry.key).name)
+                path = opened.fetch(entry, folder / Path(entry.key).name)
                 rows = _read_rows(path, low - first, high - low)
                 yield from zip(range(low, high), rows, strict=True)
             first += entry.rows

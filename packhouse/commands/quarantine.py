@@ -1,7 +1,6 @@
 """`packhouse quarantine ls | show | retry`: what is bad about which rows, and how to mend them."""
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.jobs import plan_jobs
 from packhouse.quarantine import MendedSource, Retried, check_mended, count_reasons, editable
@@ -162,10 +162,10 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
             raise ConfigError(f"no file at '{target}'")
         return _read_file(path)
     opened = open_address(target)
-    with tempfile.TemporaryDirectory(prefix="packhouse-quarantine-") as folder:
+    with temporary_folder("quarantine") as folder:
         entries = opened.files("quarantine")
         parts = [
-            _read_file(opened.fetch(entry, Path(folder) / f"{number}.parquet"))
+            _read_file(opened.fetch(entry, folder / f"{number}.parquet"))
             for number, entry in enumerate(entries)
         ]
     return pa.concat_tables([QUARANTINED.empty_table(), *parts])

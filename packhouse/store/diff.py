@@ -7,15 +7,14 @@ record, so 5 million records need 2 GB.
 """
 
 import hashlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.store.contracts import read_batches
@@ -137,9 +136,9 @@ def trace_records(opened: OpenVersion) -> dict[str, Trace]:
         ContractError: the data files hold no record ids.
     """
     traces: dict[str, Trace] = {}
-    with tempfile.TemporaryDirectory(prefix="packhouse-diff-") as folder:
+    with temporary_folder("diff") as folder:
         for entry in opened.files():
-            path = opened.fetch(entry, Path(folder) / entry.key)
+            path = opened.fetch(entry, folder / entry.key)
             for batch in read_batches(path):
                 for record_id, ids, mask in records_of(batch):
                     trace = _trace(ids, mask, entry.split)

@@ -8,10 +8,10 @@ and lineage records stay in the store. Token and endpoint come from the usual HF
 """
 
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError, ConflictError, StoreError, TransientError
 from packhouse.store.read import OpenVersion
 
@@ -57,9 +57,9 @@ def mirror_to_hub(opened: OpenVersion, uri: str, *, private: bool = True) -> str
     from huggingface_hub import HfApi
 
     repo, api = parse_hub_uri(uri), HfApi()
-    with _translated(uri), tempfile.TemporaryDirectory(prefix="packhouse-hub-") as folder:
+    with _translated(uri), temporary_folder("hub") as folder:
         api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
-        files = _fetch(opened, Path(folder))
+        files = _fetch(opened, folder)
         for _ in range(_MAX_TRIES):
             head, present = _look(api, repo)
             operations = _operations(files, present)

@@ -12,12 +12,11 @@ requests beside the uploads, and a listing where the version was there already.
 """
 
 import itertools
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import (
     ConflictError,
     ContractError,
@@ -116,7 +115,7 @@ def publish_version(
     if ref is not None:
         check_name("ref", ref)
     require_guarded(store)
-    with tempfile.TemporaryDirectory(prefix="packhouse-card-") as folder:
+    with temporary_folder("card") as folder:
         uploads = name_files(files, with_md5=store.is_sent_md5)
         try:
             draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
@@ -124,7 +123,7 @@ def publish_version(
             _check_all(uploads)
             raise
         if not any(file.kind == "card" for file in files):
-            uploads += (card_file(draft, Path(folder)),)
+            uploads += (card_file(draft, folder),)
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
         keeper = _Gatekeeper(draft, gate)
         held_back = bool(ref) and not run(store, keeper.first_look(str(ref)))

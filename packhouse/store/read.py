@@ -7,7 +7,6 @@ digest is fetched once more and then reported, never used.
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import (
     ConfigError,
     ContractError,
@@ -209,9 +209,9 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     problems = count_problems(manifest)
     for manifest_id in sorted(recorded - {"", manifest.manifest_id}):
         problems.append(str(changed_manifest(manifest, manifest_id)))
-    with tempfile.TemporaryDirectory(prefix="packhouse-verify-") as folder:
+    with temporary_folder("verify") as folder:
         found = _in_parallel(
-            lambda e: _file_problems(opened, e, Path(folder)), manifest.files, num_threads
+            lambda e: _file_problems(opened, e, folder), manifest.files, num_threads
         )
     data = opened.files()
     return VerifyReport(

@@ -7,11 +7,10 @@ Works offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
 
 import importlib
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError
 from packhouse.store.contracts import read_batches
 from packhouse.store.diff import records_of
@@ -85,9 +84,9 @@ def text_rows(
     opened: OpenVersion, split: str, decode: Decode
 ) -> Iterator[tuple[str, str, str, int, int]]:
     """Records of a split as text, in published order, file by file; see `COLUMNS`."""
-    with tempfile.TemporaryDirectory(prefix="packhouse-wandb-") as folder:
+    with temporary_folder("wandb") as folder:
         for entry in opened.files("data", split):
-            path = opened.fetch(entry, Path(folder) / entry.key)
+            path = opened.fetch(entry, folder / entry.key)
             for batch in read_batches(path):
                 for record_id, ids, mask in records_of(batch):
                     text, trained = decode(ids.tolist()), decode(ids[mask].tolist())

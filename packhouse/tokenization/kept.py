@@ -4,12 +4,12 @@ A file that is missing, cut short or changed reads as None: what it held is made
 """
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from packhouse.disks import write_whole
 
 __all__ = ["read_kept", "write_kept"]
 
@@ -18,10 +18,7 @@ def write_kept(file: Path, content: dict[str, Any]) -> None:
     """Write digest and content beside their final name, then move them there at once."""
     body = orjson.dumps(content)
     digest = hashlib.sha256(body).hexdigest().encode()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".kept-", delete=False) as part:
-        part.write(digest + b"\n" + body)
-    os.replace(part.name, file)
+    write_whole(file, digest + b"\n" + body)
 
 
 def read_kept(file: Path) -> dict[str, Any] | None:

@@ -1,0 +1,103 @@
+"""Say in one sentence that a disk is full, out of inodes or read-only, and what to do about it."""
+
+import errno
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from packhouse.errors import DiskError
+
+__all__ = ["Room", "disk_errors", "room_on_disk", "temporary_folder", "write_whole"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OTHER_CACHE = "name another folder with `cache`, --cache or PACKHOUSE_CACHE"
+_OTHER_TMP = "set TMPDIR to another folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What this user can still write on a file system."""
+
+    bytes: int
+    inodes: int | None
+    """New files that fit; None where the file system has no such limit."""
+
+
+def room_on_disk(place: Path) -> Room:
+    """Return the room on the file system that holds `place`, which need not exist yet."""
+    exists = next(p for p in (place, *place.absolute().parents) if p.exists())
+    facts = os.statvfs(exists)
+    return Room(facts.f_bavail * facts.f_frsize, facts.f_favail if facts.f_files else None)
+
+
+@contextmanager
+def disk_errors(place: Path, what: str = "the cache", remedy: str = _OTHER_CACHE) -> Iterator[None]:
+    """Turn the errors of a disk that cannot take what is written to `place` into a `DiskError`.
+
+    An error that names a file elsewhere is let through, and so is one of a file that is missing.
+
+    Raises:
+        DiskError: the disk is full, out of inodes or read-only, or the user may not write there.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
+        is_elsewhere = named is not None and not named.is_relative_to(place.absolute())
+        is_of_disks = error.errno in (*_FULL, errno.EROFS)  # Arrow's errors name no file
+        if is_elsewhere or error.errno == errno.ENOENT or (named is None and not is_of_disks):
+            raise
+        room = room_on_disk(place)
+        if error.errno not in _FULL:
+            is_read_only = error.errno == errno.EROFS
+            reason = "its disk is mounted read-only" if is_read_only else error.strerror
+            cure = f"make it writable, or {remedy}"
+        else:
+            reason = f"{os.strerror(error.errno)} ({room.bytes:,} bytes free)"
+            if room.inodes == 0:
+                reason = "its disk takes no more files (no inode is free)"
+            cure = f"make room there, or {remedy}; then run again"
+        raise DiskError(
+            f"cannot write to {what} '{place}': {reason}; {cure}",
+            place=str(place),
+            errno=error.errno,
+        ) from error
+
+
+def write_whole(path: Path, body: bytes) -> None:
+    """Write a file of the cache so that nobody ever sees a part of it.
+
+    Raises:
+        DiskError: the cache cannot take it.
+    """
+    staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with disk_errors(path.parent):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_bytes(body)
+            staged.replace(path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Make a temporary folder, `packhouse-<purpose>-<random>`, that is gone after the block.
+
+    Raises:
+        DiskError: it cannot be made, or its disk cannot take what is written into it.
+    """
+    try:
+        root = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:  # none of those that Python tries can be written
+        raise DiskError(f"no place for temporary files: {error.strerror}; {_OTHER_TMP}") from error
+    what = "the folder of temporary files"
+    with disk_errors(root, what, _OTHER_TMP):
+        made = tempfile.TemporaryDirectory(prefix=f"packhouse-{purpose}-", dir=root)
+    with made as folder, disk_errors(root, what, _OTHER_TMP):  # before what fills it is removed
+        yield Path(folder)

@@ -23,6 +23,7 @@ from flows.embedded_server import start_embedded_server
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.cli import exit_interrupted, exit_with
+from packhouse.disks import disk_errors
 from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.interrupts import Interrupted, handle_signals
 from packhouse.local_pool import local_runner
@@ -31,8 +32,9 @@ from packhouse.progress import show_progress, start_phase
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
 from packhouse.sources.records import gc_paused
+from packhouse.step_mirror import open_mirror
 from packhouse.without_pandas import WITHOUT_PANDAS
-from packhouse.workspace import Workspace, check_cache, default_cache
+from packhouse.workspace import CachePlace, Workspace, check_cache, find_cache
 
 __all__ = ["SETTINGS", "command", "main", "on_server", "own_process", "reporting_errors"]
 
@@ -61,7 +63,11 @@ _set = click.option(
     metavar="KEY=VALUE",
     help="Put a value over the recipe's: --set pack.seq_len=4096. May be repeated.",
 )
-_cache = click.option("--cache", type=click.Path(path_type=Path), help="Folder of finished steps.")
+_cache = click.option(
+    "--cache",
+    metavar="PLACE",
+    help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
+)
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one line of JSON."
 )
@@ -116,7 +122,7 @@ def command(
     runner_address: str | None,
     workers: int | None,
     encoder: str | None,
-    cache: Path | None,
+    cache: str | None,
     as_json: bool,
 ) -> None:
     """Prepare the dataset that RECIPE describes, and publish it as a version.
@@ -143,13 +149,13 @@ def command(
             overrides = (*overrides, f"tokenize.encoder={encoder}")
         if local and (runner or runner_address):
             raise ConfigError("--runner chooses what Prefect's tasks run on; --local has --workers")
-        recipe, folder = _recipe(recipe_path, overrides), _cache_folder(cache)
+        recipe, place = _recipe(recipe_path, overrides), _cache_place(cache)
         _take_engine(runner_address, workers)
         with show_progress():
             prepared = (
-                _local(recipe, folder, workers or 1)
+                _local(recipe, place, workers or 1)
                 if local
-                else on_server("prepare", folder, recipe, cache=str(folder), runner=runner)
+                else on_server("prepare", place.folder, recipe, cache=cache, runner=runner)
             )
     _print(prepared, as_json)
 
@@ -168,7 +174,7 @@ def refresh(
     runner: str | None,
     runner_address: str | None,
     workers: int | None,
-    cache: Path | None,
+    cache: str | None,
     as_json: bool,
 ) -> None:
     """Publish a new version of RECIPE if its sources, tokenizer or settings changed.
@@ -180,11 +186,11 @@ def refresh(
     Exit codes: those of `python -m flows.prepare`.
     """
     with reporting_errors(as_json):
-        recipe, folder = _recipe(recipe_path, overrides), _cache_folder(cache)
+        recipe, place = _recipe(recipe_path, overrides), _cache_place(cache)
         _take_engine(runner_address, workers)
-        options = {"approval": approval, "cache": str(folder), "runner": runner}
+        options = {"approval": approval, "cache": cache, "runner": runner}
         with show_progress():
-            done = on_server("refresh", folder, recipe, **options)
+            done = on_server("refresh", place.folder, recipe, **options)
     if as_json:
         facts = {"outcome": done.outcome, "version": done.version, "message": done.message}
         prepared = report_json(done.prepared) if done.prepared else None
@@ -211,7 +217,7 @@ def backfill(
     runner: str | None,
     runner_address: str | None,
     workers: int | None,
-    cache: Path | None,
+    cache: str | None,
     as_json: bool,
 ) -> None:
     """Refresh many recipes, each as a run of its own; one that fails does not stop the others.
@@ -220,9 +226,9 @@ def backfill(
     """
     with reporting_errors(as_json):
         recipes = [_recipe(path, overrides) for path in recipe_paths]
-        folder = _cache_folder(cache)
+        folder = _cache_place(cache).folder
         _take_engine(runner_address, workers)
-        options = {"approval": approval, "cache": str(folder), "runner": runner}
+        options = {"approval": approval, "cache": cache, "runner": runner}
         with show_progress():
             state = on_server("backfill", folder, recipes, **options, return_state=True)
         messages = state.result(raise_on_failure=False)
@@ -340,23 +346,28 @@ def _take_engine(address: str | None, workers: int | None) -> None:
         os.environ["PACKHOUSE_WORKERS"] = str(workers)
 
 
-def _cache_folder(cache: Path | None) -> Path:
-    folder = check_cache((cache or default_cache()).absolute())
+def _cache_place(cache: str | None) -> CachePlace:
+    """Find the cache, and make its folder, which the log lies in."""
+    place = find_cache(cache)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        with disk_errors(check_cache(place.folder)):
+            place.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cache '{folder}' cannot be made: {error.strerror}; give a folder with --cache"
+            f"cache '{place.folder}' cannot be made: {error.strerror}; give a folder with --cache"
         ) from None
-    return folder
+    return place
 
 
-def _local(recipe: Recipe, cache: Path, workers: int) -> Prepared:
+def _local(recipe: Recipe, cache: CachePlace, workers: int) -> Prepared:
     import schemas
 
-    workspace = Workspace(cache=cache, check=schemas.check)
+    workspace, mirror = Workspace(cache=cache.folder, check=schemas.check), open_mirror(cache)
     with local_runner(recipe, workspace, workers) as run:
-        return prepare_chain(recipe, run, cache)
+        prepared = prepare_chain(recipe, run, cache.folder, mirror=mirror)
+    for note in mirror.notes if mirror else ():
+        click.echo(f"note: {note}", err=True)
+    return prepared
 
 
 def _print(prepared: Prepared, as_json: bool) -> None:

@@ -7,27 +7,36 @@ a shard of output: gather brings its tokens together, files writes it. Publish c
 in `flows/prepare.py`; both call `packhouse.steps.execute`, so the bytes are the same either way.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from packhouse.cache import bytes_needed, in_mb, keep_limits
+from packhouse.cache_holds import Hold, hold_steps
+from packhouse.errors import DiskError
 from packhouse.gates import GateLog
 from packhouse.golden import check_golden
 from packhouse.interrupts import check_interrupted
 from packhouse.jobs import STEPS, Job, Plan, plan_jobs
-from packhouse.last_run import save_last_run
+from packhouse.last_run import load_last_run, obsolete_keys, save_last_run
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.output_jobs import output_jobs
 from packhouse.progress import job_done, say, start_phase, step_progress
 from packhouse.recipe import Recipe
+from packhouse.step_mirror import StepMirror
 from packhouse.step_store import Receipt
 from packhouse.steps import execute
+from packhouse.steps.selection import fingerprint_jobs
 from packhouse.store.doctor import check_usable
 from packhouse.workspace import Workspace
 
 __all__ = ["LocalRunner", "Prepared", "Run", "prepare"]
+
+log = logging.getLogger("packhouse.cache")
 
 Run = Callable[[Sequence[Job]], list[Receipt]]
 """Does the jobs of one step, in any order, and returns their receipts in the order of the jobs."""
@@ -59,18 +68,22 @@ def prepare(
     cache: Path,
     plan: Plan | None = None,
     gates: GateLog | None = None,
+    mirror: StepMirror | None = None,
 ) -> Prepared:
     """Turn raw rows into a published version.
 
-    Nothing becomes visible in the store unless every step, contract and count held.
+    Nothing becomes visible in the store unless every step, contract and count held. No step of the
+    run is removed from the cache until it has succeeded (`packhouse.cache_holds`); the cache is
+    brought within its limits before and after (`packhouse.cache`).
 
     Args:
         recipe: what to do.
         run: does the jobs of one step.
-        cache: folder in which the plan is remembered for `packhouse explain`.
+        cache: folder of finished steps.
         plan: of the recipe, where it was made already; it costs a read of the sources.
         gates: gets the result of each gate as soon as it is known. Those of an error are not in
             it: they are the fact `gates` of the error.
+        mirror: shares the steps with machines that have another cache.
 
     Raises:
         PackhouseError: see `packhouse.errors`; each names file, place, limit and remedy.
@@ -81,13 +94,49 @@ def prepare(
     golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
     gates.add([golden])
     plan = plan or plan_jobs(recipe)
+    before = load_last_run(cache, recipe.dataset).values()
+    keys = [job.key for job in (*plan, *fingerprint_jobs(plan, recipe))]
+    with hold_steps(cache, plan.version_id, keys) as hold:
+        _say_room(cache, plan)
+        prepared = _do_steps(recipe, run, cache, plan, gates, mirror, hold)
+    try:
+        keep_limits(cache, obsolete_keys(before, plan))
+    except DiskError as error:  # the version is published, and the next run tries again
+        log.warning("cache '%s' was not brought within its limits: %s", cache, error)
+    return replace(prepared, facts={**prepared.facts, "golden": golden.total})
+
+
+def _say_room(cache: Path, plan: Plan) -> None:
+    room, needed = keep_limits(cache), bytes_needed(plan, Workspace(cache=cache).steps)
+    log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
+    if needed > room.free_bytes:
+        log.warning(
+            "cache '%s' has %s free, and this run needs about %s: it may end with a full disk",
+            cache,
+            in_mb(room.free_bytes),
+            in_mb(needed),
+        )
+
+
+def _do_steps(
+    recipe: Recipe,
+    run: Run,
+    cache: Path,
+    plan: Plan,
+    gates: GateLog,
+    mirror: StepMirror | None,
+    hold: Hold,
+) -> Prepared:
+    fingerprints = fingerprint_jobs(plan, recipe)
     done: list[Receipt] = []
     seconds: dict[str, float] = {}
 
     def do(jobs: Sequence[Job]) -> None:
         check_interrupted()  # a signal whose exception was lost in C code
         start = time.perf_counter()
-        receipts = run(jobs)
+        beside = fingerprints if jobs is plan.format else ()
+        with mirror.sharing((*jobs, *beside)) if mirror else nullcontext():
+            receipts = run(jobs)
         done.extend(receipts)
         seconds.update({job.step: time.perf_counter() - start for job in jobs})
         _say_done(receipts, time.perf_counter() - start)
@@ -100,13 +149,14 @@ def prepare(
     gates.add([quarantine])
     do([plan.pack])
     output = output_jobs(plan, recipe, done[-1].facts)
+    hold(job.key for job in output)
     do(output.gather)
     do([plan.split])
     ledger = ledger_of(done)
     do((*plan.audit, *output.audit))
     do(output.files)
     do([output.publish])
-    save_last_run(cache, recipe.dataset, (*plan, *output))
+    save_last_run(cache, recipe.dataset, (*plan, *fingerprints, *output))
     published = done[-1].facts
     gates.add(published["gates"], seconds["audit"])
     return Prepared(
@@ -118,7 +168,7 @@ def prepare(
         ledger=ledger,
         receipts=done,
         seconds=seconds,
-        facts={**published, "gates": tuple(gates.results), "golden": golden.total},
+        facts={**published, "gates": tuple(gates.results)},
     )
 
 

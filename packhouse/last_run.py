@@ -2,15 +2,16 @@
 
 import json
 import os
-import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from packhouse.disks import write_whole
 from packhouse.fingerprint import canonical_json
 from packhouse.jobs import Job
 
-__all__ = ["changed_parts", "load_last_run", "save_last_run"]
+__all__ = ["changed_parts", "load_last_run", "obsolete_keys", "save_last_run", "touch_last_run"]
 
 
 def save_last_run(cache: Path, dataset: str, done: Iterable[Job]) -> None:
@@ -18,11 +19,7 @@ def save_last_run(cache: Path, dataset: str, done: Iterable[Job]) -> None:
     jobs = [
         {"step": job.step, "label": job.label, "key": job.key, "parts": job.parts} for job in done
     ]
-    path = _path(cache, dataset)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
-    temporary.write_bytes(canonical_json(jobs))
-    os.replace(temporary, path)
+    write_whole(_path(cache, dataset), canonical_json(jobs))
 
 
 def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -32,6 +29,36 @@ def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], dict[str, 
         return {(job["step"], job["label"]): job for job in jobs}
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return {}
+
+
+def touch_last_run(cache: Path, dataset: str) -> None:
+    """Count the steps of the last run as used now, as a look that finds nothing changed does."""
+    with suppress(OSError):  # there was none, or the cache is only read
+        os.utime(_path(cache, dataset))
+
+
+def obsolete_keys(before: Iterable[Mapping[str, Any]], now: Iterable[Job]) -> set[str]:
+    """Return the keys of what was made from bytes that a source no longer holds.
+
+    A file that grew has another last shard: the former one, and all that was made from it, is
+    needed by no recipe. Steps of other settings are not obsolete: someone may go back to them.
+
+    Args:
+        before: jobs of the run before, as `load_last_run` gives them.
+        now: jobs of this run.
+    """
+    shards = [job.parts["shard"] for job in now if job.step == "validate"]
+    files = {shard["file"] for shard in shards}
+    contents = {shard["sha256"] for shard in shards}
+    gone: set[str] = set()
+    for job in before:  # each comes after those that it reads
+        parts = job["parts"]
+        shard = parts.get("shard", {})
+        is_changed = shard.get("file") in files and shard["sha256"] not in contents
+        is_of_changed = gone.intersection(parts.get("inputs", [parts.get("input")]))
+        if is_changed or is_of_changed or (gone and parts.get("of") == "quarantine"):
+            gone.add(job["key"])
+    return gone
 
 
 def changed_parts(before: Any, after: Any, name: str = "") -> list[str]:

@@ -9,20 +9,20 @@ and what would change for readers is said.
 """
 
 import json
-import os
 import sys
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from packhouse.audit import check_audit
 from packhouse.chain import Prepared
+from packhouse.disks import write_whole
 from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.fingerprint import canonical_json, digest, library_versions
 from packhouse.gates import GateResult
 from packhouse.golden import check_golden
 from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, Plan, plan_jobs
+from packhouse.last_run import touch_last_run
 from packhouse.ledger import ROW_STEPS, LedgerLine, check_quarantine
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources.files import find_files
@@ -263,6 +263,7 @@ def planned_version(recipe: Recipe, cache: Path) -> Planned:
         recipe: what would be prepared.
         cache: folder in which answers are kept, under `looks/`.
     """
+    touch_last_run(cache, recipe.dataset)
     key = _listed_key(recipe)
     place = cache / "looks" / f"{key}.json"
     known = None if key is None else _read_answer(place)
@@ -319,7 +320,4 @@ def _read_answer(place: Path) -> str | None:
 
 
 def _write_answer(place: Path, answer: dict[str, Any]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    staged = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}")
-    staged.write_bytes(canonical_json({**answer, "digest": digest(answer)}))
-    os.replace(staged, place)
+    write_whole(place, canonical_json({**answer, "digest": digest(answer)}))

@@ -7,11 +7,12 @@ A mirror lies beside the local cache, in any object store:
 <mirror>/<step>/<key>/receipt.json          written last: without it the folder is not there
 ```
 
-`Mirrored` wraps whatever runs jobs: what is missing here is fetched before a step, and what was
-computed is written after it. A fetched step is believed as little as a local one: the receipt's
-own digest and every file's size and sha256 are compared, and files of other kinds than Arrow,
-Parquet and JSON are not fetched at all; nothing is ever unpickled. Whoever may write to the mirror
-can still put a consistent lie there, so only trusted runs may: give others a key that reads.
+What is missing here is fetched before a step, and what was computed is written after it. A fetched
+step is believed as little as a local one: the receipt's own digest and every file's size and sha256
+are compared, and files of other kinds than Arrow, Parquet and JSON are not fetched at all; nothing
+is ever unpickled. Whoever may write to the mirror can still put a consistent lie there, so only
+trusted runs may: give others a key that reads. Nothing is ever removed from a mirror: let the
+bucket expire objects (a lifecycle rule).
 
 A mirror that hiccups, or that takes nothing from this key, costs time, never a run: it counts as a
 miss, and is said in `notes`. Costs one request for each step that is not here, and the transfer of
@@ -20,13 +21,14 @@ every step's files once.
 
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packhouse.chain import Run
+from packhouse.disks import disk_errors
 from packhouse.errors import IntegrityError, StoreError, TransientError
 from packhouse.jobs import Job
 from packhouse.step_store import Receipt, StepStore, parse_receipt
@@ -35,10 +37,12 @@ from packhouse.store.objects import (
     ObjectStore,
     PreconditionFailedError,
     file_body,
+    open_store,
 )
 from packhouse.store.steps import Create, Now, Pause, Read, RetryPolicy, Stat, Steps, request, run
+from packhouse.workspace import CachePlace
 
-__all__ = ["Mirrored", "StepMirror"]
+__all__ = ["StepMirror", "open_mirror"]
 
 _SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md")
 _RECEIPT = "receipt.json"
@@ -63,13 +67,18 @@ class StepMirror:
     """Steps about which the mirror could not be asked; no other is asked about after them."""
 
     def fetch(self, step: str, key: str) -> bool:
-        """Bring a step here if the mirror has it whole; returns whether it is here now."""
+        """Bring a step here if the mirror has it whole; returns whether it is here now.
+
+        Raises:
+            DiskError: the local cache cannot take it.
+        """
         if self.steps.peek(step, key) is not None:
             return True
         work = self.steps.root / "tmp" / f"mirror-{uuid.uuid4().hex[:12]}"
         try:
-            return self._fetch(step, key, work)
-        except (TransientError, IntegrityError) as error:
+            with disk_errors(self.steps.root):
+                return self._fetch(step, key, work)
+        except (TransientError, IntegrityError, ObjectNotFoundError) as error:
             self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
             return False
         finally:
@@ -112,6 +121,17 @@ class StepMirror:
             self.refused.append(folder)
             self.notes.append(f"nothing is written to the mirror: {error}")
 
+    @contextmanager
+    def sharing(self, jobs: Iterable[Job]) -> Iterator[None]:
+        """Fetch what is missing of some jobs, and write what the block computes of them."""
+        names = [(job.step, job.key) for job in jobs]
+        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
+            list(pool.map(lambda name: self.fetch(*name), names))
+            yield
+            taken = set(self.fetched)
+            new = [self.steps.peek(*name) for name in names if "/".join(name) not in taken]
+            list(pool.map(self.write, [receipt for receipt in new if receipt is not None]))
+
     def _has(self, key: str) -> bool:
         try:
             run(self.store, request(Stat(key)), retry=_RETRY)
@@ -146,27 +166,15 @@ class StepMirror:
         return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mirrored:
-    """Runs jobs as `run` does, with a mirror beside the local cache."""
+def open_mirror(cache: CachePlace) -> StepMirror | None:
+    """Open what shares the steps of a cache with other machines, if its setting names a mirror.
 
-    run: Run
-    mirror: StepMirror
-
-    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
-        """Fetch what is missing, do the jobs, and write what was computed."""
-        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
-            list(pool.map(lambda job: self.mirror.fetch(job.step, job.key), jobs))
-            receipts = self.run(jobs)
-            taken = set(self.mirror.fetched)
-            new = [r for r in receipts if f"{r.step}/{r.key}" not in taken]
-            list(pool.map(self._write_if_new, new))
-        return receipts
-
-    def _write_if_new(self, receipt: Receipt) -> None:
-        stored = self.mirror.steps.peek(receipt.step, receipt.key)
-        if stored is not None:
-            self.mirror.write(stored)
+    Raises:
+        ConfigError: no such kind of store, no credentials.
+    """
+    if cache.mirror is None:
+        return None
+    return StepMirror(store=open_store(cache.mirror), steps=StepStore(cache.folder / "steps"))
 
 
 def _create(store: ObjectStore, key: str, body: Any) -> None:

@@ -1,6 +1,7 @@
 """Where a run works on this machine, and what it checks its tables with."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,16 @@ import pyarrow as pa
 from packhouse.errors import ConfigError
 from packhouse.step_store import StepStore
 
-__all__ = ["Check", "Workspace", "check_cache", "default_cache", "read_table", "write_table"]
+__all__ = [
+    "CachePlace",
+    "Check",
+    "Workspace",
+    "check_cache",
+    "default_cache",
+    "find_cache",
+    "read_table",
+    "write_table",
+]
 
 Check = Callable[[str, pa.Table], None]
 """Called with an artefact's name and its table; raises ContractError."""
@@ -20,17 +30,58 @@ def _no_check(artefact: str, table: pa.Table) -> None:
     """Check nothing: for library use without the pipeline's schemas."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachePlace:
+    """Where finished steps lie."""
+
+    folder: Path
+    """On this machine."""
+    mirror: str | None = None
+    """URI of an object store through which machines without a common disk share steps."""
+
+
+def find_cache(setting: str | None = None) -> CachePlace:
+    """Return where finished steps lie: the one rule for every command, flow and loader.
+
+    A setting is a folder, or the URI of a mirror. Folder and mirror are each the first one named by
+    `setting` (a `--cache`), PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR. Else the folder is
+    `.packhouse`, and there is no mirror.
+
+    Raises:
+        ConfigError: PACKHOUSE_CACHE_MIRROR is a folder.
+
+    Example:
+        >>> find_cache("s3://bucket/steps").mirror, find_cache("/data/cache").folder
+        ('s3://bucket/steps', PosixPath('/data/cache'))
+    """
+    shared = os.environ.get("PACKHOUSE_CACHE_MIRROR") or None
+    if shared is not None and "://" not in shared:
+        raise ConfigError(
+            f"PACKHOUSE_CACHE_MIRROR is '{shared}'; give a URI such as s3://bucket/prefix"
+        )
+    named = [name for name in (setting, os.environ.get("PACKHOUSE_CACHE"), shared) if name]
+    folders = [name for name in named if "://" not in name]
+    mirrors = [name for name in named if "://" in name]
+    return CachePlace(folder=Path((*folders, ".packhouse")[0]), mirror=(*mirrors, None)[0])
+
+
 def default_cache() -> Path:
-    """Return the folder of cached steps: PACKHOUSE_CACHE, else `.packhouse` where one stands."""
-    return Path(os.environ.get("PACKHOUSE_CACHE", ".packhouse"))
+    """Return the folder of finished steps where no setting names another; see `find_cache`."""
+    return find_cache().folder
 
 
 def check_cache(folder: Path) -> Path:
     """Return the folder of cached steps if it is one, or can become one; nothing is made.
 
     Raises:
-        ConfigError: a file stands there or above it.
+        ConfigError: a file stands there or above it, or it is a URI.
     """
+    if re.search(r"(^|/)[A-Za-z][A-Za-z0-9+.-]+:/", str(folder)):
+        raise ConfigError(
+            f"cache '{folder}' is a URI, and a folder of this machine is needed here. Runs "
+            "(`python -m flows.prepare`, `packhouse ci`) take the URI of a mirror as --cache, "
+            "PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR"
+        )
     place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not place.is_dir():
         raise ConfigError(

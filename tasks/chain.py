@@ -1,7 +1,7 @@
 """The chain inside a flow run: its jobs as tasks, its progress and its outcome as artifacts."""
 
+import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from prefect import Task
@@ -14,6 +14,8 @@ from packhouse.jobs import Plan
 from packhouse.progress import start_phase
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
+from packhouse.step_mirror import open_mirror
+from packhouse.workspace import CachePlace
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner
 from tasks.progress import progress_artifacts
@@ -25,10 +27,12 @@ __all__ = ["Steps", "prepared_state", "refresh_chain", "run_chain"]
 Steps = Sequence[Task[..., Any]]
 """A task for each step of the chain, named like the step (`tasks.steps`)."""
 
+log = logging.getLogger("packhouse.flows")
+
 
 def run_chain(
     recipe: Recipe,
-    cache: Path,
+    cache: CachePlace,
     steps: Steps,
     runner: Runner | None = None,
     plan: Plan | None = None,
@@ -37,7 +41,7 @@ def run_chain(
 
     Args:
         recipe: what to do.
-        cache: folder of finished steps.
+        cache: where finished steps lie.
         steps: the tasks of the chain.
         runner: the engine that does it; by default the worker's PACKHOUSE_RUNNER, else threads.
         plan: of the recipe, where it was made already.
@@ -46,11 +50,14 @@ def run_chain(
         PackhouseError: nothing was published; the UI says why.
     """
     try:
+        folder, mirror = cache.folder, open_mirror(cache)
         with (
             progress_artifacts(recipe.dataset),
-            prefect_runner(recipe, str(cache), steps, runner) as run,
+            prefect_runner(recipe, str(folder), steps, runner) as run,
         ):
-            prepared = prepare_chain(recipe, run, cache, plan)
+            prepared = prepare_chain(recipe, run, folder, plan, mirror=mirror)
+            for note in mirror.notes if mirror else ():
+                log.warning("%s", note)
     except PackhouseError as error:
         refusal_artifacts(recipe, error)
         raise
@@ -69,7 +76,7 @@ def prepared_state(prepared: Prepared) -> Any:
 
 
 def refresh_chain(
-    recipe: Recipe, cache: Path, steps: Steps, *, approval: bool, runner: Runner | None = None
+    recipe: Recipe, cache: CachePlace, steps: Steps, *, approval: bool, runner: Runner | None = None
 ) -> Any:
     """Check the gates if nothing changed; else run the chain, and move the ref or leave it.
 
@@ -80,10 +87,10 @@ def refresh_chain(
         PackhouseError: nothing was published, or a gate refuses what is; the UI says why.
     """
     start_phase("looking at the sources")
-    found = look_at_sources(recipe, str(cache))
+    found = look_at_sources(recipe, str(cache.folder))
     if found.is_unchanged or (approval and found.is_waiting):
         try:
-            return _completed(recipe, unchanged(recipe, found, cache))
+            return _completed(recipe, unchanged(recipe, found, cache.folder))
         except PackhouseError as error:
             refusal_artifacts(recipe, error)
             raise

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +32,7 @@ from prefect.runtime import deployment
 
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.workspace import default_cache
+from packhouse.workspace import CachePlace, find_cache
 from schemas.places import Places, load_places
 
 __all__ = [
@@ -98,15 +99,16 @@ def allowed_store(store: str) -> str:
     return store if places is None else places.store(store)
 
 
-def worker_cache(cache: str | None) -> Path:
-    """Return the folder of finished steps; a run of a deployment takes the worker's own.
+def worker_cache(cache: str | None) -> CachePlace:
+    """Return where finished steps lie; a run of a deployment takes the worker's own place.
 
     Raises:
         ConfigError: a form names another.
     """
     if cache is not None and _is_deployed():
         raise ConfigError("the cache is the worker's own (PACKHOUSE_CACHE); leave `cache` empty")
-    return Path(cache) if cache else default_cache()
+    place = find_cache(cache)
+    return replace(place, folder=place.folder.absolute())
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from packhouse.cache import Cached, choose_steps, list_steps, remove_steps
+from packhouse.cache import Cached, cache_room, choose_steps, list_steps, remove_steps
+from packhouse.cache_holds import file_clock
 from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.workspace import check_cache, default_cache
 
@@ -35,8 +36,9 @@ def cache() -> None:
 @_folder
 @as_json
 def list_command(folder: Path | None, as_json: bool) -> None:
-    """List steps: how many jobs of each are done, their bytes, how many the last runs used."""
-    found = list_steps(check_cache(folder or default_cache()))
+    """List steps: jobs that are done, their bytes; those that the last runs used, or runs hold."""
+    place = check_cache(folder or default_cache())
+    found = list_steps(place)
     steps: dict[str, list[Cached]] = defaultdict(list)
     for entry in found:
         steps[entry.step].append(entry)
@@ -44,8 +46,9 @@ def list_command(folder: Path | None, as_json: bool) -> None:
         echo_json({"steps": {step: _json(entries) for step, entries in sorted(steps.items())}})
         return
     rows = [(step, *_json(entries).values()) for step, entries in sorted(steps.items())]
-    print_table(("step", "jobs", "bytes", "in use", "bytes in use"), rows)
+    print_table(("step", "jobs", "bytes", "in use", "bytes in use", "held", "bytes held"), rows)
     click.echo(f"{sum(entry.num_bytes for entry in found):,} bytes in {len(found):,} jobs")
+    click.echo(str(cache_room(place, found)))
 
 
 @cache.command("gc")
@@ -55,7 +58,7 @@ def list_command(folder: Path | None, as_json: bool) -> None:
     "--grace-hours",
     default=1.0,
     show_default=True,
-    help="Leave steps alone that were made or used in the last hours: a run may be reading them.",
+    help="Leave steps alone that were made or used in the last hours.",
 )
 @click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
 @as_json
@@ -65,11 +68,13 @@ def gc_command(
     """Remove steps that the last run of no dataset used; shows what first.
 
     With --max-gb only as many as needed, those used longest ago first, and then, if that is not
-    enough, steps in use, too. What is gone is done again when a run needs it.
+    enough, steps in use, too. Never those of a run that goes on, or that ended without success in
+    the last week. What is gone is done again when a run needs it.
     """
     place = check_cache(folder or default_cache())
     most_bytes = None if max_gb is None else int(max_gb * 10**9)
-    chosen = choose_steps(list_steps(place), most_bytes, grace_s=grace_hours * 3600)
+    oldest = file_clock(place) - grace_hours * 3600
+    chosen = choose_steps(list_steps(place), most_bytes, oldest=oldest)
     freed = remove_steps(place, chosen) if delete else 0
     num_bytes = sum(entry.num_bytes for entry in chosen)
     if as_json:
@@ -91,4 +96,6 @@ def _json(entries: list[Cached]) -> dict[str, Any]:
         "bytes": sum(entry.num_bytes for entry in entries),
         "used": len(used),
         "used_bytes": sum(entry.num_bytes for entry in used),
+        "held": sum(entry.is_held for entry in entries),
+        "held_bytes": sum(entry.num_bytes for entry in entries if entry.is_held),
     }

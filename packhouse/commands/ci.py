@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from packhouse.chain import Run
 from packhouse.chain import prepare as prepare_chain
 from packhouse.ci import (
     HELD_BACK,
@@ -29,13 +28,14 @@ from packhouse.estimate import estimate
 from packhouse.gates import GateLog, GateResult
 from packhouse.interrupts import Interrupted, ignore_signals
 from packhouse.jobs import Plan, plan_jobs
+from packhouse.last_run import touch_last_run
 from packhouse.local_pool import local_runner
 from packhouse.progress import show_progress, start_phase
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.refresh import Look, Planned, Refreshed, candidate_of, look, outcome_of, unchanged
-from packhouse.step_mirror import Mirrored, StepMirror
-from packhouse.store import OpenVersion, open_store, open_version
-from packhouse.workspace import Workspace, check_cache, default_cache
+from packhouse.step_mirror import StepMirror, open_mirror
+from packhouse.store import OpenVersion, open_version
+from packhouse.workspace import Workspace, check_cache, find_cache
 
 __all__ = ["ci"]
 
@@ -165,8 +165,8 @@ def ci(
 
 
 def _do(job: _Job, recipe: Recipe, cache: str | None, workers: int, approval: bool) -> None:
-    remote = cache if cache is not None and "://" in cache else None
-    folder = check_cache(Path(cache) if cache and not remote else default_cache())
+    place = find_cache(cache)
+    folder = check_cache(place.folder)
     workspace = Workspace(cache=folder)
     check = installed_contracts()
     if check is None:
@@ -174,9 +174,10 @@ def _do(job: _Job, recipe: Recipe, cache: str | None, workers: int, approval: bo
     else:
         workspace = Workspace(cache=folder, check=check)
     start_phase("planning")
+    touch_last_run(folder, recipe.dataset)
     plan = plan_jobs(recipe)
     found = look(recipe, Planned(plan.version_id, plan))
-    mirror = StepMirror(store=open_store(remote), steps=workspace.steps) if remote else None
+    mirror = open_mirror(place)
     if mirror is not None:
         mirror.notes.extend(job.notes)
         job.notes = mirror.notes
@@ -192,8 +193,7 @@ def _do(job: _Job, recipe: Recipe, cache: str | None, workers: int, approval: bo
     publish = recipe.publish.model_copy(update=update)
     published = recipe.model_copy(update={"publish": publish})
     with local_runner(published, workspace, workers) as local:
-        run: Run = local if mirror is None else Mirrored(run=local, mirror=mirror)
-        prepared = prepare_chain(published, run, folder, plan, job.gates)
+        prepared = prepare_chain(published, local, folder, plan, job.gates, mirror)
         job.refreshed = outcome_of(recipe, found, prepared)
     job.gates.add([gate for gate in job.refreshed.gates if gate.name == "publish"])
 

@@ -1,11 +1,20 @@
-"""`packhouse doctor storage`: prove that a store can guard a publication."""
+"""`packhouse doctor`: prove that a store can guard a publication, and that the cache has room."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import click
 
+from packhouse.cache import bytes_needed, cache_room, in_mb
+from packhouse.cache_holds import cache_lock, hold_steps
 from packhouse.commands.versions import as_json, echo_json, print_table
-from packhouse.errors import StoreRefusedError
-from packhouse.store.doctor import examine
-from packhouse.store.objects import open_store
+from packhouse.errors import DiskError, PackhouseError, StoreRefusedError
+from packhouse.jobs import plan_jobs
+from packhouse.recipe import load_recipe
+from packhouse.step_mirror import open_mirror
+from packhouse.store.doctor import Check, examine
+from packhouse.store.objects import ObjectNotFoundError, open_store
+from packhouse.workspace import CachePlace, Workspace, check_cache, find_cache
 
 __all__ = ["doctor"]
 
@@ -34,3 +43,53 @@ def storage(root: str, races: int, as_json: bool) -> None:
         )
     if failed:
         raise click.exceptions.Exit(StoreRefusedError.exit_code)
+
+
+@doctor.command("cache")
+@click.argument("recipe_path", metavar="[RECIPE]", type=click.Path(), required=False)
+@click.option("--cache", "setting", metavar="PLACE", help="Folder of finished steps, or a mirror.")
+@as_json
+def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
+    """Say where finished steps lie, what room they have, and what a run of RECIPE would take."""
+    place = find_cache(setting)
+    folder = check_cache(place.folder)
+    checks = [
+        _check("folder", lambda: _try_folder(folder)),
+        _check("room", lambda: str(cache_room(folder))),
+        _check("mirror", lambda: _try_mirror(place)),
+    ]
+    if recipe_path is not None:
+        needed = bytes_needed(plan_jobs(load_recipe(recipe_path)), Workspace(cache=folder).steps)
+        is_enough = needed <= cache_room(folder).free_bytes
+        detail = f"a run of {recipe_path} adds about {in_mb(needed)} to the cache"
+        checks.append(Check("run", "pass" if is_enough else "fail", detail))
+    if as_json:
+        echo_json([{"name": c.name, "status": c.status, "detail": c.detail} for c in checks])
+    else:
+        print_table(("check", "", "detail"), [(c.name, c.status, c.detail) for c in checks])
+    if any(check.status == "fail" for check in checks):
+        raise click.exceptions.Exit(DiskError.exit_code)
+
+
+def _check(name: str, trial: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "pass", trial())
+    except PackhouseError as error:
+        return Check(name, "fail", str(error))
+
+
+def _try_folder(folder: Path) -> str:
+    with hold_steps(folder, "doctor", [""]), cache_lock(folder) as is_locked:
+        locks = "" if is_locked else "; no file locks there, so nothing is ever removed from it"
+    return f"'{folder}' can be written{locks}"
+
+
+def _try_mirror(place: CachePlace) -> str:
+    mirror = open_mirror(place)
+    if mirror is None:
+        return "none"
+    try:
+        mirror.store.get("none/none/receipt.json")
+    except ObjectNotFoundError:
+        pass
+    return f"{mirror.store.uri} can be read"

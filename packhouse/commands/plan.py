@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from packhouse.cache import bytes_needed, cache_room, in_mb
 from packhouse.commands.explain import explain_plan
 from packhouse.commands.options import recipe_options
 from packhouse.estimate import Estimate, estimate
@@ -22,7 +23,8 @@ __all__ = ["plan"]
 def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
     """Estimate what RECIPE would give, before any work: rows, tokens, packs, bytes, cache hits.
 
-    Reads a sample of each source; counts exactly what is tokenized already.
+    Says how much room the run will take in the cache, and how much there is. Reads a sample of each
+    source; counts exactly what is tokenized already.
     """
     recipe = load_recipe(recipe_path, overrides)
     workspace = Workspace(cache=cache)
@@ -31,12 +33,17 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     hits = Counter(row["step"] for row in rows if row["cached"])
     totals = Counter(row["step"] for row in rows if row["key"])
     estimated = estimate(recipe, jobs, workspace)
+    room, needed = cache_room(cache), bytes_needed(jobs, workspace.steps)
     cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in STEPS}
     if as_json:
         facts = {"version_id": jobs.version_id, **asdict(estimated), "steps": cached}
+        facts["cache"] = {"needed_bytes": needed, **asdict(room)}
         click.echo(json.dumps(facts))
     else:
         _print(recipe.dataset, jobs.version_id, estimated, cached)
+        click.echo(f"cache:  this run adds about {in_mb(needed)}; {room}")
+        if needed > room.free_bytes:
+            click.echo("note: the run needs more room than is free; see `packhouse cache gc`")
 
 
 def _print(

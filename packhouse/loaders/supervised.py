@@ -6,10 +6,12 @@ machine is not done again. Ranks that start at once do the work once, behind a f
 kernel frees if its holder is killed; where the cache is not shared, each host does it once.
 """
 
+import atexit
+import functools
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,19 +22,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from packhouse.cache_holds import Hold, hold_steps
+from packhouse.disks import disk_errors
 from packhouse.errors import ConfigError, EmptyDatasetError, TokenizerError
 from packhouse.fingerprint import digest
-from packhouse.jobs import Job, plan_jobs
+from packhouse.jobs import Job, Plan, plan_jobs
 from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.loaders.dataset import PackedDataset
 from packhouse.loaders.rows import ArrowRows
-from packhouse.loaders.versions import cache_folder, writing_to_cache
+from packhouse.loaders.versions import cache_folder
 from packhouse.output_jobs import gather_jobs
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.step_store import Receipt
 from packhouse.steps import execute
+from packhouse.steps.selection import fingerprint_jobs
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.workspace import Workspace, read_table
 
@@ -86,8 +91,8 @@ def make_supervised_dataset(
         rows in, out, quarantined and dropped at every step.
 
     Raises:
-        ConfigError: a source, field list or template that makes no sense, or a cache that cannot
-            be written.
+        ConfigError: a source, field list or template that makes no sense.
+        DiskError: the cache cannot be written: no room, no right.
         TokenizerError: there is no such tokenizer.
         QuarantineLimitError: more rows are bad than tolerated.
         EmptyDatasetError: nothing is left.
@@ -120,6 +125,7 @@ def make_supervised_dataset(
     if pack_len is not None:
         steps.append([plan.pack])
     workspace = Workspace(cache=folder)
+    hold = _hold_until_exit(folder, plan, recipe)
     receipts = _done(steps, recipe, workspace)
     ledger = ledger_of(receipts)
     if pack_len is not None:
@@ -129,7 +135,9 @@ def make_supervised_dataset(
             raise EmptyDatasetError(
                 f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped)"
             )
-        gathered = _done([gather_jobs(plan, "train", planned)], recipe, workspace)
+        gather = gather_jobs(plan, "train", planned)
+        hold(job.key for job in gather)
+        gathered = _done([gather], recipe, workspace)
         packs = PackedDataset(tuple(receipt.path("packs.arrow") for receipt in gathered))
         packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
         return packs
@@ -255,11 +263,24 @@ class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         self._map()
 
 
+@functools.cache
+def _until_exit() -> ExitStack:
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack
+
+
+def _hold_until_exit(folder: Path, plan: Plan, recipe: Recipe) -> Hold:
+    """Hold the steps for as long as a dataset of this process may map their files."""
+    keys = [job.key for job in (*plan, *fingerprint_jobs(plan, recipe))]
+    return _until_exit().enter_context(hold_steps(folder, plan.version_id, keys))
+
+
 def _done(steps: list[Sequence[Job]], recipe: Recipe, workspace: Workspace) -> list[Receipt]:
     """Receipts of all jobs; whoever comes first does them, the others wait and find them done."""
     receipts: list[Receipt] = []
     with (
-        writing_to_cache(workspace.cache),
+        disk_errors(workspace.cache),
         _one_at_a_time(workspace.cache / "locks" / digest([job.key for job in steps[-1]])),
     ):
         for jobs in steps:
@@ -373,7 +394,7 @@ def _write_content(cache: Path, name: str, write: Any) -> str:
     import hashlib
 
     staged = cache / "given" / f".{name}.{uuid.uuid4().hex}"
-    with writing_to_cache(cache):
+    with disk_errors(cache):
         staged.mkdir(parents=True)
         write(str(staged / name))
     content = hashlib.sha256((staged / name).read_bytes()).hexdigest()

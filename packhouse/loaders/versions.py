@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
+from packhouse.disks import disk_errors
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -49,7 +50,6 @@ __all__ = [
     "open_split",
     "read_rows",
     "verified_file",
-    "writing_to_cache",
 ]
 
 
@@ -82,8 +82,9 @@ def load_packed(
         A `datasets.Dataset`; its `info.version` is unset and `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`, `verify` is no bool, or the cache
-            cannot be written: a file in its place, no room, no right.
+        ConfigError: `uri` ends in another name than `version`, `verify` is no bool, or a file is in
+            the place of the cache.
+        DiskError: the cache cannot be written: no room, no right.
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
         IntegrityError: the store's bytes are not the published ones.
@@ -114,21 +115,6 @@ def cache_folder(cache: str | Path | None) -> Path:
         ConfigError: a file stands there or above it.
     """
     return check_cache(Path(cache) if cache is not None else default_cache())
-
-
-@contextmanager
-def writing_to_cache(folder: Path) -> Iterator[None]:
-    """Say in a sentence that the cache cannot be written, and what to do."""
-    try:
-        yield
-    except OSError as error:
-        # Arrow says `No space left` in its message, without a number of its own.
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot write to the cache '{folder}': {reason}; make room there, or choose another "
-            "folder with `cache` or PACKHOUSE_CACHE",
-            errno=error.errno,
-        ) from error
 
 
 def open_split(uri: str | Path, version: str, split: str) -> tuple[OpenVersion, list[FileEntry]]:
@@ -255,7 +241,7 @@ def _proven(
     """
     if _is_trusted(path, sha256, receipt, verify):
         return path
-    with writing_to_cache(receipt.parent), _locked(receipt):
+    with disk_errors(receipt.parent), _locked(receipt):
         if _is_trusted(path, sha256, receipt, verify):
             return path
         if not _is_trusted(path, sha256, receipt, verify=True):

@@ -18,7 +18,7 @@ from packhouse.templates import WindowRule, make_renderer, rewrites
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot, tokenize_table
 from packhouse.workspace import Workspace, read_table, write_table
 
-__all__ = ["compute", "conversations", "make_window_rule"]
+__all__ = ["compute", "conversations", "keeps_examples", "make_window_rule"]
 
 
 def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
@@ -41,10 +41,15 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     num_rows = validated.num_rows + sum(rendered.added.values())
     if facts["rows_in"] != num_rows:
         raise ContractError(f"format took {num_rows:,} rows, put out {facts['rows_in']:,}")
-    if window is not None or rewrites(recipe.format):
+    if keeps_examples(recipe):
         workspace.check("validated", rendered.examples)
         write_table(folder / "examples.arrow", rendered.examples)
     return {**facts, "rows_in": validated.num_rows, "added": rendered.added}
+
+
+def keeps_examples(recipe: Recipe) -> bool:
+    """Return True if a recipe renders conversations otherwise than they came."""
+    return _cuts_windows(recipe) or rewrites(recipe.format)
 
 
 def conversations(validated: Receipt, formatted: Receipt) -> pa.Table:
@@ -58,7 +63,7 @@ def make_window_rule(
     recipe: Recipe, snapshot: TokenizerSnapshot, cache: Path | None = None
 ) -> WindowRule | None:
     """What fits into a window, by the recipe's own tokens; None where there are no windows."""
-    if recipe.pack.over_length != "window" or recipe.pack.strategy == "concat":
+    if not _cuts_windows(recipe):
         return None
 
     def measure(formatted: pa.Table) -> npt.NDArray[np.int64]:
@@ -73,3 +78,7 @@ def make_window_rule(
         return lengths
 
     return WindowRule(recipe.pack.seq_len, measure)
+
+
+def _cuts_windows(recipe: Recipe) -> bool:
+    return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"

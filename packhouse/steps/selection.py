@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from packhouse import dedup
 from packhouse.dedup import FINGERPRINTS, deduplicate, facts_of, fingerprint_table
 from packhouse.fingerprint import digest, library_versions
+from packhouse.jobs import Job, Plan
 from packhouse.mixing import mix, source_counts
 from packhouse.packing import Admitted, IndexArray
 from packhouse.packing.lists import flat_list, one_chunk
@@ -28,11 +29,11 @@ from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
 from packhouse.splitting import join_equal
 from packhouse.step_store import Receipt
-from packhouse.steps.format_step import conversations
+from packhouse.steps.format_step import conversations, keeps_examples
 from packhouse.tables import TOKENIZED
 from packhouse.workspace import Workspace, read_table, write_table
 
-__all__ = ["Selection", "fingerprint_shard", "select"]
+__all__ = ["Selection", "fingerprint_jobs", "fingerprint_shard", "select"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,15 +176,7 @@ def fingerprint_shard(
 ) -> Receipt:
     """Make the fingerprints of a shard's conversations, or find them made."""
     is_rewritten = "examples.arrow" in formatted.files
-    near = recipe.dedup.near != "ignore"
-    names = {"near_unit", "near_ngram", "near_permutations"} if near else set()
-    parts = {
-        "step": "fingerprints",
-        "engine": dedup.VERSION,
-        "input": formatted.key if is_rewritten else validated.key,
-        "dedup": {"is_near": near, **recipe.dedup.model_dump(mode="json", include=names)},
-        "libraries": library_versions(("datasketch", "numpy", "pyarrow") if near else ("pyarrow",)),
-    }
+    parts = _fingerprint_parts(formatted.key if is_rewritten else validated.key, recipe)
 
     def compute(folder: Path) -> dict[str, Any]:
         rows = conversations(validated, formatted)
@@ -191,6 +184,36 @@ def fingerprint_shard(
         return {"rows": rows.num_rows}
 
     return workspace.steps.run("fingerprints", digest(parts), compute)
+
+
+def fingerprint_jobs(plan: Plan, recipe: Recipe) -> tuple[Job, ...]:
+    """Return what `fingerprint_shard` does beside the format jobs of a plan; none if not needed."""
+    if not dedup.needs_fingerprints(recipe.dedup):
+        return ()
+    inputs = plan.format if keeps_examples(recipe) else plan.validate
+    made = [(job, _fingerprint_parts(job.key, recipe)) for job in inputs]
+    return tuple(
+        Job(
+            step="fingerprints",
+            key=digest(parts),
+            parts=parts,
+            inputs=((job.step, job.key),),
+            label=job.label,
+        )
+        for job, parts in made
+    )
+
+
+def _fingerprint_parts(input_key: str, recipe: Recipe) -> dict[str, Any]:
+    near = recipe.dedup.near != "ignore"
+    names = {"near_unit", "near_ngram", "near_permutations"} if near else set()
+    return {
+        "step": "fingerprints",
+        "engine": dedup.VERSION,
+        "input": input_key,
+        "dedup": {"is_near": near, **recipe.dedup.model_dump(mode="json", include=names)},
+        "libraries": library_versions(("datasketch", "numpy", "pyarrow") if near else ("pyarrow",)),
+    }
 
 
 def _aligned(fingerprints: Receipt, receipts: tuple[Receipt, Receipt], shard: pa.Table) -> pa.Table:

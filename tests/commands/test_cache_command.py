@@ -28,8 +28,8 @@ def call(house):
 
 def age(house, hours):
     then = time.time() - hours * 3600
-    for receipt in (house.cache / "steps").rglob("receipt.json"):
-        os.utime(receipt, (then, then))
+    for file in (*house.cache.rglob("receipt.json"), *(house.cache / "runs").iterdir()):
+        os.utime(file, (then, then))
 
 
 def test_ls_counts_what_the_last_runs_used(house, call):

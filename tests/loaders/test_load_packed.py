@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
+from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
 from packhouse.loaders import load_packed
 from packhouse.store import pull_version
 from packhouse.store.address import open_address
@@ -196,7 +196,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
-        with pytest.raises(ConfigError, match=r"cannot write to the cache '.*': .*; make room"):
+        with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .*; make room"):
             load_packed(uri, cache=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

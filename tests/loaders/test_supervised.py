@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from packhouse.cache import list_steps, remove_steps
 from packhouse.chain import LocalRunner, prepare
 from packhouse.errors import (
     ConfigError,
+    DiskError,
     EmptyDatasetError,
     QuarantineLimitError,
     TokenizerError,
@@ -387,6 +389,15 @@ def test_a_dataset_id_is_read_from_the_hub(files, cache, monkeypatch, tmp_path):
     assert rows_of(by_id) == rows_of(make_supervised_dataset(TOKENIZER, files[0], **settings))
 
 
+def test_steps_that_a_dataset_of_this_process_maps_are_not_removed(files, tmp_path):
+    data = make_supervised_dataset(
+        TOKENIZER, files[0], **fields(), pack_len=128, cache=tmp_path / "cache"
+    )
+    remove_steps(tmp_path / "cache", list_steps(tmp_path / "cache"))
+    again = pickle.loads(pickle.dumps(data))  # noqa: S301 - as for a worker of a DataLoader
+    assert rows_of(again) == rows_of(data)
+
+
 def test_a_tokenizer_that_is_none_and_a_cache_that_is_none_are_named(files, tmp_path):
     with pytest.raises(TokenizerError, match=r"no tokenizer '\./nothing': .* Give a folder"):
         make_supervised_dataset("./nothing", files[0], **fields(), cache=tmp_path)
@@ -396,7 +407,7 @@ def test_a_tokenizer_that_is_none_and_a_cache_that_is_none_are_named(files, tmp_
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
-        with pytest.raises(ConfigError, match=r"cannot write to the cache '.*': .*; make room"):
+        with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .*; make room"):
             make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -70,6 +70,23 @@ def test_the_run_graph_shows_the_way_of_the_data(recipe, tmp_path, read_graph):
     }
 
 
+def test_workers_with_separate_disks_share_their_steps_through_a_mirror(
+    recipe, tmp_path, monkeypatch
+):
+    from flows.prepare import prepare
+
+    monkeypatch.setenv("PACKHOUSE_CACHE_MIRROR", f"file://{tmp_path / 'mirror'}")
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "one"))
+    first = prepare(recipe)
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "two"))
+    second = prepare(recipe)
+
+    assert (first.created, second.created) == (True, False)
+    assert not any(receipt.cached for receipt in first.receipts)
+    assert all(receipt.cached for receipt in second.receipts)
+    assert second.receipts[0].folder.startswith(str(tmp_path / "two"))
+
+
 def test_a_second_run_shows_every_step_as_cached(recipe, tmp_path):
     from flows.prepare import prepare
 

@@ -1,0 +1,64 @@
+"""A small dataset, its runs as processes of their own, and real small disks."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packhouse.cache import list_steps
+from tests.chain.conftest import House
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    house = House(tmp_path)
+    house.write_rows(range(60))
+    house.recipe()
+    with (tmp_path / "recipe.yaml").open("a") as file:
+        file.write(f"publish: {{store: {tmp_path / 'store'}}}\n")
+    return house
+
+
+@pytest.fixture
+def start(house: House) -> Any:
+    """Start a run as a process; it kills itself at a step if told to (`tests.chain.killed_run`)."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str = "recipe.yaml", kill: tuple[str, str, str] = ("publish", "1", "never")):
+        command = [sys.executable, "-m", "tests.chain.killed_run", house.root / name, house.cache]
+        started.append(subprocess.Popen([*command, *kill], stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def steps_in(cache: Path) -> set[tuple[str, str]]:
+    return {(each.step, each.key) for each in list_steps(cache)}
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Any]:
+    """Mount small file systems of their own; skips where that is not allowed."""
+    mounted: list[Path] = []
+
+    def mount(name: str, options: str) -> Path:
+        place = tmp_path / name
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if os.getuid() or done.returncode:
+            pytest.skip(f"mounting a file system needs root: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)

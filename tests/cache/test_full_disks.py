@@ -1,0 +1,88 @@
+"""Full, read-only and inode-exhausted disks, as real file systems: one sentence, and a cure."""
+
+import errno
+import pickle
+import subprocess
+import tempfile
+
+import pytest
+
+from packhouse.disks import disk_errors, temporary_folder
+from packhouse.errors import DiskError
+from tests.cache.conftest import steps_in
+
+
+@pytest.mark.parametrize("size_kb", [16, 64, 160])
+def test_a_cache_on_a_full_disk(size_kb, house, mount):
+    house.cache = mount("disk", f"size={size_kb}k")
+    with pytest.raises(DiskError, match=r"No space left on device \(.* bytes free\); make room"):
+        house.prepare()
+    done = steps_in(house.cache)
+    assert not list((house.cache / "steps" / "tmp").glob("*"))
+    remount(house.cache, "size=8m")
+    again = house.prepare()
+    assert again.created
+    assert done <= {(receipt.step, receipt.key) for receipt in again.receipts if receipt.cached}
+
+
+@pytest.mark.parametrize("inodes", [4, 20, 40])
+def test_a_cache_on_a_disk_without_inodes(inodes, house, mount):
+    house.cache = mount("disk", f"size=8m,nr_inodes={inodes}")
+    with pytest.raises(DiskError, match="takes no more files"):
+        house.prepare()
+    remount(house.cache, "nr_inodes=1000")
+    assert house.prepare().created
+
+
+def test_a_cache_on_a_disk_that_is_read_only(house, mount):
+    house.cache = mount("disk", "size=8m")
+    house.prepare()
+    house.write_rows(range(70))
+    remount(house.cache, "ro")
+    with pytest.raises(DiskError, match="mounted read-only; make it writable"):
+        house.prepare()
+    remount(house.cache, "rw")
+    assert house.prepare().created
+
+
+def test_temporary_files_on_a_full_disk(mount, monkeypatch):
+    place = mount("disk", "size=64k,nr_inodes=8")
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    with (
+        pytest.raises(DiskError, match=r"temporary files '.*': No space left .* set TMPDIR"),
+        temporary_folder("test") as folder,
+    ):
+        (folder / "a").write_bytes(b"x" * 2**20)
+    with (
+        pytest.raises(DiskError, match="takes no more files"),
+        temporary_folder("test") as folder,
+    ):
+        _ = [(folder / str(number)).touch() for number in range(20)]
+    assert list(place.iterdir()) == []
+    remount(place, "ro")
+    with pytest.raises(DiskError, match="read-only"), temporary_folder("test"):
+        pass
+
+
+def test_no_place_for_temporary_files_at_all(monkeypatch):
+    def nowhere():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(DiskError, match="set TMPDIR"), temporary_folder("test"):
+        pass
+
+
+def test_errors_of_other_places_and_of_missing_files_are_let_through(tmp_path):
+    with pytest.raises(OSError, match="elsewhere"), disk_errors(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device", "/elsewhere/file")
+    with pytest.raises(FileNotFoundError), disk_errors(tmp_path):
+        (tmp_path / "gone").read_bytes()
+    with pytest.raises(DiskError, match="quota") as raised, disk_errors(tmp_path):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "file"))
+    assert pickle.loads(pickle.dumps(raised.value)).errno == errno.EDQUOT  # noqa: S301
+    assert raised.value.exit_code == 5
+
+
+def remount(place, options):
+    subprocess.run(["mount", "-o", f"remount,{options}", str(place)], check=True)

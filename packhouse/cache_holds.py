@@ -21,7 +21,15 @@ from pathlib import Path
 
 from packhouse.disks import disk_errors
 
-__all__ = ["UNFINISHED_DAYS", "Hold", "cache_lock", "file_clock", "held_keys", "hold_steps"]
+__all__ = [
+    "UNFINISHED_DAYS",
+    "Hold",
+    "cache_lock",
+    "file_clock",
+    "has_ended",
+    "held_keys",
+    "hold_steps",
+]
 
 UNFINISHED_DAYS = 7
 """How long the steps of a run that failed or was killed are held."""
@@ -79,7 +87,7 @@ def held_keys(cache: Path) -> set[str]:
     now = file_clock(cache)
     for path in (cache / "running").glob("*.keys"):
         with suppress(OSError):  # its run has just ended
-            if not _has_ended(path):
+            if not has_ended(path):
                 os.utime(path)  # so that its week begins when it ends
             elif now - path.stat().st_mtime > UNFINISHED_DAYS * 86400:
                 path.unlink()
@@ -119,8 +127,8 @@ def file_clock(cache: Path) -> float:
         return time.time()
 
 
-def _has_ended(path: Path) -> bool:
-    """Return True if no process has locked the file of a run."""
+def has_ended(path: Path) -> bool:
+    """Return True if the process that locked a file is gone; False where that cannot be told."""
     try:
         with path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,5 +141,5 @@ def _forget_tries(cache: Path, version_id: str) -> None:
     """Remove the files of runs of this version that ended without success."""
     with cache_lock(cache):
         for path in (cache / "running").glob(f"{version_id}-*.keys"):
-            if _has_ended(path):
+            if has_ended(path):
                 path.unlink(missing_ok=True)

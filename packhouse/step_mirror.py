@@ -20,7 +20,6 @@ every step's files once.
 """
 
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,10 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packhouse.disks import disk_errors
 from packhouse.errors import IntegrityError, StoreError, TransientError
 from packhouse.jobs import Job
-from packhouse.step_store import Receipt, StepStore, parse_receipt
+from packhouse.step_store import LOCK, Receipt, StepStore, parse_receipt
 from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
@@ -44,7 +42,7 @@ from packhouse.workspace import CachePlace
 
 __all__ = ["StepMirror", "open_mirror"]
 
-_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md")
+_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".mds", ".msgpack")
 _RECEIPT = "receipt.json"
 _RETRY = RetryPolicy(deadline_s=2)  # a mirror saves time: it may not cost much of it
 _THREADS = 8
@@ -74,15 +72,12 @@ class StepMirror:
         """
         if self.steps.peek(step, key) is not None:
             return True
-        work = self.steps.root / "tmp" / f"mirror-{uuid.uuid4().hex[:12]}"
         try:
-            with disk_errors(self.steps.root):
+            with self.steps.work_folder("mirror") as work:
                 return self._fetch(step, key, work)
         except (TransientError, IntegrityError, ObjectNotFoundError) as error:
             self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
             return False
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
 
     def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return which of the steps, as (step, key), lie there; one request for each."""
@@ -148,11 +143,11 @@ class StepMirror:
         names = sorted(parse_receipt(raw, step, key, work).files)
         if other := [name for name in names if not name.endswith(_SUFFIXES)]:
             raise IntegrityError(f"'{folder}' lists '{other[0]}', which no step writes")
-        work.mkdir(parents=True)
         for name in names:
             steps = _download_steps(self.store, f"{folder}/{name}", work / name)
             run(self.store, steps, retry=_RETRY)
         (work / _RECEIPT).write_bytes(raw)
+        (work / LOCK).unlink()
         place = self.steps.root / step / key
         place.parent.mkdir(parents=True, exist_ok=True)
         try:

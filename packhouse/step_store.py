@@ -3,50 +3,43 @@
 ```
 <root>/<step>/<key>/validated.arrow ...     what the step wrote
 <root>/<step>/<key>/receipt.json            names, sizes, sha256, counts; its presence is "done"
-<root>/tmp/<step>-<owner>-<random>/         a step at work; renamed as a whole when it is done
+<root>/tmp/<step>-<random>/                 a step at work; renamed as a whole when it is done
+<root>/tmp/<step>-<random>/.lock            locked by the process at work, with `flock`
 ```
 
 A hit is trusted only after the receipt's own digest, and every file's size and sha256, were
 compared with what is there: deleted or altered files mean the step is done again. A killed step
-leaves a folder under `tmp/` and nothing else; the next step on that machine removes it. Two
-processes that compute the same key both finish; one rename wins and the other process uses what
-won. Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB costs 60 ms.
+leaves a folder under `tmp/` and nothing else; the next step removes it: the operating system frees
+the lock of a process that ends, and no clock is asked. Two processes that compute the same key both
+finish; one rename wins and the other process uses what won. Hashing runs at about 1.8 GB/s, so
+checking a hit of 100 MB costs 60 ms.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
-import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packhouse.cache_holds import has_ended
 from packhouse.disks import disk_errors
 from packhouse.errors import IntegrityError
 from packhouse.fingerprint import canonical_json, digest, file_sha256
 
-__all__ = ["FileFact", "Receipt", "StepStore", "parse_receipt"]
+__all__ = ["LOCK", "FileFact", "Receipt", "StepStore", "parse_receipt"]
 
-_STALE_AFTER_S = 24 * 3600
+LOCK = ".lock"
+"""In a work folder; away before the folder becomes a step."""
+
 # Names of files that steps write, such as `train-00000.parquet`: no folder, no dot in front.
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-
-
-def _namespace() -> str:
-    """Tell apart machines and containers that share a cache: each numbers its processes itself."""
-    try:
-        return str(Path("/proc/self/ns/pid").stat().st_ino)
-    except OSError:
-        return "0"
-
-
-_MACHINE = f"{socket.gethostname()[:32]}.{_namespace()}"
-"""In the names of work folders, with the number of the process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,16 +115,31 @@ class StepStore:
             with suppress(OSError):  # a cache that is only read, or a step that goes just now
                 os.utime(found.path("receipt.json"))  # `packhouse cache gc` takes the rest first
             return found
-        work = self.root / "tmp" / f"{step}-{_MACHINE}.{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        with self.work_folder(step) as work:
+            self.sweep()
+            start = time.perf_counter()
+            facts = compute(work)
+            seconds = time.perf_counter() - start
+            self._write_receipt(work, step, key, facts, seconds)
+            return self._commit(work, step, key)
+
+    @contextmanager
+    def work_folder(self, name: str) -> Iterator[Path]:
+        """A locked folder to work in, which is removed at the end if it is still there.
+
+        Raises:
+            DiskError: the cache cannot take it, or what the block writes.
+        """
+        work = self.root / "tmp" / f"{name}-{uuid.uuid4().hex[:12]}"
         try:
-            with disk_errors(self.root):  # looks at the disk before what was written is removed
-                self.sweep()
+            with disk_errors(self.root):
                 work.mkdir(parents=True)
-                start = time.perf_counter()
-                facts = compute(work)
-                seconds = time.perf_counter() - start
-                self._write_receipt(work, step, key, facts, seconds)
-                return self._commit(work, step, key)
+                lock = (work / ".new").open("xb")
+            with lock, disk_errors(self.root):  # looks at the disk before anything is removed
+                with suppress(OSError):  # no locks there: then nothing is ever swept
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                (work / ".new").rename(work / LOCK)  # it is never seen unlocked
+                yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -139,21 +147,18 @@ class StepStore:
         return self.root / step / key
 
     def sweep(self) -> int:
-        """Remove what killed processes left at work; returns how many folders.
-
-        Those of this machine at once, those of others when they are a day old.
-        """
-        swept = 0
-        for old in (self.root / "tmp").glob("*"):
-            with suppress(FileNotFoundError):  # another job's, done and renamed just now
-                if _is_orphan(old.name) or time.time() - old.stat().st_mtime > _STALE_AFTER_S:
-                    shutil.rmtree(old, ignore_errors=True)
-                    swept += 1
-        return swept
+        """Remove what killed processes left at work; returns how many folders."""
+        tmp = self.root / "tmp"
+        dead = [lock.parent for lock in tmp.glob(f"*/{LOCK}") if has_ended(lock)]
+        dead += tmp.glob("gone-*")  # steps that someone was removing
+        for folder in dead:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(dead)
 
     def _write_receipt(
         self, work: Path, step: str, key: str, facts: Mapping[str, Any], seconds: float
     ) -> None:
+        (work / LOCK).unlink()
         files = {
             path.name: asdict(FileFact(size=path.stat().st_size, sha256=file_sha256(path)))
             for path in sorted(work.iterdir())
@@ -224,21 +229,6 @@ def parse_receipt(data: bytes, step: str, key: str, folder: Path) -> Receipt:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise IntegrityError(f"'{step}/{key}/receipt.json' is no receipt: {problem}") from None
-
-
-def _is_orphan(name: str) -> bool:
-    """Whether the process that a work folder names ran on this machine, and is gone."""
-    _, _, owner = name.rpartition("-")[0].partition("-")
-    machine, _, pid = owner.rpartition(".")
-    if machine != _MACHINE or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
 
 
 def _is_intact(receipt: Receipt, name: str) -> bool:

@@ -161,10 +161,25 @@ def test_what_a_killed_step_left_is_gone_with_the_next_step(tmp_path):
     worker = multiprocessing.get_context("fork").Process(target=die, args=(tmp_path,))
     worker.start()
     worker.join()
-    (tmp_path / "tmp" / "pack-elsewhere.1.7-0123456789ab").mkdir()
-    assert len(list((tmp_path / "tmp").iterdir())) == 2
+    assert len(list((tmp_path / "tmp").iterdir())) == 1
 
     StepStore(tmp_path).run("s", "k", write_hello)
-    assert [place.name for place in (tmp_path / "tmp").iterdir()] == [
-        "pack-elsewhere.1.7-0123456789ab"  # of another machine: it may be alive
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_step_at_work_is_swept_by_nobody_however_old_it_looks(tmp_path, monkeypatch):
+    """A worker whose clock is days ahead saw every step at work as abandoned."""
+    steps = StepStore(tmp_path)
+
+    def compute(work: Path) -> dict[str, int]:
+        os.utime(work, (0, 0))
+        monkeypatch.setattr("time.time", lambda: 4e9)
+        assert StepStore(tmp_path).sweep() == 0
+        assert StepStore(tmp_path).run("s", "other", write_hello).facts == {"rows": 1}
+        return write_hello(work)
+
+    assert steps.run("s", "k", compute).facts == {"rows": 1}
+    assert sorted(path.name for path in (tmp_path / "s" / "k").iterdir()) == [
+        "a.txt",
+        "receipt.json",
     ]

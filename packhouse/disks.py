@@ -14,6 +14,8 @@ from packhouse.errors import DiskError
 __all__ = ["Room", "disk_errors", "room_on_disk", "temporary_folder", "write_whole"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OF_DISKS = (*_FULL, errno.EROFS)
+"""Error numbers of disks that cannot take what is written."""
 _OTHER_CACHE = "name another folder with `cache`, --cache or PACKHOUSE_CACHE"
 _OTHER_TMP = "set TMPDIR to another folder"
 
@@ -48,24 +50,27 @@ def disk_errors(place: Path, what: str = "the cache", remedy: str = _OTHER_CACHE
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
         is_elsewhere = named is not None and not named.is_relative_to(place.absolute())
-        is_of_disks = error.errno in (*_FULL, errno.EROFS)  # Arrow's errors name no file
+        is_of_disks = error.errno in OF_DISKS  # Arrow's errors name no file
         if is_elsewhere or error.errno == errno.ENOENT or (named is None and not is_of_disks):
             raise
-        room = room_on_disk(place)
-        if error.errno not in _FULL:
-            is_read_only = error.errno == errno.EROFS
-            reason = "its disk is mounted read-only" if is_read_only else error.strerror
-            cure = f"make it writable, or {remedy}"
-        else:
-            reason = f"{os.strerror(error.errno)} ({room.bytes:,} bytes free)"
-            if room.inodes == 0:
-                reason = "its disk takes no more files (no inode is free)"
-            cure = f"make room there, or {remedy}; then run again"
-        raise DiskError(
-            f"cannot write to {what} '{place}': {reason}; {cure}",
-            place=str(place),
-            errno=error.errno,
-        ) from error
+        raise disk_error(error, place, what, remedy) from error
+
+
+def disk_error(error: OSError, place: Path, what: str, remedy: str) -> DiskError:
+    """Say what is wrong with the disk of `place`, which holds `what`, and what helps."""
+    room = room_on_disk(place)
+    if error.errno in _FULL:
+        reason = f"{os.strerror(error.errno)} ({room.bytes:,} bytes free)"
+        if room.inodes == 0:
+            reason = "its disk takes no more files (no inode is free)"
+        cure = f"make room there, or {remedy}; then run again"
+    else:
+        is_read_only = error.errno == errno.EROFS
+        reason = "its disk is mounted read-only" if is_read_only else str(error.strerror)
+        cure = f"make it writable, or {remedy}"
+    return DiskError(
+        f"cannot write to {what} '{place}': {reason}; {cure}", place=str(place), errno=error.errno
+    )
 
 
 def write_whole(path: Path, body: bytes) -> None:

@@ -13,12 +13,13 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from typing_extensions import override
 
+from packhouse.disks import OF_DISKS, disk_error
 from packhouse.errors import IntegrityError, StoreError, StoreRefusedError, TransientError
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -182,8 +183,9 @@ class LocalStore(ObjectStore):
         except FileNotFoundError:  # /proc, /sys: folders that take no file
             raise _no_folder(self.root, self.uri) from None
         finally:
-            probe.with_suffix(".link").unlink(missing_ok=True)
-            probe.unlink(missing_ok=True)
+            for left in (probe.with_suffix(".link"), probe):
+                with suppress(OSError):  # a read-only disk refuses this, too, and took nothing
+                    left.unlink()
 
     def path(self, key: str) -> Path:
         """Where an object lies, whether it exists or not.
@@ -286,6 +288,9 @@ def _translated(uri: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO):
             raise TransientError(f"store {uri}: {error}") from error
+        if error.errno in OF_DISKS:
+            other = "publish to another store (publish.store)"
+            raise disk_error(error, Path(uri), "the store", other) from error
         raise StoreError(f"store {uri}: {error}") from error
 
 

@@ -45,6 +45,27 @@ def test_a_cache_on_a_disk_that_is_read_only(house, mount):
     assert house.prepare().created
 
 
+@pytest.mark.parametrize("options", ["size=12k", "size=20k", "size=8m,nr_inodes=6"])
+def test_a_store_on_a_full_disk(options, house, mount):
+    store = mount("store", options)
+    with pytest.raises(
+        DiskError, match=r"the store '.*': .*make room there, or publish to another"
+    ):
+        house.prepare()
+    assert not list((store / ".packhouse" / "tmp").glob("*"))
+    remount(store, "size=8m,nr_inodes=1000")
+    assert house.prepare().created
+
+
+def test_a_store_on_a_disk_that_is_read_only(house, mount):
+    store = mount("store", "size=8m")
+    remount(store, "ro")
+    with pytest.raises(DiskError, match="the store '.*': its disk is mounted read-only"):
+        house.prepare()
+    remount(store, "rw")
+    assert house.prepare().created
+
+
 def test_temporary_files_on_a_full_disk(mount, monkeypatch):
     place = mount("disk", "size=64k,nr_inodes=8")
     monkeypatch.setattr(tempfile, "tempdir", str(place))

@@ -60,7 +60,7 @@ def test_a_store_on_a_full_disk(options, house, mount):
 def test_a_store_on_a_disk_that_is_read_only(house, mount):
     store = mount("store", "size=8m")
     remount(store, "ro")
-    with pytest.raises(DiskError, match="the store '.*': its disk is mounted read-only"):
+    with pytest.raises(DiskError, match=r"the store '.*': its disk is mounted read-only"):
         house.prepare()
     remount(store, "rw")
     assert house.prepare().created

@@ -2,16 +2,19 @@
 
 Processes are started anew (spawned), which takes them a second or two; they live as long as the
 runner, and get jobs in groups (`packhouse.grouping`). Only jobs and receipts travel. A process that
-is killed breaks the pool: another one is started, and does what was not finished.
+is killed breaks the pool: another one is started, and does what was not finished. If the runner
+itself is killed, its processes end with it.
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Thread
 
 from packhouse.chain import LocalRunner, Run
 from packhouse.errors import TransientError
@@ -23,7 +26,7 @@ from packhouse.step_store import Receipt
 from packhouse.steps import execute
 from packhouse.workspace import Workspace
 
-__all__ = ["PoolRunner", "local_runner"]
+__all__ = ["PoolRunner", "end_with_parent", "local_runner"]
 
 _LEAST_BYTES = 2**22  # a task takes a millisecond to hand out
 _MOST_RESTARTS = 3
@@ -92,7 +95,9 @@ class PoolRunner:
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
+            self._pool = ProcessPoolExecutor(
+                self.workers, mp_context=context, initializer=end_with_parent
+            )
         # Processes inherit which signals are blocked. A terminal sends Ctrl-C to all of them; they
         # would each print a traceback. `__exit__` ends them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -107,6 +112,23 @@ class PoolRunner:
         for number, future in futures.items():
             done[number] = future.result()
             job_done(sum(map(len, done.values())))
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it dies, even by SIGKILL; for pools' processes.
+
+    They wait for work on a pipe that they hold open themselves, so its end never comes: each would
+    stay, with its memory, and so would the open output by which a worker sees that a run is alive.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("end_with_parent is for processes that multiprocessing started")
+
+    def wait() -> None:
+        parent.join()  # by a pipe that only the parent holds, so it ends however the parent ends
+        os._exit(1)
+
+    Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
 def _do_group(group: JobGroup, recipe: Recipe, workspace: Workspace) -> list[Receipt]:

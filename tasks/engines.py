@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from packhouse.errors import ConfigError, TransientError
+from packhouse.local_pool import end_with_parent
 
 __all__ = ["ENGINES", "Engine", "Runner", "choose_engine", "is_lost_worker", "started"]
 
@@ -147,7 +148,7 @@ def _threads(engine: Engine) -> Any:
 def _processes(engine: Engine) -> Any:
     from prefect.task_runners import ProcessPoolTaskRunner
 
-    return ProcessPoolTaskRunner(max_workers=engine.workers)
+    return ProcessPoolTaskRunner(max_workers=engine.workers, initializer=end_with_parent)
 
 
 def _dask(engine: Engine) -> Any:

@@ -60,6 +60,9 @@ def settings(port: int, home: Path) -> dict[str, str]:
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
+        # A dead run's slot is free in 75 s, a lease of 60 s and these two, not in 105 s.
+        "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
+        "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "10",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -88,7 +91,7 @@ def stop(parts: list[subprocess.Popen[bytes]]) -> None:
 def _serve(
     port: int, home: Path, environment: dict[str, str], parts: list[subprocess.Popen[bytes]]
 ) -> int:
-    server = ("-m", "prefect", "server", "start", "--host", HOST, "--port", str(port))
+    server = (str(ROOT / "deployments" / "server.py"), "--host", HOST, "--port", str(port))
     parts.append(_start("server", server, home, environment))
     if not _is_up(port, parts[0]):
         print(f"the server did not start; see {home / 'server.log'}")

@@ -190,6 +190,8 @@ def prefect_server(
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
+        "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
+        "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "10",
     }  # fmt: skip
     if database:
         environment |= {

@@ -70,6 +70,9 @@ class Look:
     """Version that the ref points to."""
     candidate: str | None = None
     """Version that waits for approval."""
+    is_moved_back: bool = False
+    """True if someone pointed the ref to a version that it had pointed to before: no publication
+    does that."""
     plan: Plan | None = field(default=None, repr=False, compare=False)
     """What would be done, where looking took a plan: it need not be made again."""
 
@@ -125,6 +128,7 @@ def look(recipe: Recipe, planned: Planned) -> Look:
         plan=planned.plan,
         current=found.version if found else None,
         candidate=waiting.version if waiting else None,
+        is_moved_back=found is not None and any(m.version == found.version for m in found.past),
     )
 
 
@@ -218,9 +222,10 @@ def outcome_of(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
         message = f"{prepared.version} is published, '{found.ref}' stays: {reasons}; {command}"
     elif at != prepared.version:
         outcome = "held"
+        why = "someone moved it back there" if found.is_moved_back else "which was published later"
         message = (
-            f"the sources are back at {prepared.version}; '{found.ref}' stays at {at}, published "
-            f"after it; to go back: {command}"
+            f"the sources give {prepared.version}, which is published, but '{found.ref}' points to "
+            f"{at} ({why}), and a refresh leaves that alone; to move it: {command}"
         )
     else:
         outcome = "published"

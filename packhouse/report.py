@@ -85,7 +85,8 @@ def _ref(prepared: Prepared, uri: str) -> str:
             f"packhouse ref set {uri} {ref} {prepared.version}"
         )
     return (
-        f"but ref '{ref}' stays at {at}, published after it; to go back: "
+        f"but ref '{ref}', which pointed to it before, points to {at} now and stays there; "
+        "to move it: "
         f"packhouse ref set {uri} {ref} {prepared.version}"
     )
 

@@ -166,7 +166,7 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache):
     assert f"packhouse ref set {place / 'store'}/demo latest {state.result().version}" in page
 
 
-def test_sources_that_went_back_leave_the_ref_and_say_how_to_go_back(place, cache):
+def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cache):
     refresh(place, cache)
     first = ref(place)
     whole = (place / "instructions.jsonl").read_bytes()
@@ -176,7 +176,28 @@ def test_sources_that_went_back_leave_the_ref_and_say_how_to_go_back(place, cach
     (place / "instructions.jsonl").write_bytes(whole)
     back = refresh(place, cache).result()
     assert back.outcome == "held"
-    assert back.message.startswith(f"the sources are back at {first}; 'latest' stays at {second}")
+    assert back.message.startswith(
+        f"the sources give {first}, which is published, but 'latest' points to {second} "
+        "(which was published later), and a refresh leaves that alone"
+    )
+
+
+def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place, cache):
+    from flows.rollback import rollback
+
+    refresh(place, cache)
+    first = ref(place)
+    add_row(place)
+    refresh(place, cache)
+    second = ref(place)
+    rollback(str(place / "store"), "demo")
+    nightly = refresh(place, cache).result()
+    assert (nightly.outcome, ref(place)) == ("held", first)
+    assert nightly.message == (
+        f"the sources give {second}, which is published, but 'latest' points to {first} (someone "
+        f"moved it back there), and a refresh leaves that alone; to move it: packhouse ref set "
+        f"{place}/store/demo latest {second}"
+    )
 
 
 def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache):

@@ -15,6 +15,7 @@ import ctypes
 import gc
 import importlib
 import os
+import signal
 import sys
 import threading
 
@@ -28,6 +29,8 @@ def main() -> None:
     importlib.import_module("prefect.workers.process")  # before what is loaded is left out
     os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # of the runs that it starts
     give_memory_back()
+    # A shell starts background jobs with SIGINT ignored, and Prefect answers SIGTERM with SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["prefect", "worker", "start", *sys.argv[1:]]
     app()
 

@@ -22,7 +22,6 @@ from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.backfill import filled, name_of
 from tasks.engines import Runner
-from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW
 
 __all__ = ["backfill"]
@@ -46,10 +45,9 @@ def backfill(
         runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
             threads.
     """
-    with heartbeats():
-        states: Any = [
-            (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
-            for recipe in recipes
-        ]
-        backfill_artifacts(states)
-        return filled(states)
+    states: Any = [
+        (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
+        for recipe in recipes
+    ]
+    backfill_artifacts(states)
+    return filled(states)

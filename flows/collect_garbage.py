@@ -19,7 +19,6 @@ from packhouse.recipe.section import Name
 from schemas.places import StorePlace
 from tasks.artifacts import garbage_artifacts
 from tasks.guard import allowed_store
-from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import collect, collected, datasets_of
 
@@ -41,10 +40,9 @@ def gc(
         grace_hours: hours for which uncommitted attempts are left alone after their last write.
         delete: delete what is found; without it, only show.
     """
-    with heartbeats():
-        root = allowed_store(store)
-        reports = [
-            (name, collect(root, name, grace_hours, delete)) for name in datasets_of(root, dataset)
-        ]
-        garbage_artifacts(root, reports)
-        return collected(reports)
+    root = allowed_store(store)
+    reports = [
+        (name, collect(root, name, grace_hours, delete)) for name in datasets_of(root, dataset)
+    ]
+    garbage_artifacts(root, reports)
+    return collected(reports)

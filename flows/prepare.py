@@ -19,7 +19,6 @@ from packhouse.recipe.section import Uri
 from tasks.chain import prepared_state, run_chain
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
-from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW, recipe_run_name
 from tasks.steps import audit, files, format_, gather, pack, publish, split, tokenize, validate
 
@@ -41,5 +40,5 @@ def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = No
     """
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe)
-    with heartbeats(), dataset_slot(allowed):
+    with dataset_slot(allowed):
         return prepared_state(run_chain(allowed, folder, STEPS, runner))

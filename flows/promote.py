@@ -17,7 +17,6 @@ from prefect import flow
 from packhouse.recipe.section import Name
 from schemas.places import StorePlace
 from tasks.guard import allowed_store
-from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved
 
@@ -41,7 +40,6 @@ def promote(
         ref: the ref to move.
         expected: move only if the ref points to this version now.
     """
-    with heartbeats():
-        root = allowed_store(store)
-        done = move_ref(root, dataset, version, ref, expected)
-        return moved(root, dataset, done)
+    root = allowed_store(store)
+    done = move_ref(root, dataset, version, ref, expected)
+    return moved(root, dataset, done)

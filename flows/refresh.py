@@ -21,7 +21,6 @@ from schemas.places import RecipeName, StorePlace
 from tasks.chain import refresh_chain
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
-from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW, recipe_run_name
 
 __all__ = ["refresh"]
@@ -47,5 +46,5 @@ def refresh(
     """
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)
-    with heartbeats(), dataset_slot(allowed):
+    with dataset_slot(allowed):
         return refresh_chain(allowed, folder, STEPS, approval=approval, runner=runner)

@@ -18,7 +18,6 @@ from pydantic import Field
 from packhouse.recipe.section import Name
 from schemas.places import StorePlace
 from tasks.guard import allowed_store
-from tasks.heartbeats import heartbeats
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved, past_of_ref
 
@@ -40,8 +39,7 @@ def rollback(
         ref: the ref to move.
         steps: how many moves back.
     """
-    with heartbeats():
-        root = allowed_store(store)
-        current, before = past_of_ref(root, dataset, ref, steps)
-        done = move_ref(root, dataset, before, ref, current)
-        return moved(root, dataset, done)
+    root = allowed_store(store)
+    current, before = past_of_ref(root, dataset, ref, steps)
+    done = move_ref(root, dataset, before, ref, current)
+    return moved(root, dataset, done)

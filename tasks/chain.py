@@ -1,23 +1,29 @@
 """The chain inside a flow run: its jobs as tasks, its progress and its outcome as artifacts."""
 
 import logging
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 from prefect import Task
+from prefect.context import FlowRunContext
 from prefect.states import Completed
 
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.errors import PackhouseError
-from packhouse.jobs import Plan
+from packhouse.jobs import Job, Plan
 from packhouse.progress import start_phase
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
 from packhouse.step_mirror import open_mirror
+from packhouse.step_store import Receipt
 from packhouse.workspace import CachePlace
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner
+from tasks.events import announce_held, announce_published
 from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
 from tasks.versions import look_at_sources
@@ -37,7 +43,10 @@ def run_chain(
     runner: Runner | None = None,
     plan: Plan | None = None,
 ) -> Prepared:
-    """Prepare and publish, and leave in the UI what came of it.
+    """Prepare and publish, show the result in the UI, and announce the version.
+
+    A cancellation that arrives while the version is being published waits until it is announced:
+    nobody else would announce it.
 
     Args:
         recipe: what to do.
@@ -49,20 +58,55 @@ def run_chain(
     Raises:
         PackhouseError: nothing was published; the UI says why.
     """
-    try:
-        folder, mirror = cache.folder, open_mirror(cache)
-        with (
-            progress_artifacts(recipe.dataset),
-            prefect_runner(recipe, str(folder), steps, runner) as run,
-        ):
-            prepared = prepare_chain(recipe, run, folder, plan, mirror=mirror)
-            for note in mirror.notes if mirror else ():
-                log.warning("%s", note)
-    except PackhouseError as error:
-        refusal_artifacts(recipe, error)
-        raise
-    publish_artifacts(prepared)
+    with ExitStack() as publication:
+        try:
+            folder, mirror = cache.folder, open_mirror(cache)
+            with (
+                progress_artifacts(recipe.dataset),
+                prefect_runner(recipe, str(folder), steps, runner) as run,
+            ):
+
+                def run_step(jobs: Sequence[Job]) -> list[Receipt]:
+                    if jobs and jobs[0].step == "publish":
+                        publication.enter_context(_sigterm_waits())
+                    return run(jobs)
+
+                prepared = prepare_chain(recipe, run_step, folder, plan, mirror=mirror)
+                for note in mirror.notes if mirror else ():
+                    log.warning("%s", note)
+        except PackhouseError as error:
+            refusal_artifacts(recipe, error)
+            raise
+        publish_artifacts(prepared)
+        context = FlowRunContext.get()
+        flow_run = context.flow_run if context else None
+        is_repeated = flow_run is not None and flow_run.run_count > 1
+        if prepared.created or is_repeated:  # a run that was killed may not have announced it
+            announce_published(prepared)
+        if prepared.facts["held_back"]:
+            announce_held(prepared)
     return prepared
+
+
+@contextmanager
+def _sigterm_waits() -> Iterator[None]:
+    """Hold back a SIGTERM, by which a worker cancels its run, until the block is done.
+
+    It is then of use only to a backfill, which has more to do; another run ends now by itself.
+    """
+    if current_thread() is not main_thread():  # signals are for the main thread alone
+        yield
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        context = FlowRunContext.get()
+        flow_run = context.flow_run if context else None
+        if received and flow_run is not None and flow_run.parent_task_run_id is not None:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def prepared_state(prepared: Prepared) -> Any:

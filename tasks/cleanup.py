@@ -1,4 +1,7 @@
-"""What a cancelled run leaves is taken away: half-done steps, objects of an uncommitted version.
+"""What a cancelled or killed run leaves is put in order.
+
+Half-done steps and objects of an uncommitted version are removed after a cancellation. Task runs of
+a killed run, which says nothing any more, are shown as Crashed.
 
 A run that is told to stop gives back its slot at once and ends when its jobs in hand are done; one
 that takes over half a minute for that is killed by its worker. Neither leaves anything that a
@@ -9,7 +12,16 @@ removed by the next run there, or by `gc`.
 import logging
 from typing import Any
 
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import Crashed
 
 from packhouse.recipe import Recipe
 from packhouse.step_store import StepStore
@@ -19,7 +31,7 @@ from packhouse.store.steps import run
 from packhouse.workspace import default_cache
 from tasks.guard import allowed_recipe
 
-__all__ = ["clean_up", "recipe_of"]
+__all__ = ["clean_up", "end_task_runs", "recipe_of"]
 
 log = logging.getLogger("packhouse.flows")
 
@@ -38,6 +50,21 @@ def clean_up(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     ]
     objects = sum(run(store, collect_steps(item)) for item in found)
     log.info("removed %d folders and %d objects of an unfinished run", folders, objects)
+
+
+def end_task_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """End the task runs of a crashed run: they would stay Running forever. A hook of every flow."""
+    unfinished = [StateType.PENDING, StateType.RUNNING]
+    with get_client(sync_client=True) as client:
+        found = client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])),
+            task_run_filter=TaskRunFilter(
+                state=TaskRunFilterState(type=TaskRunFilterStateType(any_=unfinished))
+            ),
+        )
+        for task_run in found:
+            ended: State[Any] = Crashed(message=f"its run crashed: {state.message}")
+            client.set_task_run_state(task_run.id, ended, force=True)
 
 
 def recipe_of(flow_run: FlowRun) -> Recipe | None:

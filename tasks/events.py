@@ -3,18 +3,21 @@
     packhouse.version.published     a version was committed, or found committed after a kill
     packhouse.version.refused       a gate stopped a version, or held its ref back
     packhouse.quarantine.exceeded   more rows were bad than the recipe allows
+    packhouse.run.ended             a run has ended, and no heartbeat of it comes any more
 
-Their resource is the dataset, `packhouse.dataset.<name>`, so that an automation follows a dataset
-from version to version; version, store and ref are labels of it, and the rest is payload. A version
-is also an asset of Prefect: `prefect.asset.materialization.succeeded` has its place in the store as
-key, its sources as assets that it was made from, and the same payload. Events may come twice and,
-after a kill, late; a listener looks up the ref.
+The resource of the last is the run; that of the others is the dataset, `packhouse.dataset.<name>`,
+so that an automation follows a dataset from version to version; version, store and ref are labels
+of it, and the rest is payload. A version is also an asset of Prefect:
+`prefect.asset.materialization.succeeded` has its place in the store as key, its sources as assets
+that it was made from, and the same payload. Events may come twice and, after a kill, late; a
+listener looks up the ref.
 """
 
 from pathlib import Path
 from typing import Any
 
 from prefect.assets import Asset, AssetProperties
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import AssetContext
 from prefect.events import emit_event
 from prefect.states import Completed
@@ -31,7 +34,7 @@ from packhouse.errors import (
     TemplateError,
 )
 
-__all__ = ["announce_held", "announce_published", "announce_refused", "gate_of"]
+__all__ = ["announce_end", "announce_held", "announce_published", "announce_refused", "gate_of"]
 
 _GATES: dict[type[PackhouseError], str] = {
     AuditError: "audit",
@@ -116,6 +119,27 @@ def announce_held(prepared: Prepared) -> None:
     """Say that a version is published, and that its ref stays where it was."""
     payload = {"gate": "drift", "reasons": prepared.facts["held_back"]}
     emit_event("packhouse.version.refused", resource=_resource(prepared), payload=payload)
+
+
+def announce_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """Say that a run has ended; a hook of every flow.
+
+    The server says so as well, but a last heartbeat may reach it after that, or carry the time of a
+    clock that is ahead: the automation `packhouse-crashed` would wait for the next one. This event
+    takes the way of the heartbeats, after all of them.
+    """
+    emit_event(
+        "packhouse.run.ended",
+        resource={
+            "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
+            "prefect.resource.name": flow_run.name,
+        },
+        related=[
+            {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
+            for tag in sorted(flow_run.tags)
+        ],
+        payload={"state": state.name},
+    )
 
 
 def announce_refused(dataset: str, error: PackhouseError) -> None:

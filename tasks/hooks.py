@@ -1,9 +1,9 @@
 """What every flow has in common: what Prefect keeps of it, its name, and what happens at its end.
 
-At the end of a run, hooks say to whoever listens what became of a dataset, as events that
-automations can act on (`docs/operator.md` lists them): a version was published, or refused. These
-hooks run in the process of the run, after its final state was reported; those of a cancelled run
-in its worker's.
+At the end of a run, hooks tell whoever listens that it ended, and that a version was refused, as
+events that automations can act on (`docs/operator.md` lists them). They run in the process of the
+run, after its final state was reported; those of a cancelled or killed run in its worker's. That a
+version was published is said by the run itself, before it ends (`tasks.chain`).
 """
 
 import logging
@@ -16,11 +16,9 @@ from prefect import runtime
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
-from packhouse.refresh import Refreshed
-from tasks.cleanup import clean_up
-from tasks.events import announce_held, announce_published, announce_refused
+from tasks.cleanup import clean_up, end_task_runs
+from tasks.events import announce_end, announce_refused
 from tasks.guard import named_recipe
 
 __all__ = ["FLOW", "is_made_up", "recipe_run_name", "store_run_name"]
@@ -71,17 +69,6 @@ def _name_of(recipe: Any) -> str:
     return str(name)
 
 
-def _on_completion(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    result = state.result(raise_on_failure=False)
-    prepared = result.prepared if isinstance(result, Refreshed) else result
-    if not isinstance(prepared, Prepared):
-        return
-    if prepared.created or flow_run.run_count > 1:  # a run that was killed may not have said it
-        announce_published(prepared)
-    if prepared.facts["held_back"]:
-        announce_held(prepared)
-
-
 def _on_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     error = state.result(raise_on_failure=False)
     if isinstance(error, PackhouseError) and (dataset := _dataset_of(flow_run)):
@@ -104,8 +91,9 @@ FLOW: dict[str, Any] = {
     "task_runner": ThreadPoolTaskRunner(max_workers=os.cpu_count() or 1),
     "persist_result": False,
     "result_serializer": "json",  # what Prefect keeps of an exception; its default is a pickle
-    "on_completion": [_on_completion],
-    "on_failure": [_on_failure],
-    "on_cancellation": [clean_up],
+    "on_completion": [announce_end],
+    "on_failure": [_on_failure, announce_end],
+    "on_crashed": [end_task_runs, announce_end],
+    "on_cancellation": [clean_up, announce_end],
 }
 """Arguments of every `@flow`."""

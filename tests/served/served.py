@@ -26,15 +26,7 @@ class Served:
     store: Path
 
     def call(self, path, body=None, method=None):
-        """Answer of the API: (status, document); asks again while SQLite is locked."""
-        for _ in range(20):
-            status, document = self._call(path, body, method)
-            if status != 503:
-                break
-            time.sleep(0.5)  # as the server asks for
-        return status, document
-
-    def _call(self, path, body, method):
+        """Answer of the API: (status, document)."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/api{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -76,6 +68,17 @@ class Served:
     def set_state(self, run, kind):
         return self.call(f"/flow_runs/{run}/set_state", {"state": {"type": kind}, "force": False})
 
+    def event(self, name, about):
+        """Event about a version, dataset or run; it comes a little after the run has ended."""
+        wanted = {"event": {"name": [name]}, "occurred": {"since": "2020-01-01T00:00:00Z"}}
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            for each in self.call("/events/filter", {"filter": wanted})[1]["events"]:
+                if about in str((each["resource"], each["related"], each["payload"])):
+                    return each
+            time.sleep(0.3)  # between two questions to the server
+        raise AssertionError(f"no event {name}")
+
     def artifact(self, key):
         found = self.call("/artifacts/latest/filter", {"artifacts": {"key": {"any_": [key]}}})[1]
         return found[0]["data"] if found else None
@@ -107,6 +110,7 @@ def serve(home, held):
         "PACKHOUSE_SOURCES": str(ROOT / "deployments" / "sources.yaml"),
         "HELD_FOLDER": str(held),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the least that Prefect takes
+        "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "true",  # such as "database is locked"
     }
     environment.pop("PREFECT_API_URL", None)
     with (home / "serve.log").open("w") as log:
@@ -124,6 +128,26 @@ def serve(home, held):
         assert time.monotonic() < deadline, (home / "serve.log").read_text()
         time.sleep(0.2)  # between two looks into the log
     return Served(process, port, home, store)
+
+
+def deploy_held(served):
+    """Deploy the flow of `held_flow.py` as `prepare/held`."""
+    flow_id = served.call("/flows/", {"name": "prepare"})[1]["id"]
+    manual = served.deployment("prepare/form-prepare")
+    body = {key: manual[key] for key in ("parameter_openapi_schema", "pull_steps", "parameters")}
+    body |= {"name": "held", "flow_id": flow_id, "work_pool_name": "packhouse"}
+    status, made = served.call(
+        "/deployments/", body | {"entrypoint": "tests.served.held_flow.prepare"}
+    )
+    assert status in (200, 201), made
+
+
+def until(is_so, seconds=400):
+    """Wait until something is so; of the bound, no test depends on how soon."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.1)  # between two looks
 
 
 def interrupt(served):

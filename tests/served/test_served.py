@@ -9,7 +9,7 @@ import pytest
 import yaml
 from prefect.settings.models.flows import FlowsSettings
 
-from tests.served.served import ROOT, interrupt, serve
+from tests.served.served import ROOT, deploy_held, interrupt, serve, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -23,15 +23,7 @@ def held(tmp_path_factory):
 def served(tmp_path_factory, held):
     """Server, worker and deployments; the last test presses Ctrl-C."""
     running = serve(tmp_path_factory.mktemp("served"), held)
-    flow = {"name": "prepare"}
-    flow_id = running.call("/flows/", flow)[1]["id"]
-    manual = running.deployment("prepare/form-prepare")
-    body = {key: manual[key] for key in ("parameter_openapi_schema", "pull_steps", "parameters")}
-    body |= {"name": "held", "flow_id": flow_id, "work_pool_name": "packhouse"}
-    status, made = running.call(
-        "/deployments/", body | {"entrypoint": "tests.served.held_flow.prepare"}
-    )
-    assert status in (200, 201), made
+    deploy_held(running)
     yield running
     if running.process.poll() is None:
         interrupt(running)
@@ -143,12 +135,12 @@ def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, kil
     (held / "hold-killed-pack").touch()
     form = recipe(served, "killed", split={"group_by": "record", "eval_fraction": 0.1})
     run = served.start("prepare/held", recipe=form)
-    _until((held / "killed-pack").exists)
+    until((held / "killed-pack").exists)
     for process in served.processes(run):
         os.kill(process, signal.SIGKILL)
     assert served.wait(run)["type"] == "CRASHED"
     # Prefect says so twice; the second time would undo what is asked for between them.
-    event(served, "prefect.worker.executed-flow-run", run)
+    served.event("prefect.worker.executed-flow-run", run)
     killed["before"] = done(held, "killed")
     assert sorted(line.split()[0] for line in killed["before"]) == [
         *(["format"] * 2),
@@ -169,24 +161,11 @@ def test_a_worker_prepares_what_the_form_says_and_says_so(served):
     assert (served.store / "demo-form" / "v" / version / "manifest.json").is_file()
     assert version in served.artifact("demo-form-version")
 
-    published = event(served, "packhouse.version.published", version)
+    published = served.event("packhouse.version.published", version)
     assert published["resource"]["prefect.resource.id"] == "packhouse.dataset.demo-form"
     assert published["resource"]["packhouse.version"] == version
-    asset = event(served, "prefect.asset.materialization.succeeded", version)
+    asset = served.event("prefect.asset.materialization.succeeded", version)
     assert asset["resource"]["prefect.resource.id"].endswith(f"demo-form/v/{version}")
-
-
-def event(served, name, about):
-    """The event about a version or dataset; it reaches the server a little after the run ended."""
-    wanted = {"event": {"name": [name]}, "occurred": {"since": "2020-01-01T00:00:00Z"}}
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline:
-        found = served.call("/events/filter", {"filter": wanted})[1]["events"]
-        wanted_ones = [each for each in found if about in str((each["resource"], each["related"]))]
-        if wanted_ones:
-            return wanted_ones[0]
-        time.sleep(0.3)  # between two questions to the server
-    raise AssertionError(f"no event {name}")
 
 
 def test_a_refused_version_starts_what_an_automation_says(served):
@@ -214,7 +193,7 @@ def test_a_refused_version_starts_what_an_automation_says(served):
     assert "QuarantineLimitError" in state["message"]
     assert "refused by its quarantine gate" in served.artifact("refused-refused")
     assert not (served.store / "refused").exists()
-    said = event(served, "packhouse.version.refused", "packhouse.dataset.refused")
+    said = served.event("packhouse.version.refused", "packhouse.dataset.refused")
     assert said["payload"]["gate"] == "quarantine"
 
     wanted = {"flow_runs": {"deployment_id": {"any_": [nightly]}, "tags": {"all_": []}}}
@@ -251,13 +230,13 @@ def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, hel
     (held / "hold-cancelled-gather").touch()
     form = recipe(served, "cancelled", pack={"seq_len": 480})
     first = served.start("prepare/held", recipe=form)
-    _until((held / "cancelled-gather").exists)
+    until((held / "cancelled-gather").exists)
     limits = served.call("/v2/concurrency_limits/filter", {"limit": 50})[1]
     (slot,) = [limit for limit in limits if limit["name"].startswith("packhouse.cancelled.")]
     assert slot["active_slots"] == 1
 
     second = served.start("prepare/held", recipe=form)
-    _until(lambda: _said(served, second, "waiting for the slot"))
+    until(lambda: _said(served, second, "waiting for the slot"))
     assert not _said(served, second, "holding the slot")
 
     assert served.set_state(first, "CANCELLING")[0] in (200, 201)
@@ -301,8 +280,8 @@ def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
     form = recipe(served, "silent", pack={"seq_len": 448})  # a step that is cached does not wait
     run = served.start("prepare/held", tags=["packhouse"], recipe=form)
     try:
-        _until((held / "silent-pack").exists)
-        _until(lambda: heartbeats(served, run) >= 3)
+        until((held / "silent-pack").exists)
+        until(lambda: heartbeats(served, run) >= 3)
         assert served.state(run)["type"] == "RUNNING"  # a minute later, alive and left alone
         assert served.artifact("silent-pack") == 0  # how far the step is, in percent
         for process in served.processes(run):
@@ -339,13 +318,6 @@ def test_ctrl_c_stops_server_worker_and_runs(served):
 def _said(served, run, text):
     logs = served.call("/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})[1]
     return any(text in line["message"] for line in logs)
-
-
-def _until(is_so, seconds=400):
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.1)  # between two looks
 
 
 def test_the_deployments_name_flows_that_exist():

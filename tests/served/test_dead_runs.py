@@ -1,0 +1,191 @@
+"""Runs that are killed or cancelled at a bad moment, on a real `make serve`."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+import yaml
+
+from tests.served.served import ROOT, deploy_held, interrupt, serve, until
+
+pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    return tmp_path_factory.mktemp("held")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, held):
+    running = serve(tmp_path_factory.mktemp("served"), held)
+    deploy_held(running)
+    yield running
+    interrupt(running)
+
+
+def form(served, dataset, **changes):
+    made = served.deployment("prepare/form-prepare")["parameters"]["recipe"]
+    return made | {"dataset": dataset} | changes
+
+
+def task_runs(served, run, *states):
+    wanted = {"flow_runs": {"id": {"any_": [run]}}, "task_runs": {"state": {"type": {}}}}
+    wanted["task_runs"]["state"]["type"]["any_"] = list(states)
+    return served.call("/task_runs/filter", wanted)[1]
+
+
+def pool_processes(served, run):
+    """Processes of the run's pool of processes, which `multiprocessing` starts by `spawn_main`."""
+    found = []
+    for pid in served.processes(run):
+        try:
+            if "spawn_main" in " ".join(psutil.Process(pid).cmdline()):
+                found.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def test_a_killed_run_takes_its_processes_along_and_is_crashed(served):
+    run = served.start("prepare/form-prepare", recipe=form(served, "pool"), runner="processes")
+    until(lambda: pool_processes(served, run))
+    parents = {psutil.Process(pid).ppid() for pid in pool_processes(served, run)}
+    assert len(parents) == 1
+    os.kill(parents.pop(), signal.SIGKILL)
+    assert served.wait(run, seconds=200)["type"] == "CRASHED"  # ten minutes, while children live
+    until(lambda: not served.processes(run), 60)
+
+
+def test_no_task_of_a_killed_run_stays_running(served, held):
+    (held / "hold-tasks-pack").touch()
+    split = {"group_by": "record", "eval_fraction": 0.1}
+    run = served.start("prepare/held", recipe=form(served, "tasks", split=split))
+    until((held / "tasks-pack").exists)
+    until(lambda: task_runs(served, run, "RUNNING"))
+    for pid in served.processes(run):
+        os.kill(pid, signal.SIGKILL)
+    assert served.wait(run)["type"] == "CRASHED"
+    until(lambda: not task_runs(served, run, "RUNNING", "PENDING"), 100)
+    (crashed,) = task_runs(served, run, "CRASHED")
+    assert crashed["state"]["message"].startswith("its run crashed: Process exited")
+
+
+def test_a_cancellation_after_the_commit_still_announces_the_version(served, held):
+    (held / "hold-committed-artifacts").touch()
+    run = served.start("prepare/held", recipe=form(served, "committed", pack={"seq_len": 416}))
+    until((held / "committed-artifacts").exists)  # the version is there, and nobody knows of it
+    (version,) = (served.store / "committed" / "v").iterdir()
+    assert served.set_state(run, "CANCELLING")[0] in (200, 201)
+    published = served.event("packhouse.version.published", version.name)
+    assert published["resource"]["prefect.resource.id"] == "packhouse.dataset.committed"
+    assert version.name in served.artifact("committed-version")
+    until(lambda: served.state(run)["type"] == "CANCELLED")
+    history = served.call(f"/flow_run_states/?flow_run_id={run}")[1]
+    assert "CRASHED" not in [state["type"] for state in history]
+
+
+def test_a_run_says_after_its_last_heartbeat_that_it_ended(served):
+    run = served.start("prepare/form-prepare", tags=["packhouse"])
+    assert served.wait(run)["type"] == "COMPLETED"
+    ended = served.event("packhouse.run.ended", run)
+    assert ended["payload"] == {"state": "Completed"}
+    assert "prefect.tag.packhouse" in str(ended["related"])
+    assert served.event("prefect.flow-run.heartbeat", run)["occurred"] < ended["occurred"]
+
+
+def test_no_automation_fires_on_a_run_whose_last_heartbeat_comes_late(served):
+    """The shipped automation with less patience, on three runs of which there are events alone.
+
+    The server hears of the end of `late` before it hears of its heartbeat. `in_state_held` ends in
+    a state with a name of its own. `dead` says nothing more.
+    """
+    (shipped,) = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())
+    sooner = shipped | {"name": "soonest", "trigger": shipped["trigger"] | {"within": 40}}
+    sooner["trigger"]["match_related"] = [{"prefect.resource.id": "prefect.tag.by-events"}]
+    status, made = served.call("/automations/", sooner)
+    assert status == 201, made
+    late, in_state_held, dead = (str(uuid4()) for _ in range(3))
+    start = datetime.now(UTC)
+    for run, name, after_s in [
+        (late, "prefect.flow-run.Completed", 2),
+        (late, "prefect.flow-run.heartbeat", 1),
+        (late, "packhouse.run.ended", 3),
+        (in_state_held, "prefect.flow-run.heartbeat", 1),
+        (in_state_held, "prefect.flow-run.Held", 2),
+        (dead, "prefect.flow-run.heartbeat", 4),
+    ]:
+        said = {"id": str(uuid4()), "event": name, "payload": {}}
+        said["occurred"] = (start + timedelta(seconds=after_s)).isoformat()
+        said["resource"] = {"prefect.resource.id": f"prefect.flow-run.{run}"}
+        tag = {"prefect.resource.id": "prefect.tag.by-events", "prefect.resource.role": "tag"}
+        assert served.call("/events", [said | {"related": [tag]}])[0] == 204
+        if name == "prefect.flow-run.heartbeat":  # the server takes two events at the same time
+            until(lambda: any(run in key for key in watched(served)))  # noqa: B023 - called here
+    wanted = {"event": {"name": ["prefect.automation.triggered"]}}
+
+    def triggered():
+        return str(served.call("/events/filter", {"filter": wanted})[1]["events"])
+
+    try:
+        until(lambda: dead in triggered())
+        assert late not in triggered()
+        assert in_state_held not in triggered()
+    finally:
+        served.call(f"/automations/{made['id']}", method="DELETE")
+
+
+def watched(served):
+    """Runs that an automation waits for, as the server's database has them."""
+    with closing(
+        sqlite3.connect(f"file:{served.home / 'p' / 'prefect.db'}?mode=ro", uri=True)
+    ) as db:
+        return [key for (key,) in db.execute("select bucketing_key from automation_bucket")]
+
+
+def test_a_worker_in_the_background_ends_on_sigterm(served, tmp_path):
+    """A shell starts what ends in `&` with SIGINT ignored."""
+    log = tmp_path / "worker.log"
+    command = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    command += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    worker = [str(ROOT / "deployments" / "worker.py"), "--pool", "background", "--type", "process"]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", command, *worker],
+            cwd=ROOT,
+            env=os.environ | {"PREFECT_API_URL": f"http://127.0.0.1:{served.port}/api"},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        until(lambda: "started!" in log.read_text())
+        process.terminate()
+        process.wait(100)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_dead_run_frees_its_dataset_within_90_s(served):
+    """Its lease, the server's next look for leases that ran out, and the next try of who waits."""
+    from tasks.guard import LEASE_S
+
+    settings = served.call("/admin/settings")[1]["server"]
+    look_s = settings["services"]["repossessor"]["loop_seconds"]
+    try_s = settings["concurrency"]["maximum_concurrency_slot_wait_seconds"]
+    assert LEASE_S + look_s + try_s <= 80  # the rest is for the two to be done
+    deployments = served.call("/deployments/filter", {"limit": 50})[1]
+    assert not [each["name"] for each in deployments if each["global_concurrency_limit"]]
+
+
+def test_the_server_never_found_its_database_locked(served):
+    """All that happened here, at once at times."""
+    assert "database is locked" not in Path(served.home / "p" / "server.log").read_text()

@@ -16,10 +16,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.events.schemas.automations import AutomationCore
 
+from packhouse.recipe.reading import expand_variables
 from schemas.places import Places
 
 HERE = Path(__file__).parent
-POOLS = {"packhouse": "process", "packhouse-docker": "docker"}
+POOLS = {  # name: type, template of its jobs
+    "packhouse": ("process", "pools/process.json"),
+    "packhouse-docker": ("docker", "pools/docker.json"),
+    "packhouse-k8s": ("kubernetes", "k8s/base-job-template.json"),
+}
 
 
 def main() -> int:
@@ -45,10 +50,10 @@ def main() -> int:
 
 
 def make_pools() -> None:
-    """Create the work pools, or renew what their runs may set."""
+    """Create the work pools, or renew what their runs may set; ${PACKHOUSE_X} is filled in."""
     with get_client(sync_client=True) as client:
-        for name, kind in POOLS.items():
-            template = json.loads((HERE / "pools" / f"{kind}.json").read_text())
+        for name, (kind, file) in POOLS.items():
+            template = expand_variables(json.loads((HERE / file).read_text()))
             pool = WorkPoolCreate(name=name, type=kind, base_job_template=template)
             client.create_work_pool(pool, overwrite=True)
 

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from packhouse.errors import ConfigError
+from schemas.places import load_places
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
@@ -271,3 +274,49 @@ def test_no_file_of_the_image_is_a_package_or_names_a_secret():
         text = (DOCKER / name).read_text()
         assert not re.search(r"AKIA[0-9A-Z]{16}|(?i:password)\s*[:=]\s*[\"']?\w{8}", text)
     ast.parse((DOCKER / "first_start.py").read_text())
+
+
+def test_the_docker_pool_shares_networks_cache_and_settings_with_composes_worker():
+    job = json.loads((ROOT / "deployments" / "pools" / "docker.json").read_text())
+    job = job["job_configuration"]
+    worker = SERVICES["worker"]
+    assert job["networks"] == [f"packhouse_{name}" for name in worker["networks"]]
+    assert job["env"].items() >= worker["environment"].items()
+    home = re.search(r"^VOLUME (.*)$", DOCKERFILE, re.MULTILINE)[1]
+    assert f"packhouse_worker:{home}" in job["volumes"]
+    assert f"worker:{home}" in worker["volumes"]
+    assert f"PACKHOUSE_CACHE={home}/" in DOCKERFILE
+    secrets = {volume.split(":")[1] for volume in job["volumes"] if "/secrets/" in volume}
+    assert secrets == {f"/run/secrets/{name}" for name in worker["secrets"]}
+    assert job["container_create_kwargs"]["user"] == worker["user"]
+
+
+@pytest.mark.parametrize(("folder", "read"), [("/data", True), ("s3://raw/a/", False)])
+def test_runs_may_read_the_data_folder_and_the_demo_and_nothing_else(monkeypatch, folder, read):
+    assert SERVICES["worker"]["environment"]["PACKHOUSE_DATA"] == "/data"
+    monkeypatch.setenv("PACKHOUSE_DATA", folder)
+    places = load_places(ROOT / "deployments" / "sources.yaml")
+    demo = str(ROOT / "deployments" / "demo" / "chats.jsonl")
+    for place, allowed in {
+        "/data/x.jsonl": read,
+        "s3://raw/a/x.jsonl": not read,
+        demo: True,
+        "/data/../run/secrets/hf_token": False,
+        "/run/secrets/aws_credentials": False,
+        "/database/x.jsonl": False,
+        "s3://raw/b.jsonl": False,
+    }.items():
+        if allowed:
+            assert places.source(place) == place
+        else:
+            with pytest.raises(ConfigError, match="no name of this worker"):
+                places.source(place)
+
+
+def test_without_a_data_folder_runs_may_read_the_demo_only(monkeypatch):
+    monkeypatch.delenv("PACKHOUSE_DATA", raising=False)
+    places = load_places(ROOT / "deployments" / "sources.yaml")
+    assert set(places.allow.read) == {str(ROOT / "deployments" / "demo")}
+    monkeypatch.setenv("PACKHOUSE_DATA", "")
+    with pytest.raises(ConfigError, match="allow"):  # it would be the folder of the file itself
+        load_places(ROOT / "deployments" / "sources.yaml")

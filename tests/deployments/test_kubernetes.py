@@ -2,33 +2,36 @@
 
 import asyncio
 import json
-from pathlib import Path
+from uuid import uuid4
 
 import kubernetes_validate
 import pytest
 import yaml
 
-K8S = Path(__file__).resolve().parents[2] / "deployments" / "k8s"
-TEMPLATE = json.loads((K8S / "base-job-template.json").read_text())
+from deployments.deploy import HERE, POOLS
+from packhouse.recipe.reading import expand_variables
+
+K8S = HERE / "k8s"
+TEMPLATE = expand_variables(json.loads((K8S / "base-job-template.json").read_text()))
 MANIFESTS = list(yaml.safe_load_all((K8S / "packhouse.yaml").read_text()))
 VERSIONS = ("1.31", "1.34")  # the oldest in wide use, and a recent one
 BY_KIND = {manifest["kind"]: manifest for manifest in MANIFESTS}
 
 
-def filled_in(**values):
-    """The job that Prefect makes of the template: its own code for defaults and placeholders."""
-    from prefect.utilities.templating import apply_values
+def configured(**values):
+    """What Prefect's Kubernetes worker makes of the template for a run with these job variables."""
+    from prefect.client.schemas.objects import FlowRun
+    from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-    defaults = {
-        name: field["default"]
-        for name, field in TEMPLATE["variables"]["properties"].items()
-        if "default" in field
-    }
-    given = {"name": "calm-otter", "command": ["prefect", "flow-run", "execute"], "labels": {}}
-    manifest = apply_values(
-        TEMPLATE["job_configuration"], {**defaults, **given, "env": [], **values}
+    job = asyncio.run(
+        KubernetesWorkerJobConfiguration.from_template_and_values(TEMPLATE, values, client=object())
     )
-    return json.loads(json.dumps(manifest))["job_manifest"]
+    job.prepare_for_flow_run(FlowRun(flow_id=uuid4(), name="calm-otter"))
+    return job
+
+
+def filled_in(**values):
+    return configured(**values).job_manifest
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -49,28 +52,42 @@ def test_a_job_with_a_field_that_does_not_exist_is_found():
         kubernetes_validate.validate(job, VERSIONS[0], strict=True)
 
 
-def test_prefect_reads_the_template_and_every_placeholder_is_a_variable():
+def test_every_placeholder_is_a_variable_and_every_variable_is_used():
     from prefect.utilities.templating import find_placeholders
-    from prefect.workers.base import BaseJobConfiguration
 
     names = {p.name for p in find_placeholders(TEMPLATE["job_configuration"])}
     assert names == set(TEMPLATE["variables"]["properties"])
 
-    async def configure():
-        return await BaseJobConfiguration.from_template_and_values(
-            TEMPLATE, {"namespace": "elsewhere"}, client=object()
-        )
 
-    assert asyncio.run(configure()).name is None
+def test_a_job_executes_its_flow_run():
+    (container,) = filled_in()["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["prefect", "flow-run", "execute"]
+    assert "PREFECT__FLOW_RUN_ID" in {setting["name"] for setting in container["env"]}
 
 
-def test_deployments_may_choose_image_resources_and_cache():
-    job = filled_in(image="registry/p@sha256:1", memory_limit="32Gi", cache_claim="big")
+def test_runs_may_choose_resources():
+    job = filled_in(memory_limit="32Gi", cpu_request="8")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "registry/p@sha256:1"
-    assert container["resources"]["limits"] == {"memory": "32Gi"}
-    (work, _) = job["spec"]["template"]["spec"]["volumes"]
-    assert work["persistentVolumeClaim"]["claimName"] == "big"
+    assert container["resources"] == {
+        "requests": {"cpu": "8", "memory": "4Gi"},
+        "limits": {"memory": "32Gi"},
+    }
+
+
+@pytest.mark.parametrize("kind", ["docker", "kubernetes", "process"])
+def test_whoever_starts_a_run_chooses_neither_command_nor_image_nor_secrets(kind):
+    (file,) = (file for each, file in POOLS.values() if each == kind)
+    variables = json.loads((HERE / file).read_text())["variables"]
+    assert variables["additionalProperties"] is False
+    chosen = {"command", "env", "image", "volumes", "networks", "secret", "service_account_name"}
+    assert not chosen & set(variables["properties"])
+
+
+def test_a_registrys_image_is_named_when_the_pools_are_made(monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_IMAGE", "registry.example/packhouse@sha256:1")
+    template = expand_variables(json.loads((K8S / "base-job-template.json").read_text()))
+    pod = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry.example/packhouse@sha256:1"
 
 
 PODS = [
@@ -124,3 +141,32 @@ def test_the_worker_says_whether_it_is_well():
     assert "--with-healthcheck" in worker["args"]
     assert worker["readinessProbe"]["httpGet"] == {"path": "/health", "port": "health"}
     assert worker["livenessProbe"]
+
+
+def test_runs_know_the_store_and_what_they_may_read():
+    settings = BY_KIND["ConfigMap"]["data"]
+    assert settings["PACKHOUSE_STORE"].startswith("s3://")
+    assert settings["PACKHOUSE_DATA"].startswith("s3://")
+    assert settings["PACKHOUSE_DATA"].endswith("/")
+
+
+def test_the_worker_watches_the_namespace_that_its_account_may_look_at(monkeypatch):
+    """By default Prefect watches the whole cluster, which a Role cannot allow."""
+    from prefect_kubernetes.settings import KubernetesSettings
+
+    (worker,) = BY_KIND["Deployment"]["spec"]["template"]["spec"]["containers"]
+    for setting in worker["env"]:
+        if "value" in setting:
+            monkeypatch.setenv(setting["name"], setting["value"])
+    settings = KubernetesSettings()
+    assert settings.observer.namespaces == {BY_KIND["Role"]["metadata"]["namespace"]}
+    assert settings.worker.api_auth_string_secret_name == "packhouse"
+    assert configured().namespace == "packhouse"
+
+
+def test_every_pool_of_containers_has_a_deployment_whose_schedule_is_off():
+    deployments = yaml.safe_load((HERE / "prefect.yaml").read_text())["deployments"]
+    assert {each["work_pool"]["name"] for each in deployments} == set(POOLS)
+    for each in deployments:
+        if each["work_pool"]["name"] != "packhouse":
+            assert not any(schedule["active"] for schedule in each.get("schedules", []))

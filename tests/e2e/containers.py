@@ -94,6 +94,12 @@ class Container:
         for place in (sys.base_prefix, str(python), "/opt/packhouse/venv"):
             at[place] = (python if place.endswith("/venv") else Path(place), "ro")
         at["/etc/passwd"] = (users, "ro")
+        (anonymous,) = re.findall(r"^VOLUME (.*)$", _RUN, re.MULTILINE)
+        if anonymous not in self.volumes:  # an engine makes one, owned as in the image
+            volume = folder.with_suffix(".volume")
+            volume.mkdir()
+            os.chown(volume, self.user, self.user)
+            at[anonymous] = (volume, "rw")
         at |= {place: (source, "ro") for place, source in _copied().items()} | self.volumes
         mounts = [word for place, (source, mode) in at.items() for word in (source, place, mode)]
         (entrypoint,) = re.findall(r'^ENTRYPOINT \["(.*)"\]$', _RUN, re.MULTILINE)

@@ -116,6 +116,6 @@ def _copied() -> dict[str, Path]:
         for line in re.findall(r"^COPY (?!--from)(.*)$", lines, re.MULTILINE):
             *sources, place = [word for word in line.split() if not word.startswith("--")]
             for source in sources:
-                to = f"{folder}{source}" if place == "./" else os.path.join(folder, place)
+                to = f"{folder}{source}" if place == "./" else str(Path(folder) / place)
                 found[to.replace("/usr/local/bin", _BIN)] = ROOT / source
     return found

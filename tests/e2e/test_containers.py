@@ -261,7 +261,8 @@ def test_a_run_of_the_docker_pool_publishes_from_its_container(engine, api, buck
         volumes=volumes,
     )
     engine.finish("docker-run", container)
-    assert api.wait(run_id, 60)["state_type"] == "COMPLETED"
+    run = api.wait(run_id, 60)
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert is_published(bucket, "docker")
 
 
@@ -329,6 +330,7 @@ def test_a_run_of_the_kubernetes_pool_publishes_from_its_job(engine, api, bucket
             volumes={place: (engine.volume(claims[n]), "rw") for n, place in mounts.items()},
         ),
     )
-    assert api.wait(run_id, 60)["state_type"] == "COMPLETED"
+    run = api.wait(run_id, 60)
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert is_published(bucket, "kubernetes")
     assert list((engine.volume("packhouse-cache") / "cache").iterdir())

@@ -33,6 +33,7 @@ from packhouse.recipe import Recipe, load_recipe
 from packhouse.report import print_report, report_json
 from packhouse.sources.records import gc_paused
 from packhouse.step_mirror import open_mirror
+from packhouse.terminal import echo
 from packhouse.without_pandas import WITHOUT_PANDAS
 from packhouse.workspace import CachePlace, Workspace, check_cache, find_cache
 
@@ -194,11 +195,11 @@ def refresh(
     if as_json:
         facts = {"outcome": done.outcome, "version": done.version, "message": done.message}
         prepared = report_json(done.prepared) if done.prepared else None
-        click.echo(json.dumps({**facts, "prepared": prepared}, sort_keys=True))
+        echo(json.dumps({**facts, "prepared": prepared}, sort_keys=True))
     else:
         if done.prepared:
             print_report(done.prepared)
-        click.echo(f"{done.dataset}: {done.message}")
+        echo(f"{done.dataset}: {done.message}")
     if done.outcome == "held":
         sys.exit(HELD_BACK)
 
@@ -235,11 +236,11 @@ def backfill(
     if not isinstance(messages, dict):
         raise messages
     if as_json:
-        click.echo(json.dumps({"completed": state.is_completed(), "recipes": messages}))
+        echo(json.dumps({"completed": state.is_completed(), "recipes": messages}))
     else:
         for name, message in messages.items():
-            click.echo(f"{name}: {message}")
-        click.echo(state.message)
+            echo(f"{name}: {message}")
+        echo(state.message)
     if not state.is_completed():
         sys.exit(4)
 
@@ -367,13 +368,13 @@ def _local(recipe: Recipe, cache: CachePlace, workers: int) -> Prepared:
     with local_runner(recipe, workspace, workers) as run:
         prepared = prepare_chain(recipe, run, cache.folder, mirror=mirror)
     for note in mirror.notes if mirror else ():
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     return prepared
 
 
 def _print(prepared: Prepared, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report_json(prepared), sort_keys=True))
+        echo(json.dumps(report_json(prepared), sort_keys=True))
     else:
         print_report(prepared)
     if prepared.facts["held_back"]:

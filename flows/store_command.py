@@ -14,6 +14,7 @@ import click
 from flows.command import SETTINGS, on_server, reporting_errors
 from packhouse.progress import show_progress
 from packhouse.store.address import parse_address
+from packhouse.terminal import echo
 from packhouse.workspace import check_cache, default_cache
 
 __all__ = ["COMMANDS"]
@@ -96,9 +97,9 @@ def _run(name: str, as_json: bool, *arguments: Any) -> None:
         state = on_server(name, cache, *arguments, return_state=True)
         result = state.result()
     if as_json:
-        click.echo(json.dumps({"message": state.message, "result": _plain(result)}))
+        echo(json.dumps({"message": state.message, "result": _plain(result)}))
     else:
-        click.echo(state.message)
+        echo(state.message)
 
 
 def _plain(result: Any) -> Any:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from packhouse.errors import ContractError, PackhouseError
+from packhouse.escaping import for_markdown, for_terminal, markdown_code
 from packhouse.estimate import Estimate
 from packhouse.gates import GateResult
 from packhouse.interrupts import Interrupted
@@ -104,16 +105,17 @@ def plan_markdown(facts: PlanFacts) -> str:
         return "\n".join([*lines, "", "**Nothing changed**: there is nothing to do.", ""])
     lines += ["", "| source | rows | tokens |", "|---|---:|---:|"]
     for name, line in facts.estimate.sources.items():
-        lines.append(f"| {_cell(name)} | {line['rows']:,} | {line['tokens']:,} |")
+        lines.append(f"| {for_markdown(name)} | {line['rows']:,} | {line['tokens']:,} |")
     lines += ["", "| step | done already |", "|---|---:|"]
     lines += [f"| {step} | {done} of {jobs} |" for step, (done, jobs) in facts.cached.items()]
     if facts.sources:
         lines += ["", "Sources since the ref's version:", ""]
-        lines += [f"- {what}: `{_cell(name)}`" for name, what in facts.sources.items()]
+        lines += [f"- {what}: {markdown_code(name)}" for name, what in facts.sources.items()]
     if facts.settings:
         lines += ["", "| setting | before | now |", "|---|---|---|"]
         for key, (old, new) in facts.settings.items():
-            lines.append(f"| {key} | {_cell(_short(old))} | {_cell(_short(new))} |")
+            cells = (key, _short(old), _short(new))
+            lines.append(f"| {' | '.join(map(for_markdown, cells))} |")
     return "\n".join([*lines, ""])
 
 
@@ -163,10 +165,11 @@ def outcome_markdown(gates: Sequence[GateResult], refreshed: Refreshed | None) -
     """Return what came of a run as markdown, to stand under its plan."""
     marks = {"passed": "passed", "failed": "**FAILED**", "not reached": "not reached"}
     message = refreshed.message if refreshed else "nothing was published"
-    lines = [f"### packhouse: {_cell(message)}", ""]
+    lines = [f"### packhouse: {for_markdown(message)}", ""]
     lines += ["| gate | outcome | value | limit | |", "|---|---|---:|---:|---|"]
     lines += [
-        f"| {g.name} | {marks[g.outcome]} | {g.shown_value} | {g.shown_limit} | {_cell(g.detail)} |"
+        f"| {g.name} | {marks[g.outcome]} | {g.shown_value} | {g.shown_limit} "
+        f"| {for_markdown(g.detail)} |"
         for g in gates
     ]
     prepared = refreshed.prepared if refreshed else None
@@ -203,16 +206,17 @@ def to_junit(dataset: str, gates: Sequence[GateResult]) -> str:
         "time": f"{seconds:.3f}",
     }
     root = ET.Element("testsuites", counts)
-    dataset = _xml(dataset)
+    dataset = for_terminal(dataset)
     suite = ET.SubElement(root, "testsuite", {"name": f"packhouse {dataset}", **counts})
     for gate in gates:
         case = ET.SubElement(suite, "testcase", {"classname": f"packhouse.{dataset}"})
         case.set("name", gate.name)
         case.set("time", f"{gate.seconds:.3f}")
+        detail = for_terminal(gate.detail)
         if gate.outcome == "failed":
-            ET.SubElement(case, "failure", {"message": _xml(gate.detail)}).text = _xml(gate.detail)
+            ET.SubElement(case, "failure", {"message": detail}).text = detail
         elif gate.outcome == "not reached":
-            ET.SubElement(case, "skipped", {"message": f"not reached: {_xml(gate.detail)}"})
+            ET.SubElement(case, "skipped", {"message": f"not reached: {detail}"})
         if gate.value is not None:
             limit = gate.shown_limit or "no limit"
             ET.SubElement(case, "system-out").text = f"{gate.shown_value} ({limit})"
@@ -270,17 +274,3 @@ def _shards(pairs: Any) -> dict[str, list[str]]:
 def _short(value: Any) -> str:
     text = "-" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _cell(text: str) -> str:
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
-    return " ".join(text.replace("@", "@\u200b").split())  # mentions nobody
-
-
-def _xml(text: str) -> str:
-    """Without the characters that XML cannot hold."""
-    return "".join(
-        c
-        for c in text
-        if c in "\t\n" or " " <= c < "\ud800" or "\udfff" < c < "\ufffe" or c > "\uffff"
-    )

@@ -10,12 +10,15 @@ import json
 import os
 import shlex
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import click
 
 from packhouse.errors import PackhouseError
+from packhouse.escaping import for_terminal
 from packhouse.interrupts import Interrupted, handle_signals
+from packhouse.terminal import echo
 
 __all__ = ["COMMANDS", "cli", "exit_interrupted", "exit_with", "main"]
 
@@ -63,6 +66,8 @@ class _LazyGroup(click.Group):
             exit_with(error, as_json="--json" in sys.argv)
         except Interrupted as error:
             exit_interrupted(error, keeps_steps=False)
+        except click.ClickException as error:  # repeats arguments, which a shell may have expanded
+            raise click.UsageError(for_terminal(error.format_message()), ctx) from None
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,9 +90,9 @@ def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
     name = type(error).__name__
     if as_json:
         facts = {key: value for key, value in error.facts.items() if _is_plain(value)}
-        click.echo(json.dumps({"error": name, "message": str(error), **facts}, sort_keys=True))
+        echo(json.dumps({"error": name, "message": str(error), **facts}, sort_keys=True))
     else:
-        click.echo(f"{name}: {error}", err=True)
+        echo(f"{name}: {error}".replace("\n", "\n  "), err=True)
     sys.exit(error.exit_code)
 
 
@@ -95,8 +100,8 @@ def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
     """Say how to go on after a signal, and exit with 130 or 143."""
     program = click.get_current_context().find_root().command_path
     kept = "; finished steps are kept" if keeps_steps else ""
-    click.echo(f"{error}{kept}. To go on, run again:", err=True)
-    click.echo(f"  {program} {shlex.join(sys.argv[1:])}", err=True)
+    echo(f"{error}{kept}. To go on, run again:", err=True)
+    echo(f"  {program} {shlex.join(sys.argv[1:])}", err=True)
     sys.exit(error.exit_code)
 
 
@@ -108,6 +113,7 @@ def main() -> None:
     """Run the command line."""
     handle_signals()
     os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.without_pandas
+    sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), err=True)
     cli(prog_name="packhouse")
 
 

@@ -24,6 +24,8 @@ attributes, given as keywords, and survive pickling (worker processes raise them
 
 from typing import Any
 
+from packhouse.escaping import for_terminal
+
 __all__ = [
     "AuditError",
     "ConfigError",
@@ -59,6 +61,7 @@ class PackhouseError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, **facts: Any) -> None:
+        message = for_terminal(message, keep_lines=True)  # it may repeat a row or a file's name
         super().__init__(message)
         self.message = message
         self.facts = facts

@@ -14,15 +14,22 @@ import re
 
 __all__ = ["for_markdown", "for_terminal", "markdown_code"]
 
-# C1 and bidirectional controls, line and paragraph separators, half surrogates (which no stream
-# can write), and the tag characters, which spell invisible ASCII.
-_OTHERS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f"
+# C1 and bidirectional controls, line and paragraph separators, what streams and XML cannot hold
+# (half surrogates, non-characters), and the tag characters, which spell invisible ASCII.
+_OTHERS = (
+    "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
+    "\U000e0000-\U000e007f"
+)
 _ACTIVE = re.compile(f"[\x00-\x1f{_OTHERS}]")
 _ACTIVE_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
 
 # What can begin a tag, a link, an image, a list, a heading, a cell, emphasis, mathematics or an
-# address that becomes a link by itself (`http:`, `www.`).
-_MARKDOWN = re.compile(r"[&<>\[\]`*_~\\|#{}$]|^[-+=]|:(?! |$)|\.(?! |$)|^[0-9]+[.)]")
+# address that becomes a link by itself. Punctuation inside words stays: `seq_len`, `rows.jsonl`.
+_MARKDOWN = re.compile(
+    r"[&<>\[\]`*~\\|#{}$]|^[-+=]|^[0-9]+[.)]|:(?=//)|(?<=www)\."
+    r"|(?<![^\W_])_|_(?![^\W_])",
+    re.IGNORECASE,
+)
 
 
 def for_terminal(text: str, *, keep_lines: bool = False) -> str:
@@ -45,7 +52,7 @@ def for_markdown(text: str) -> str:
 
     Example:
         >>> for_markdown("2 of 3 rows | ![](http://x.org)")
-        '2 of 3 rows &#124; !&#91;&#93;(http&#58;//x&#46;org)'
+        '2 of 3 rows &#124; !&#91;&#93;(http&#58;//x.org)'
     """
     line = for_terminal(" ".join(text.split()))
     line = _MARKDOWN.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)

@@ -33,6 +33,7 @@ from packhouse import (
     tokenization,
 )
 from packhouse.errors import ConfigError
+from packhouse.escaping import for_terminal
 from packhouse.fingerprint import digest, library_versions
 from packhouse.recipe import MIXING, Recipe, SourceConfig
 from packhouse.sources import SourceShard, scan_source
@@ -267,7 +268,7 @@ def _validate_jobs(recipe: Recipe) -> Iterator[Job]:
             "group_by": recipe.split.group_by,
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
         }
-        label = f"{shard.file} from byte {shard.byte_start:,}"
+        label = for_terminal(f"{shard.file} from byte {shard.byte_start:,}")
         size = shard.byte_end - shard.byte_start
         yield make_job(
             "validate", [], parameters, shard=shard, source=source, label=label, size=size

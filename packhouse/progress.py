@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from threading import Lock, Timer
 from typing import Any
 
+from packhouse.terminal import console, echo
+
 __all__ = [
     "CurrentStep",
     "advance",
@@ -148,7 +150,7 @@ def say(text: str, seconds: float) -> None:
     if _display is not None:
         _display.console.print(line, markup=False, highlight=False)
     else:
-        _write_line(line)
+        echo(line, err=True)
 
 
 def start_phase(text: str) -> None:
@@ -161,7 +163,7 @@ def start_phase(text: str) -> None:
     if _display is not None:
         task = _display.add_task(text, total=None)
     else:
-        _write_line(f"{text} ...")
+        echo(f"{text} ...", err=True)
     _phase = _Phase(text, time.monotonic(), task)
 
 
@@ -173,11 +175,6 @@ def _end_phase() -> None:
         _display.remove_task(_phase.task)
     say(_phase.text, time.monotonic() - _phase.began)
     _phase = None
-
-
-def _write_line(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 @contextmanager
@@ -218,7 +215,6 @@ def job_done(num_done: int) -> None:
 
 
 def _rich_progress() -> Any:
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         Progress,
@@ -234,6 +230,6 @@ def _rich_progress() -> Any:
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console(stderr=True),
         transient=True,
     )

@@ -7,6 +7,7 @@ from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
 from packhouse.jobs import STEPS
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
+from packhouse.terminal import console
 
 __all__ = ["audit_table", "ledger_table", "print_report", "report_json"]
 
@@ -37,41 +38,42 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
 
 def print_report(prepared: Prepared) -> None:
     """Print the result of a run for people."""
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     verb = "published" if prepared.created else "unchanged, already published:"
-    console.print(f"\n[bold green]{verb}[/] [bold]{prepared.dataset}[/] {prepared.version}")
+    dataset = f" {prepared.dataset} "
+    out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
     uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
-    console.print(f"  in {uri}, {_ref(prepared, uri)}\n")
+    out.print(f"  in {uri}, {_ref(prepared, uri)}\n")
     lines = [line.to_json() for line in prepared.ledger]
-    console.print(ledger_table(lines))
+    out.print(ledger_table(lines))
     for line in lines:
-        _print_reasons(console, line)
-    _print_notes(console, prepared)
-    _print_unused_fields(console, prepared)
-    _print_mixing(console, prepared)
-    _print_repeats(console, prepared)
-    _print_uneven_split(console, _pack_facts(prepared).get("split"))
-    console.print(_splits_table(prepared.facts["statistics"]))
-    console.print(audit_table(prepared.facts["audit"]))
+        _print_reasons(out, line)
+    _print_notes(out, prepared)
+    _print_unused_fields(out, prepared)
+    _print_mixing(out, prepared)
+    _print_repeats(out, prepared)
+    _print_uneven_split(out, _pack_facts(prepared).get("split"))
+    out.print(_splits_table(prepared.facts["statistics"]))
+    out.print(audit_table(prepared.facts["audit"]))
     if "contamination" in prepared.facts["audit"]:
         found = prepared.facts["audit"]["contamination"]
-        console.print(
+        out.print(
             f"contamination: {found['contaminated']:,} of {found['rows']:,} rows share "
             f"{found['ngram']} words in a row with a benchmark"
         )
     if prepared.facts.get("golden"):
-        console.print(f"golden: {prepared.facts['golden']:,} conversations came out as pinned")
+        out.print(f"golden: {prepared.facts['golden']:,} conversations came out as pinned")
     for target, name in prepared.facts["mirrors"].items():
-        console.print(f"also in {target} ({name})")
-    console.print("steps: " + _steps_line(prepared))
+        out.print(f"also in {target} ({name})")
+    out.print("steps: " + _steps_line(prepared))
     if prepared.facts.get("quarantine"):
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
-        console.print(f"quarantine: {rows:,} rows in {prepared.facts['quarantine']}")
-    console.print("\nload it:")
-    console.print("  from packhouse.loaders import load_packed", markup=False)
-    console.print(f'  train = load_packed("{uri}", split="train")', markup=False)
+        out.print(f"quarantine: {rows:,} rows in {prepared.facts['quarantine']}")
+    out.print("\nload it:")
+    out.print("  from packhouse.loaders import load_packed")
+    out.print(f'  train = load_packed("{uri}", split="train")')
 
 
 def _ref(prepared: Prepared, uri: str) -> str:
@@ -125,7 +127,7 @@ def audit_table(audit: dict[str, Any]) -> Any:
     return table
 
 
-def _print_reasons(console: Any, line: dict[str, Any]) -> None:
+def _print_reasons(out: Any, line: dict[str, Any]) -> None:
     for what, unit in (
         ("added", " rows"),
         ("quarantined", ""),
@@ -135,7 +137,7 @@ def _print_reasons(console: Any, line: dict[str, Any]) -> None:
     ):
         if line[what]:
             reasons = ", ".join(f"{reason} {n:,}{unit}" for reason, n in line[what].items())
-            console.print(f"  {line['step']} {what.removeprefix('tokens_')}: {reasons}")
+            out.print(f"  {line['step']} {what.removeprefix('tokens_')}: {reasons}")
 
 
 def _count(value: int | None) -> str:
@@ -157,13 +159,13 @@ _NOTES = {
 }
 
 
-def _print_notes(console: Any, prepared: Prepared) -> None:
+def _print_notes(out: Any, prepared: Prepared) -> None:
     counts: Counter[str] = Counter()
     for receipt in prepared.receipts:
         counts.update(receipt.facts.get("notes", {}))
     for note, meaning in _NOTES.items():
         if counts[note]:
-            console.print(f"  note: {counts[note]:,} {meaning}")
+            out.print(f"  note: {counts[note]:,} {meaning}")
 
 
 def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
@@ -176,7 +178,7 @@ def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
     return {source: dict(sorted(counts.items())) for source, counts in sorted(found.items())}
 
 
-def _print_unused_fields(console: Any, prepared: Prepared) -> None:
+def _print_unused_fields(out: Any, prepared: Prepared) -> None:
     """Fields of rows that no format reads, by source, those that look like conversation first."""
     for source, counts in _unused_fields(prepared).items():
         talk = [name for name in counts if _bare(name) in CONVERSATIONAL]
@@ -184,17 +186,15 @@ def _print_unused_fields(console: Any, prepared: Prepared) -> None:
         named = list(dict.fromkeys([*flags, *talk, *counts]))
         shown = ", ".join(f"{name} {counts[name]:,}" for name in named[:8])
         more = f", and {len(named) - 8} more" if len(named) > 8 else ""
-        console.print(
-            f"  note: fields of '{source}' that are not used (rows): {shown}{more}", markup=False
-        )
+        out.print(f"  note: fields of '{source}' that are not used (rows): {shown}{more}")
         if talk:
-            console.print(
+            out.print(
                 f"    {', '.join(talk)} may belong to the conversation: look at `format` and "
                 "`fields` of the source",
                 markup=False,
             )
         if flags:
-            console.print(
+            out.print(
                 f"    {', '.join(flags)} may say what is trained: a message's `train` and "
                 "`weight` are read",
                 markup=False,
@@ -205,19 +205,19 @@ def _bare(name: str) -> str:
     return name.removeprefix(IN_MESSAGES)
 
 
-def _print_mixing(console: Any, prepared: Prepared) -> None:
+def _print_mixing(out: Any, prepared: Prepared) -> None:
     """What was taken of each source, where a source's settings took more or less than all."""
     lines = _pack_facts(prepared).get("sources", {})
     if not any(line.get("sampled_out") or line["repeated"] for line in lines.values()):
         return
     for name, line in lines.items():
-        console.print(
+        out.print(
             f"  mix: '{name}' {line['packed']:,} of {line['records']:,} records, "
             f"{line['repeated']:,} repeats of them, {line['tokens']:,} tokens"
         )
 
 
-def _print_repeats(console: Any, prepared: Prepared) -> None:
+def _print_repeats(out: Any, prepared: Prepared) -> None:
     """How many rows repeat another, and one of each kind."""
     found = _pack_facts(prepared).get("dedup", {})
     for kind in ("equal", "near"):
@@ -228,7 +228,7 @@ def _print_repeats(console: Any, prepared: Prepared) -> None:
         first = row["repeats"]
         apart = facts.get("on_both_sides", 0)
         split = f"{apart:,} pairs are in train and eval; " if apart else ""
-        console.print(
+        out.print(
             f"  {kind}: {facts['rows']:,} rows repeat another, {facts['dropped']:,} dropped; "
             f"{split}such as {row['source']} row {row['row']:,} of {first['source']} row "
             f"{first['row']:,} ({row['similarity']:.0%})",
@@ -236,12 +236,12 @@ def _print_repeats(console: Any, prepared: Prepared) -> None:
         )
 
 
-def _print_uneven_split(console: Any, facts: dict[str, int] | None) -> None:
+def _print_uneven_split(out: Any, facts: dict[str, int] | None) -> None:
     """Say so where eval has far more or fewer records than were asked for."""
     if facts is None or not is_uneven(**facts):
         return
     joined = f"; {facts['joined']:,} records were joined to others' groups" * bool(facts["joined"])
-    console.print(
+    out.print(
         f"  note: eval has {facts['eval']:,} of {facts['records']:,} records, {facts['asked']:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe"
     )

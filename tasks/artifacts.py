@@ -21,7 +21,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import AuditError, PackhouseError
-from packhouse.escaping import for_markdown, markdown_code
+from packhouse.escaping import for_markdown, for_terminal, markdown_code
 from packhouse.ledger import LedgerLine
 from packhouse.quarantine import count_reasons, likely_causes
 from packhouse.recipe import PublishConfig, Recipe
@@ -61,14 +61,14 @@ def publish_artifacts(prepared: Prepared) -> None:
         markdown=_version_page(prepared),
         description="What was published",
     )
-    create_table_artifact(
+    _create_table(
         key=artifact_key(name, "sources"),
-        table=_sources(prepared),
+        rows=_sources(prepared),
         description="Rows and tokens by source",
     )
-    create_table_artifact(
+    _create_table(
         key=artifact_key(name, "audit"),
-        table=audit_rows(prepared.facts["audit"]),
+        rows=audit_rows(prepared.facts["audit"]),
         description="What the tokens teach, by source",
     )
     bad = _read_bad_rows(
@@ -173,17 +173,18 @@ def verify_artifacts(store: str, reports: Sequence[tuple[str, VerifyReport]]) ->
         }
         for name, report in reports
     ]
-    create_table_artifact(key="verify", table=rows, description=f"Versions in {store}")
+    _create_table(key="verify", rows=rows, description=f"Versions in {store}")
 
 
 def move_artifacts(store: str, dataset: str, ref: Ref) -> None:
     """Create the page of a ref that moved."""
-    past = [(move.seq, f"`{move.version}`") for move in ref.past[:10]]
+    past = [(move.seq, move.version) for move in ref.past[:10]]
     lines = [
-        f"# {dataset}: `{ref.name}` -> `{ref.version}`",
-        f"in `{_escaped(store)}`; move {ref.seq}, before: `{ref.parent or 'nothing'}`.",
+        f"# {for_markdown(dataset)}: {markdown_code(ref.name)} -> {markdown_code(ref.version)}",
+        f"in {markdown_code(store)}; move {ref.seq}, "
+        f"before: {markdown_code(ref.parent or 'nothing')}.",
         "",
-        *markdown_table(("move", "version"), [(ref.seq, f"`{ref.version}`"), *past]),
+        *markdown_table(("move", "version"), [(ref.seq, ref.version), *past]),
     ]
     create_markdown_artifact(
         key=artifact_key(dataset, "ref", ref.name),
@@ -206,7 +207,7 @@ def garbage_artifacts(store: str, reports: Sequence[tuple[str, GcReport]]) -> No
         for name, report in reports
         for garbage in report.garbage
     ]
-    create_table_artifact(key="garbage", table=rows, description=f"Garbage in {store}")
+    _create_table(key="garbage", rows=rows, description=f"Garbage in {store}")
 
 
 def backfill_artifacts(runs: Runs) -> None:
@@ -215,7 +216,16 @@ def backfill_artifacts(runs: Runs) -> None:
         {"recipe": name, "state": state.name, "message": (state.message or "")[:1000]}
         for name, state in runs
     ]
-    create_table_artifact(key="backfill", table=rows, description="Recipes of the backfill")
+    _create_table(key="backfill", rows=rows, description="Recipes of the backfill")
+
+
+def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
+    """Create a table artifact; the UI renders its cells as markdown."""
+    cells = [
+        {name: for_markdown(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in rows
+    ]
+    create_table_artifact(key=key, table=cells, description=for_markdown(description))
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -232,19 +242,13 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> 
 def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return _escaped("-" if value is None else str(value))
-
-
-def _escaped(text: str) -> str:
-    """Neither HTML nor the end of a cell; what stays is markdown's own emphasis."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
-    return " ".join(text.split())
+    return for_markdown("-" if value is None else str(value))
 
 
 def _sentence(error: PackhouseError) -> str:
     """What the error says, without the places in the cache that it names."""
     places = ", ".join(map(str, error.facts.get("places", ())))
-    return _escaped(str(error).replace(f"; see {places}", ""))
+    return for_markdown(str(error).replace(f"; see {places}", ""))
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -263,7 +267,7 @@ def _version_page(prepared: Prepared) -> str:
     verb = "Published" if prepared.created else "Unchanged, already published"
     lines = [
         f"# {prepared.dataset} {prepared.version}",
-        f"{verb} in `{prepared.store}`.",
+        f"{verb} in {markdown_code(prepared.store)}.",
         *_held(prepared),
         "",
         "## Ledger",
@@ -284,7 +288,7 @@ def _version_page(prepared: Prepared) -> str:
         "",
         "```python",
         "from packhouse.loaders import load_packed",
-        f'train = load_packed("{place}@{prepared.version}", split="train")',
+        f'train = load_packed("{for_terminal(place)}@{prepared.version}", split="train")',
         "```",
     ]
     return "\n".join(lines)
@@ -313,15 +317,15 @@ def _held(prepared: Prepared) -> list[str]:
         place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
         return [
             "",
-            f"## Held: `{ref}` stays where it is",
-            *(f"- {_escaped(reason)}" for reason in prepared.facts["held_back"]),
+            f"## Held: {markdown_code(ref)} stays where it is",
+            *(f"- {for_markdown(reason)}" for reason in prepared.facts["held_back"]),
             "",
             "## To promote it",
             *_how_to_promote(place, prepared.dataset, ref, prepared.version),
         ]
     if at != prepared.version:
-        return [f"The ref `{ref}` stays at `{at}`, published after it."]
-    return [f"The ref `{ref}` points to it."]
+        return [f"The ref {markdown_code(ref)} stays at {markdown_code(at)}, published after it."]
+    return [f"The ref {markdown_code(ref)} points to it."]
 
 
 def _splits(statistics: Mapping[str, Any]) -> list[str]:
@@ -348,24 +352,24 @@ def _audit(audit: Mapping[str, Any]) -> list[str]:
 
 
 def _links(prepared: Prepared, place: str) -> list[str]:
-    lines = [f"- version: `{place}/v/{prepared.version}/manifest.json`"]
+    lines = [f"- version: {markdown_code(f'{place}/v/{prepared.version}/manifest.json')}"]
     if prepared.facts.get("quarantine"):
-        lines.append(f"- quarantine: `{prepared.facts['quarantine']}`")
+        lines.append(f"- quarantine: {markdown_code(prepared.facts['quarantine'])}")
     for uri, name in prepared.facts.get("mirrors", {}).items():
         lines.append(f"- also in {_mirror(uri, str(name))}")
-    lines.append(f"- look at it: `packhouse inspect {place}@{prepared.version}`")
+    lines.append(f"- look at it: {markdown_code(f'packhouse inspect {place}@{prepared.version}')}")
     return lines
 
 
 def _mirror(uri: str, name: str) -> str:
-    if uri.startswith("hf://"):
+    if re.fullmatch(r"hf://[\w./-]+", uri):
         page = f"https://huggingface.co/{uri.removeprefix('hf://')}"
-        return f"[{uri}]({page}) ({_escaped(name)})"
-    return f"`{uri}` ({_escaped(name)})"
+        return f"[{uri}]({page}) ({for_markdown(name)})"
+    return f"{markdown_code(uri)} ({for_markdown(name)})"
 
 
 def _counts(reasons: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items())) or "-"
+    return for_markdown(", ".join(f"{name} {n:,}" for name, n in sorted(reasons.items()))) or "-"
 
 
 def _sources(prepared: Prepared) -> list[dict[str, Any]]:
@@ -395,9 +399,9 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
 
 
 def _quarantine_table(dataset: str, rows: list[dict[str, Any]]) -> None:
-    create_table_artifact(
+    _create_table(
         key=artifact_key(dataset, "quarantine"),
-        table=rows,
+        rows=rows,
         description="Quarantined rows by step and reason, with the first of each",
     )
 
@@ -418,12 +422,12 @@ def _samples(line: Mapping[str, Any] | None) -> dict[str, str]:
         f"{s['source']} row {s['row']:,}: {str(s['detail'])[:_MOST_DETAIL]}"
         for s in line["samples"]
     ]
-    return {"samples": _escaped("; ".join(shown))}
+    return {"samples": "; ".join(shown)}
 
 
 def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
     place = f"{recipe.publish.store.rstrip('/')}/{refreshed.dataset}"
-    lines = [f"# {refreshed.dataset}: {refreshed.outcome}", _escaped(refreshed.message)]
+    lines = [f"# {refreshed.dataset}: {refreshed.outcome}", for_markdown(refreshed.message)]
     if refreshed.outcome in ("waiting", "held"):
         lines += [
             "",
@@ -431,7 +435,11 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
             *_how_to_promote(place, refreshed.dataset, refreshed.ref, refreshed.version),
         ]
     if refreshed.breaking:
-        lines += ["", "**Readers would break**:", *(f"- {_escaped(b)}" for b in refreshed.breaking)]
+        lines += [
+            "",
+            "**Readers would break**:",
+            *(f"- {for_markdown(b)}" for b in refreshed.breaking),
+        ]
     if refreshed.drift:
         lines += ["", "## Drift", *_drift_table(refreshed.drift, recipe.publish)]
     if refreshed.diff:
@@ -447,10 +455,11 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
 
 def _how_to_promote(place: str, dataset: str, ref: str, version: str) -> list[str]:
     return [
-        f"- look first: `packhouse diff {place}@{ref} {version}`",
-        f"- here: run the deployment `promote/promote-version` with dataset `{dataset}`, version "
-        f"`{version}`, ref `{ref}`, and the store of this run",
-        f"- in a shell: `packhouse ref set {place} {ref} {version}`",
+        f"- look first: {markdown_code(f'packhouse diff {place}@{ref} {version}')}",
+        "- here: run the deployment `promote/promote-version` with dataset "
+        f"{markdown_code(dataset)}, version {markdown_code(version)}, ref {markdown_code(ref)}, "
+        "and the store of this run",
+        f"- in a shell: {markdown_code(f'packhouse ref set {place} {ref} {version}')}",
     ]
 
 

@@ -9,6 +9,7 @@ import click
 from packhouse.cache import Cached, cache_room, choose_steps, list_steps, remove_steps
 from packhouse.cache_holds import file_clock
 from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.terminal import echo
 from packhouse.workspace import check_cache, default_cache
 
 __all__ = ["cache"]
@@ -47,8 +48,8 @@ def list_command(folder: Path | None, as_json: bool) -> None:
         return
     rows = [(step, *_json(entries).values()) for step, entries in sorted(steps.items())]
     print_table(("step", "jobs", "bytes", "in use", "bytes in use", "held", "bytes held"), rows)
-    click.echo(f"{sum(entry.num_bytes for entry in found):,} bytes in {len(found):,} jobs")
-    click.echo(str(cache_room(place, found)))
+    echo(f"{sum(entry.num_bytes for entry in found):,} bytes in {len(found):,} jobs")
+    echo(str(cache_room(place, found)))
 
 
 @cache.command("gc")
@@ -86,7 +87,7 @@ def gc_command(
         [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
     )
     verb = f"{freed:,} bytes freed" if delete else "nothing deleted; add --delete"
-    click.echo(f"{num_bytes:,} bytes in {len(chosen):,} jobs: {verb}")
+    echo(f"{num_bytes:,} bytes in {len(chosen):,} jobs: {verb}")
 
 
 def _json(entries: list[Cached]) -> dict[str, Any]:

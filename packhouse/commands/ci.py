@@ -35,6 +35,7 @@ from packhouse.recipe import Recipe, load_recipe
 from packhouse.refresh import Look, Planned, Refreshed, candidate_of, look, outcome_of, unchanged
 from packhouse.step_mirror import StepMirror, open_mirror
 from packhouse.store import OpenVersion, open_version
+from packhouse.terminal import echo
 from packhouse.workspace import Workspace, check_cache, find_cache
 
 __all__ = ["ci"]
@@ -246,16 +247,16 @@ def _write(path: Path | None, text: str) -> None:
 
 def _say(job: _Job, facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(facts, sort_keys=True))
+        echo(json.dumps(facts, sort_keys=True))
     if isinstance(job.error, Interrupted):
         exit_interrupted(job.error, keeps_steps=True)
     if as_json:
         return
     for note in job.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     if job.error is not None:
-        click.echo(f"{type(job.error).__name__}: {job.error}", err=True)
+        echo(f"{type(job.error).__name__}: {job.error}", err=True)
     elif job.refreshed is not None:
-        click.echo(f"{job.refreshed.dataset}: {job.refreshed.outcome}: {job.refreshed.message}")
+        echo(f"{job.refreshed.dataset}: {job.refreshed.outcome}: {job.refreshed.message}")
     elif job.facts is not None:
-        click.echo(plan_markdown(job.facts))
+        echo(plan_markdown(job.facts))

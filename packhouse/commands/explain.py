@@ -11,6 +11,7 @@ from packhouse.jobs import STEPS, Job, Plan, plan_jobs
 from packhouse.last_run import changed_parts, load_last_run
 from packhouse.output_jobs import output_jobs
 from packhouse.recipe import Recipe, load_recipe
+from packhouse.terminal import console, echo
 from packhouse.workspace import Workspace
 
 __all__ = ["explain", "explain_plan"]
@@ -27,7 +28,7 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
     plan = plan_jobs(recipe)
     rows = explain_plan(plan, Workspace(cache=cache), recipe)
     if as_json:
-        click.echo(json.dumps({"version_id": plan.version_id, "jobs": rows}))
+        echo(json.dumps({"version_id": plan.version_id, "jobs": rows}))
     else:
         _print(rows, plan.version_id)
 
@@ -77,19 +78,21 @@ def _explain_job(
 
 
 def _print(rows: list[dict[str, Any]], version_id: str) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     for step in STEPS:
         jobs = [row for row in rows if row["step"] == step]
         runs = [row for row in jobs if not row["cached"]]
         if not runs:
-            console.print(f"[green]{step:>9}  cached[/] ({len(jobs)} of {len(jobs)} jobs)")
+            count = f" ({len(jobs)} of {len(jobs)} jobs)"
+            out.print(Text.assemble((f"{step:>9}  cached", "green"), count))
             continue
-        console.print(f"[yellow]{step:>9}  runs[/] ({len(runs)} of {len(jobs)} jobs)")
+        count = f" ({len(runs)} of {len(jobs)} jobs)"
+        out.print(Text.assemble((f"{step:>9}  runs", "yellow"), count))
         for row in runs[:5]:
             label = f"{row['label']}: " if len(jobs) > 1 else ""
-            console.print(f"{'':>11}{label}{'; '.join(row['why'])}", markup=False)
+            out.print(f"{'':>11}{label}{'; '.join(row['why'])}")
         if len(runs) > 5:
-            console.print(f"{'':>11}... and {len(runs) - 5} more")
-    console.print(f"  version  {version_id}")
+            out.print(f"{'':>11}... and {len(runs) - 5} more")
+    out.print(f"  version  {version_id}")

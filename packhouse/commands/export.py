@@ -7,6 +7,7 @@ import click
 
 from packhouse.exports import FORMATS, export_version
 from packhouse.store.address import open_address
+from packhouse.terminal import echo
 from packhouse.workspace import default_cache
 
 __all__ = ["export"]
@@ -51,8 +52,8 @@ def export(
             "splits": done.splits,
             "files": done.files,
         }
-        click.echo(json.dumps(facts, sort_keys=True))
+        echo(json.dumps(facts, sort_keys=True))
         return
-    click.echo(f"{done.dataset} {done.version} as {done.export_format}:")
+    echo(f"{done.dataset} {done.version} as {done.export_format}:")
     for name in done.files:
-        click.echo(f"  {done.folder / name}")
+        echo(f"  {done.folder / name}")

@@ -6,6 +6,7 @@ from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.errors import IntegrityError
 from packhouse.store.address import open_dataset
 from packhouse.store.gc import GcReport, collect_garbage
+from packhouse.terminal import echo
 
 __all__ = ["gc"]
 
@@ -41,7 +42,7 @@ def _print(report: GcReport) -> None:
     verb = f"deleted {report.num_deleted:,} objects"
     if report.dry_run:
         verb = "nothing deleted; add --delete"
-    click.echo(
+    echo(
         f"{report.num_bytes:,} bytes of garbage, {report.num_unfinished_uploads} unfinished "
         f"uploads, {report.num_probes} objects of store checks: {verb}"
     )

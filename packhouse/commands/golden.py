@@ -13,6 +13,7 @@ from packhouse.golden import check_golden, pin, read_golden, write_golden
 from packhouse.jobs import plan_jobs
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.steps import execute
+from packhouse.terminal import echo
 from packhouse.workspace import Workspace, read_table
 
 __all__ = ["golden"]
@@ -40,9 +41,9 @@ def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bo
         raise ConfigError(f"recipe '{recipe_path}' has no `golden: FILE`")
     result = check_golden(recipe, Workspace(cache=cache).tokenizers)
     if as_json:
-        click.echo(json.dumps({"golden": result.total}))
+        echo(json.dumps({"golden": result.total}))
     else:
-        click.echo(f"golden: {result.detail}")
+        echo(f"golden: {result.detail}")
 
 
 @golden.command()
@@ -82,14 +83,12 @@ def write(
     pinned = pin(items, recipe, workspace.tokenizers)
     write_golden(path, pinned)
     if as_json:
-        click.echo(json.dumps({"golden": len(pinned), "file": str(path)}))
+        echo(json.dumps({"golden": len(pinned), "file": str(path)}))
         return
-    click.echo(f"{len(pinned)} golden conversations in {path}; look at what is trained:")
+    echo(f"{len(pinned)} golden conversations in {path}; look at what is trained:")
     for item in pinned:
         for made in item.get("examples", [item]):
-            click.echo(
-                f"  {item.get('name', '')}: {made.get('trained_text') or made.get('refused')}"
-            )
+            echo(f"  {item.get('name', '')}: {made.get('trained_text') or made.get('refused')}")
 
 
 def _chosen(

@@ -13,6 +13,7 @@ from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
+from packhouse.terminal import console, echo
 from packhouse.workspace import Workspace, default_cache
 
 __all__ = ["inspect"]
@@ -47,7 +48,7 @@ def inspect(
     for number, row in _packs(opened, split, skip, packs):
         runs = _runs(row)
         if as_json:
-            click.echo(json.dumps(_as_json(number, row, runs, decode), ensure_ascii=False))
+            echo(json.dumps(_as_json(number, row, runs, decode)))
         else:
             _print(split, number, row, runs, decode)
 
@@ -111,12 +112,10 @@ def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Any:
     tokenizers = Workspace(cache=cache).tokenizers
     snapshot = load_snapshot(folder, tokenizers) if folder else find_snapshot(wanted, tokenizers)
     if snapshot is None:
-        click.echo(
-            "tokenizer unknown here: printing ids; give --tokenizer FOLDER for text", err=True
-        )
+        echo("tokenizer unknown here: printing ids; give --tokenizer FOLDER for text", err=True)
         return None
     if snapshot.fingerprint != wanted:
-        click.echo("warning: this is not the tokenizer the version was made with", err=True)
+        echo("warning: this is not the tokenizer the version was made with", err=True)
     backend = Tokenizer.from_str(snapshot.backend)
     return lambda ids: backend.decode(ids, skip_special_tokens=False)
 
@@ -144,12 +143,11 @@ def _as_json(
 def _print(
     split: str, number: int, row: dict[str, Any], runs: list[tuple[int, int, bool]], decode: Any
 ) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     num_trained = sum(b - a for a, b, trained in runs if trained)
-    console.rule(
+    out.rule(
         f"{split} pack {number:,}: {len(row['input_ids']):,} tokens, {num_trained:,} trained, "
         f"{len(row['seq_lengths'])} records"
     )
@@ -158,7 +156,7 @@ def _print(
     )
     for start, end, trained in runs:
         if start in borders:
-            console.print(Text(f"\n-- record {borders[start]} --", style="cyan"))
+            out.print(Text(f"\n-- record {borders[start]} --", style="cyan"))
         text = Text(_text(row, start, end, decode), style="green" if trained else "dim")
-        console.print(text, end="")
-    console.print()
+        out.print(text, end="")
+    out.print()

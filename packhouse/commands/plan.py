@@ -13,6 +13,7 @@ from packhouse.commands.options import recipe_options
 from packhouse.estimate import Estimate, estimate
 from packhouse.jobs import STEPS, plan_jobs
 from packhouse.recipe import load_recipe
+from packhouse.terminal import console, echo
 from packhouse.workspace import Workspace
 
 __all__ = ["plan"]
@@ -38,36 +39,35 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     if as_json:
         facts = {"version_id": jobs.version_id, **asdict(estimated), "steps": cached}
         facts["cache"] = {"needed_bytes": needed, **asdict(room)}
-        click.echo(json.dumps(facts))
+        echo(json.dumps(facts))
     else:
         _print(recipe.dataset, jobs.version_id, estimated, cached)
-        click.echo(f"cache:  this run adds about {in_mb(needed)}; {room}")
+        echo(f"cache:  this run adds about {in_mb(needed)}; {room}")
         if needed > room.free_bytes:
-            click.echo("note: the run needs more room than is free; see `packhouse cache gc`")
+            echo("note: the run needs more room than is free; see `packhouse cache gc`")
 
 
 def _print(
     dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     about = "" if facts.is_exact else "about "
-    console.print(f"[bold]{dataset}[/] {version_id}")
-    console.print(
+    out.print(f"{dataset} {version_id}", style="bold")
+    out.print(
         f"  {about}{facts.rows:,} rows, {facts.tokens:,} tokens, {facts.packs:,} packs, "
         f"{facts.bytes / 2**20:,.1f} MiB"
     )
     for note in facts.notes:
-        console.print(f"  note: {note}")
+        out.print(f"  note: {note}")
     table = Table(box=None, pad_edge=False)
     for name in ("source", "rows", "tokens"):
         table.add_column(name, justify="left" if name == "source" else "right")
     for source, line in facts.sources.items():
         table.add_row(source, f"{about}{line['rows']:,}", f"{line['tokens']:,}")
-    console.print(table)
-    console.print(
+    out.print(table)
+    out.print(
         "cached: "
         + ", ".join(
             f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()

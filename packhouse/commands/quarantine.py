@@ -11,11 +11,13 @@ import pyarrow.compute as pc
 
 from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError, QuarantineLimitError
+from packhouse.escaping import for_terminal
 from packhouse.jobs import plan_jobs
 from packhouse.quarantine import MendedSource, Retried, check_mended, count_reasons, editable
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.store.address import open_address
 from packhouse.tables import QUARANTINED
+from packhouse.terminal import echo
 from packhouse.workspace import Workspace, default_cache, read_table
 
 __all__ = ["quarantine"]
@@ -58,13 +60,13 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     table = read_quarantine(target, cache)
     reasons = count_reasons(table, samples)
     if as_json:
-        click.echo(json.dumps({"rows": table.num_rows, "reasons": reasons}, ensure_ascii=False))
+        echo(json.dumps({"rows": table.num_rows, "reasons": reasons}))
         return
-    click.echo(f"{table.num_rows:,} quarantined rows")
+    echo(f"{table.num_rows:,} quarantined rows")
     for reason in reasons:
-        click.echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
+        echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
         for row in reason["samples"]:
-            click.echo(f"  {row['source']} row {row['row']:,}: {_printable(row['detail'])}")
+            echo(f"  {row['source']} row {row['row']:,}: {for_terminal(row['detail'])}")
 
 
 @quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")
@@ -91,17 +93,17 @@ def show(
     if not table.num_rows:
         raise ConfigError(f"no quarantined row of '{target}' is like that; see `quarantine ls`")
     for bad in table.slice(0, limit).to_pylist():
-        raw = _printable(bad.pop("raw")[:num_bytes])
+        raw = for_terminal(bad.pop("raw")[:num_bytes].decode("utf-8", "backslashreplace"))
         if as_json:
-            click.echo(json.dumps({**bad, "raw": raw}, ensure_ascii=False))
+            echo(json.dumps({**bad, "raw": raw}))
             continue
         at = "" if bad["byte_offset"] is None else f", byte {bad['byte_offset']:,}"
-        click.echo(f"{bad['source']} row {bad['row']:,}{at}: {bad['step']} / {bad['reason']}")
-        click.echo(f"  {_printable(bad['detail'])}")
-        click.echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
-        click.echo(f"  {raw}\n")
+        echo(f"{bad['source']} row {bad['row']:,}{at}: {bad['step']} / {bad['reason']}")
+        echo(f"  {for_terminal(bad['detail'])}")
+        echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
+        echo(f"  {raw}\n")
     if table.num_rows > limit and not as_json:
-        click.echo(f"... and {table.num_rows - limit:,} more; see --limit, --reason, --row")
+        echo(f"... and {table.num_rows - limit:,} more; see --limit, --reason, --row")
 
 
 @quarantine.command(
@@ -208,18 +210,6 @@ def _chosen(
     return table.sort_by([("source", "ascending"), ("row", "ascending")])
 
 
-def _printable(text: str | bytes) -> str:
-    r"""Text that no terminal acts on: control characters and bad bytes are escaped.
-
-    Example:
-        >>> print(_printable(b"a\x1b[31mb\xff\n"))
-        a\x1b[31mb\xff\n
-    """
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _lines(table: pa.Table, reason: str | None) -> list[dict[str, Any]]:
     return [editable(row) for row in _chosen(table, reason).to_pylist()]
 
@@ -228,9 +218,9 @@ def _write_editable(table: pa.Table, path: Path, as_json: bool) -> None:
     lines = _lines(table, None)
     path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     if as_json:
-        click.echo(json.dumps({"rows": len(lines), "file": str(path)}))
+        echo(json.dumps({"rows": len(lines), "file": str(path)}))
     else:
-        click.echo(f"{len(lines):,} rows in {path}: mend `raw`, then give it as --from")
+        echo(f"{len(lines):,} rows in {path}: mend `raw`, then give it as --from")
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -268,18 +258,18 @@ def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
         left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))
     if as_json:
         facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
-        click.echo(json.dumps({**facts, "sources": sources}, ensure_ascii=False))
+        echo(json.dumps({**facts, "sources": sources}))
         return
-    click.echo(f"{retried.num_passed:,} rows pass, {len(retried.still_bad):,} are still bad")
+    echo(f"{retried.num_passed:,} rows pass, {len(retried.still_bad):,} are still bad")
     for line in retried.still_bad[:5]:
-        reason = _printable(line.get("detail", ""))
-        click.echo(f"  {line['source']} row {line['row']:,}: {reason}")
+        reason = for_terminal(line.get("detail", ""))
+        echo(f"  {line['source']} row {line['row']:,}: {reason}")
     if retried.still_bad:
-        click.echo(f"  all of them: {left}")
+        echo(f"  all of them: {left}")
     if retried.passed:
-        click.echo("\nadd to the recipe's sources:")
+        echo("\nadd to the recipe's sources:")
         for source in retried.passed:
-            click.echo(_snippet(source, out / f"{source.name}.jsonl"))
+            echo(_snippet(source, out / f"{source.name}.jsonl"))
 
 
 def _snippet(source: MendedSource, path: Path) -> str:

@@ -7,6 +7,7 @@ from packhouse.errors import VersionNotFoundError
 from packhouse.store.address import open_dataset
 from packhouse.store.read import open_version
 from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
+from packhouse.terminal import echo
 
 __all__ = ["ref"]
 
@@ -90,4 +91,4 @@ def _say(moved: Ref, as_json: bool) -> None:
     if as_json:
         echo_json(_json(moved))
     else:
-        click.echo(f"{moved.name} -> {moved.version} (move {moved.seq}, before: {moved.parent})")
+        echo(f"{moved.name} -> {moved.version} (move {moved.seq}, before: {moved.parent})")

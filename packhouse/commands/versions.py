@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from packhouse.audit import audit_rows
 from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.escaping import for_terminal
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.layout import is_name
@@ -19,6 +19,7 @@ from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import OpenVersion, pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
+from packhouse.terminal import console, echo
 
 __all__ = ["diff", "ls", "pull", "show", "verify"]
 
@@ -27,7 +28,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for p
 
 def echo_json(value: Any) -> None:
     """Print JSON with sorted keys."""
-    click.echo(json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False))
+    echo(json.dumps(value, sort_keys=True, indent=2))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
@@ -37,15 +38,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
         is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{v:,}" if type(v) is int else str(v) for v in row))
-    Console(soft_wrap=False, highlight=False, markup=False).print(table)
+        table.add_row(*(f"{v:,}" if type(v) is int else for_terminal(str(v)) for v in row))
+    console(soft_wrap=False).print(table)
 
 
 @contextmanager
 def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
     """Name on stderr what is passed over, with its remedy; after the rest is said, end with 5."""
     for error in damaged:
-        click.echo(f"warning: {error}", err=True)
+        echo(f"warning: {error}", err=True)
     yield
     if damaged:
         raise click.exceptions.Exit(IntegrityError.exit_code)
@@ -141,16 +142,16 @@ def show(address: str, as_json: bool) -> None:
     """Show a version: its files, counts, lineage and settings. NAME is a ref or a version."""
     opened = open_address(address)
     if as_json:
-        click.echo(opened.manifest.to_bytes())
+        echo_json(json.loads(opened.manifest.to_bytes()))
         return
     manifest = opened.manifest
     print_table(("", ""), list(_summary(manifest).items()), f"{opened.dataset} {opened.version}")
     files = [(e.key, e.rows, e.tokens, e.size, e.sha256[:12]) for e in manifest.files]
-    click.echo()
+    echo()
     print_table(("file", "rows", "tokens", "bytes", "sha256"), files)
     if manifest.audit:
         audited = audit_rows(manifest.audit)
-        click.echo()
+        echo()
         print_table(tuple(audited[0]), [tuple(row.values()) for row in audited], "audit")
     _print_ledger(manifest.counts.get("ledger", []))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
@@ -159,7 +160,7 @@ def show(address: str, as_json: bool) -> None:
             line for line in _flat(getattr(manifest, name)) if not any(h in line[0] for h in hidden)
         ]
         if flat:
-            click.echo()
+            echo()
             print_table((name, ""), flat)
 
 
@@ -170,7 +171,7 @@ def _print_ledger(ledger: Sequence[Mapping[str, Any]]) -> None:
     """Where every row went, a line a step; reasons with their counts."""
     if not ledger:
         return
-    click.echo()
+    echo()
     print_table(_LEDGER, [[_cell(line.get(column)) for column in _LEDGER] for line in ledger])
 
 
@@ -207,13 +208,13 @@ def verify(address: str, as_json: bool) -> None:
             }
         )
     else:
-        click.echo(
+        echo(
             f"{report.version}: {report.num_files:,} files, {report.num_bytes:,} bytes, "
             f"{report.num_rows:,} rows, {report.num_tokens:,} tokens: "
             f"{'intact' if report.is_intact else 'DAMAGED'}"
         )
         for problem in report.problems:
-            click.echo(f"  {problem}")
+            echo(f"  {problem}")
     if not report.is_intact:
         raise click.exceptions.Exit(IntegrityError.exit_code)
 
@@ -232,7 +233,7 @@ def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) 
     if as_json:
         echo_json(_summary(opened.manifest) | {"folder": str(folder)})
     else:
-        click.echo(f"{opened.dataset} {opened.version} -> {folder}")
+        echo(f"{opened.dataset} {opened.version} -> {folder}")
 
 
 @click.command()
@@ -264,16 +265,16 @@ def _same_dataset(left: OpenVersion, name: str) -> OpenVersion:
 
 
 def _print_diff(found: Diff) -> None:
-    click.echo(f"{found.old} -> {found.new}")
+    echo(f"{found.old} -> {found.new}")
     if found.is_same_content:
-        click.echo("the rows are the same (content_id)")
+        echo("the rows are the same (content_id)")
     for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
         changed = getattr(found, name)
         if changed:
-            click.echo()
+            echo()
             rows = [(k, *pair) for k, pair in changed.items() if "length_histogram" not in k]
             print_table((name, "old", "new"), rows)
-    click.echo()
+    echo()
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
     if found.records is not None:
         _print_records(found)
@@ -286,5 +287,5 @@ def _print_records(found: Diff) -> None:
     for name in ("added", "removed", "changed_tokens", "changed_masks", "moved", "same"):
         examples = ", ".join(records.examples.get(name, ()))
         rows.append((name.replace("_", " "), getattr(records, f"num_{name}"), examples))
-    click.echo()
+    echo()
     print_table(("records", "number", "such as"), rows)

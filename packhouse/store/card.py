@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from packhouse.escaping import for_markdown, markdown_code
 from packhouse.store.manifest import Manifest
 
 __all__ = ["dataset_card"]
@@ -24,8 +25,9 @@ def dataset_card(manifest: Manifest) -> str:
     """
     parts = [
         _front_matter(manifest),
-        f"# {manifest.dataset}\n",
-        f"Packed token data, written by packhouse. Content `{manifest.content_id[:16]}`.\n",
+        f"# {for_markdown(manifest.dataset)}\n",
+        "Packed token data, written by packhouse. "
+        f"Content {markdown_code(manifest.content_id[:16])}.\n",
         _splits_table(manifest),
         _settings(manifest),
         _sources(manifest),
@@ -46,7 +48,9 @@ def _splits_table(manifest: Manifest) -> str:
     for split in manifest.splits():
         files = [e for e in manifest.files if e.kind == "data" and e.split == split]
         sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
-        lines.append(f"| {split} | " + " | ".join(f"{total:,}" for total in sums) + " |")
+        lines.append(
+            f"| {for_markdown(split)} | " + " | ".join(f"{total:,}" for total in sums) + " |"
+        )
     return "\n".join([*lines, ""])
 
 
@@ -54,10 +58,13 @@ def _settings(manifest: Manifest) -> str:
     wanted = ("format.template", "format.train_on", "pack.seq_len", "pack.strategy")
     found = [(key, _at(manifest.configuration, key)) for key in wanted]
     tokenizer = _at(manifest.lineage, "tokenizer.fingerprint")
-    lines = [f"- `{key}`: {value}" for key, value in found if value is not None]
+    lines = [f"- `{key}`: {for_markdown(str(value))}" for key, value in found if value is not None]
     if tokenizer:
-        lines.append(f"- tokenizer: `{str(tokenizer)[:16]}`")
-    lines += [f"- column `{f['name']}`: {f['type']}" for f in manifest.schema.get("fields", ())]
+        lines.append(f"- tokenizer: {markdown_code(str(tokenizer)[:16])}")
+    lines += [
+        f"- column {markdown_code(str(f['name']))}: {for_markdown(str(f['type']))}"
+        for f in manifest.schema.get("fields", ())
+    ]
     return "\n".join([*lines, ""]) if lines else ""
 
 
@@ -66,7 +73,7 @@ def _sources(manifest: Manifest) -> str:
     rows: Counter[str] = Counter()
     for source in manifest.lineage.get("sources", ()):
         rows[source.get("file", "")] += source.get("rows", 0)
-    lines = [f"| {file} | {number:,} |" for file, number in sorted(rows.items())]
+    lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in sorted(rows.items())]
     return "\n".join(["| source | rows |", "|---|---:|", *lines, ""]) if lines else ""
 
 

@@ -52,7 +52,7 @@ def test_nothing_that_a_terminal_acts_on_is_left(text: str) -> None:
 
 
 def test_letters_of_every_language_stay() -> None:
-    text = "naïve 日本語 \u3000 فارسی\u200cها 👩‍👩‍👧 हिन्दी"
+    text = "naïve 日本語 \u3000 فارسی\u200cها 👩‍👩‍👧 हिन्दी"  # noqa: RUF001
 
     assert for_terminal(text) == text
 

@@ -49,7 +49,7 @@ _TEMPLATES = (".jinja", ".j2")
 
 
 class _Allowed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     read: list[Place] = []
     write: list[Place] = []
@@ -68,7 +68,7 @@ class Places(BaseModel):
         packhouse.errors.ConfigError: source '/etc/passwd' is no name of this worker (chats) and ...
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     sources: dict[str, Place] = {}
     tokenizers: dict[str, Place] = {}
@@ -131,7 +131,7 @@ class Places(BaseModel):
         if place in names:
             return names[place]
         if any(_lies_below(place, prefix) for prefix in allowed):
-            return place
+            return _resolved(place)
         known = ", ".join(sorted(names)) or "it has none"
         below = ", ".join(allowed) or "no prefix is allowed"
         raise ConfigError(
@@ -175,7 +175,7 @@ def _anchored(places: Places, folder: Path) -> Places:
 
 
 def _lies_below(place: str, prefix: str) -> bool:
-    """Whether a place is a prefix or lies below it, with links and `..` resolved.
+    """Return True if a place is a prefix or lies below it, with links and `..` resolved.
 
     Example:
         >>> _lies_below("s3://raw/a/b", "s3://raw/a"), _lies_below("s3://raw/ab", "s3://raw/a")
@@ -183,22 +183,41 @@ def _lies_below(place: str, prefix: str) -> bool:
         >>> _lies_below("s3://raw/a/../b", "s3://raw/a"), _lies_below("/data/../etc", "/data")
         (False, False)
     """
+    if "\0" in place:
+        return False
     if "://" in place and not place.startswith("file://"):
-        parts = [unquote(part) for part in place.split("/")[2:]]
-        if "\\" in place or "\0" in place or any(part in (".", "..") for part in parts):
+        plain = place
+        while (decoded := unquote(plain)) != plain:
+            plain = decoded
+        parts = plain.split("/")[2:]
+        if "\\" in plain or "\0" in plain or "::" in plain or {".", ".."} & set(parts):
             return False
         return f"{place.rstrip('/')}/".startswith(f"{prefix.rstrip('/')}/")
-    if "://" in prefix:
-        return False
     path = place.removeprefix("file://")
-    if "\0" in path or path.startswith("~"):
+    if "://" in prefix or path.startswith("~"):
         return False
+    # A name may hold `[x]`, and a link of that name is followed like any other. What a glob finds
+    # lies below its last folder without magic: /a/b*/c -> /a.
     fixed, magic, _ = re.split(r"([*?\[]|$)", path, maxsplit=1)
-    if magic:  # what a glob finds lies below its last folder without magic: /a/b*/c -> /a
-        fixed = fixed.rpartition("/")[0] or "."
-    root, found = os.path.realpath(prefix), os.path.realpath(fixed)
-    inside = found == root or found.startswith(root.rstrip("/") + "/")
-    return inside and ".." not in Path(path[len(fixed) :]).parts
+    if magic:
+        fixed = fixed.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+        if ".." in Path(path[len(fixed) :]).parts:
+            return False
+    root = os.path.realpath(prefix)
+    found = (os.path.realpath(path), os.path.realpath(fixed))
+    return all(at == root or at.startswith(root.rstrip("/") + "/") for at in found)
+
+
+def _resolved(place: str) -> str:
+    """What was compared, to be opened: a link may be turned elsewhere after the check.
+
+    Patterns stay, and so does a link whose own name is the last part: it names the source.
+    """
+    path = Path(place.removeprefix("file://"))
+    if ("://" in place and not place.startswith("file://")) or re.search(r"[*?\[]", place):
+        return place
+    found = path.resolve()
+    return str(found) if found.name == path.name else place
 
 
 _CREDENTIALS = re.compile(

@@ -72,9 +72,34 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+MAX_RECIPE_CHARS = 2**20
+"""Characters of a recipe with its aliases written out."""
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """Characters and nodes of a value in which every alias counts as what it names."""
+    if id(node) not in known:
+        known[id(node)] = 0  # while it is counted: an alias inside what it names is refused later
+        parts: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        own = 1 if parts or isinstance(node, yaml.CollectionNode) else len(node.value)
+        known[id(node)] = own + sum(_written_out(part, known) for part in parts)
+    return known[id(node)]
+
+
 def _parse_yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (size := _written_out(node, {})) > MAX_RECIPE_CHARS:
+            raise ConfigError(
+                f"{where}: its aliases (`*name`) stand for {size:,} characters, over "
+                f"{MAX_RECIPE_CHARS:,}; write out what is needed"
+            )
+        return loader.construct_document(node)
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         at = f", line {place.line + 1}, column {place.column + 1}" if place else ""
@@ -113,7 +138,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
             place = place.setdefault(parent, {})
         if not isinstance(place, dict | list):
             raise ConfigError(f"--set {override}: '{parent}' is a value, not a section")
-    parsed = _parse_yaml(value, f"--set {override}")
+    parsed = _parse_yaml(value, f"--set {key}")
     if isinstance(place, list):
         _item(place, last, override)
         place[int(last)] = parsed
@@ -177,6 +202,9 @@ def _at(uri: str, folder: Path) -> str:
     return os.path.normpath(folder / Path(uri).expanduser())
 
 
+_MAX_MISTAKE = 500
+
+
 def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors()[:5]:
@@ -187,9 +215,19 @@ def _explain(error: ValidationError) -> str:
             lines.append(f"'{key}' is missing")
         else:
             message = item["msg"].removeprefix("Value error, ")
+            got = f", got {_kind_of(item['input'])}"
             # A rule over sections stands at no key, and its input is the whole recipe.
-            lines.append(f"'{key}': {message}, got {item['input']!r}" if item["loc"] else message)
-    return "; ".join(lines)
+            lines.append(f"'{key}': {message}{got}" if item["loc"] else message)
+    return "; ".join(line[:_MAX_MISTAKE] for line in lines)
+
+
+def _kind_of(value: Any) -> str:
+    """What was given, but not text: it may be a secret in the wrong field."""
+    if isinstance(value, str):
+        return f"text of {len(value):,} characters"
+    if isinstance(value, bool | int | float | None):
+        return repr(value)
+    return f"a {'mapping' if isinstance(value, dict) else type(value).__name__}"
 
 
 def _hint(loc: tuple[int | str, ...]) -> str:

@@ -40,7 +40,11 @@ class Section(BaseModel):
     """A frozen section that knows all its keys."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_as_form
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_extra=_as_form,
+        hide_input_in_errors=True,  # it may be a secret in the wrong field
     )
 
     @field_validator("*", mode="before")

@@ -21,7 +21,15 @@ from packhouse.recipe import SourceConfig
 from packhouse.sources import hub
 from packhouse.store.objects import open_filesystem
 
-__all__ = ["SourceFile", "file_errors", "find_files", "open_file", "pin_of", "source_name"]
+__all__ = [
+    "SourceFile",
+    "file_errors",
+    "find_files",
+    "local_path",
+    "open_file",
+    "pin_of",
+    "source_name",
+]
 
 KNOWN_ENDINGS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow", "feather")
 """Endings that a folder is searched for; each may be followed by `.gz` or `.zst`."""
@@ -98,12 +106,18 @@ def pin_of(uri: str) -> tuple[int, str]:
         return int(info["size"]), _remote_pin(info)
 
 
+def local_path(uri: str) -> Path | None:
+    """Where a file lies on this machine; None: it is read from its storage."""
+    if uri.startswith("hf://"):
+        return hub.fetch(uri)
+    return None if "://" in uri else Path(uri)
+
+
 def open_file(uri: str) -> IO[bytes]:
     """Open a file for reading in big sequential steps."""
-    if "://" not in uri:
-        return Path(uri).open("rb", buffering=0)
-    if uri.startswith("hf://"):
-        return hub.fetch(uri).open("rb", buffering=0)
+    path = local_path(uri)
+    if path is not None:
+        return path.open("rb", buffering=0)
     opened: IO[bytes] = _filesystem(uri).open(uri, "rb", block_size=8 * 2**20)
     return opened
 
@@ -146,7 +160,8 @@ def _check_uri(path: str) -> str:
             f"source '{parts.scheme}://***@{host}{parts.path}' carries credentials; take them out "
             "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
-    if ":" in parts.netloc and not parts.netloc.startswith("arn:"):  # `key:sec/ret@bucket`
+    host, colon, port = parts.netloc.partition(":")
+    if colon and host != "arn" and not re.fullmatch("[0-9]*", port):  # `key:sec/ret@bucket`
         raise SourceError(
             f"a {parts.scheme}:// source carries credentials; take them out and set them in the "
             "environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"

@@ -45,7 +45,10 @@ def test_overrides_reach_sections_and_list_items(write):
         (MINIMAL + "pak: {seq_len: 1}", r"unknown key 'pak' \(did you mean 'pack'\?\)"),
         (MINIMAL + "pack: {seqlen: 1}", r"unknown key 'pack.seqlen' \(did you mean 'seq_len'\?\)"),
         (MINIMAL + "pack: {seq_len: 0}", "'pack.seq_len': .*greater than 0, got 0"),
-        (MINIMAL + "pack: {strategy: magic}", "'pack.strategy': .*'best_fit'.*got 'magic'"),
+        (
+            MINIMAL + "pack: {strategy: magic}",
+            "'pack.strategy': .*'best_fit'.*got text of 5",
+        ),
         ("sources: [{path: a}]\ntokenizer: t", "'dataset' is missing"),
         (MINIMAL.replace("tiny", "../up"), "'dataset': "),
         (MINIMAL + "split: {eval_fraction: 0.1, eval_count: 3}", "not both"),
@@ -119,7 +122,7 @@ def test_what_yaml_or_pydantic_would_let_through_is_refused(write, text, message
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("pack=[", r"--set pack=\[, line 1, column 2: "),
+        ("pack=[", r"--set pack, line 1, column 2: "),
         ("sources.\u00b2=1", "is not one of items 0 to 0"),
         ("sources.1.path=x", "'1' is not one of items 0 to 0"),
         ("pack=&a [*a]", "an alias"),
@@ -155,3 +158,21 @@ def test_a_head_for_classes_takes_no_packs(write):
         load_recipe(write(MINIMAL + "format: {template: sequence_classification}\n"))
 
     assert "got" not in str(e.value)
+
+
+def test_aliases_that_stand_for_too_much_are_refused(tmp_path):
+    """Nine lines of aliases: 265 bytes that stand for hundreds of megabytes."""
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    (tmp_path / "r.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"stand for .* characters, over 1,048,576") as e:
+        load_recipe(tmp_path / "r.yaml")
+    assert len(str(e.value)) < 500
+
+
+def test_a_mistake_with_much_text_is_a_short_sentence(tmp_path):
+    for wrong in ("[" + "1, " * 100_000 + "1]", "x" * 500_000, "{" + "k" * 500_000 + ": 1}"):
+        (tmp_path / "r.yaml").write_text(f"dataset: {wrong}\nsources: 3\npack: {wrong}\n")
+        with pytest.raises(ConfigError) as e:
+            load_recipe(tmp_path / "r.yaml")
+        assert len(str(e.value)) < 5000

@@ -5,9 +5,11 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from packhouse.errors import ConfigError
-from packhouse.recipe import Recipe
+from packhouse.errors import ConfigError, SourceError
+from packhouse.recipe import Recipe, SourceConfig, parse_recipe
+from packhouse.sources.files import find_files
 from schemas.places import Places, load_places, refuse_credentials
 
 YAML = """
@@ -68,7 +70,7 @@ def test_the_environment_may_say_where_the_store_is(folder, monkeypatch):
 )
 def test_what_lies_below_an_allowed_prefix_may_be_read(place, places, folder):
     place = place.format(folder=folder)
-    assert places.source(place) == place
+    assert places.source(place) in (place, os.path.realpath(place))
 
 
 @pytest.mark.parametrize(
@@ -184,3 +186,73 @@ def test_a_file_of_places_that_is_wrong_is_said(text, says, tmp_path):
 def test_no_file_of_places_stops_a_run(tmp_path):
     with pytest.raises(ConfigError, match="PACKHOUSE_SOURCES"):
         load_places(tmp_path / "none.yaml")
+
+
+def test_a_linked_folder_whose_name_looks_like_a_pattern_is_not_followed_outside(places, folder):
+    for name in ("link[x]", "link*", "link?"):
+        (folder / "raw" / "open" / name).symlink_to(folder / "outside")
+        for place in (name, f"{name}/rows.jsonl", f"{name}/*.jsonl", f"{name}/../rows.jsonl"):
+            with pytest.raises(ConfigError, match="does not lie below"):
+                places.source(f"{folder}/raw/open/{place}")
+
+
+def test_what_was_resolved_is_what_is_opened(places, folder):
+    """A link that is turned elsewhere after the check leads nowhere new."""
+    link = folder / "raw" / "open" / "now"
+    link.symlink_to(folder / "raw" / "open" / "sub")
+    assert places.source(f"{link}/rows.jsonl") == str(folder / "raw/open/sub/rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "a/%2e%2e/%2e%2e/secret",
+        "a/%252e%252e/secret",
+        "a%2f..%2f..%2fsecret",
+        "a%5c..%5csecret",
+        "a::file:///etc/passwd",
+        "a/../../secret",
+        "./secret",
+        "a%00b",
+    ],
+)
+def test_keys_that_mean_another_key_are_refused(places, key):
+    with pytest.raises(ConfigError, match="does not lie below"):
+        places.source(f"s3://bucket/open/{key}")
+
+
+def test_a_port_is_no_credential():
+    refuse_credentials("http://minio:9000/bucket")
+    with pytest.raises(ConfigError, match="carries a credential"):
+        refuse_credentials("http://user:pa55@minio:9000/bucket")
+    with pytest.raises(SourceError, match="scheme 'http' is not supported"):
+        find_files(SourceConfig(path="http://minio:9000/rows.jsonl"))
+    with pytest.raises(SourceError, match="carries credentials") as caught:
+        find_files(SourceConfig(path="s3://key:sec/ret@bucket/rows.jsonl"))
+    assert "sec" not in str(caught.value)
+
+
+SECRET = "hunter2-" + "x" * 20
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pack": {"seq_len": SECRET}},
+        {"dataset": SECRET.upper()},
+        {"split": SECRET},
+        {"dedup": [SECRET]},
+        {"validate": {"max_quarantined": SECRET}},
+        {"format": {"train_on": SECRET}},
+        {"sources": {"path": SECRET}},
+        {"publish": {"store": "s", "ref": f"{SECRET} {SECRET}"}},
+    ],
+)
+def test_a_secret_in_a_wrong_field_is_not_repeated(wrong):
+    raw = {"dataset": "d", "sources": [{"path": "a.jsonl"}], "tokenizer": "t"}
+    with pytest.raises(ConfigError) as caught:
+        parse_recipe(raw | wrong)
+    assert SECRET.lower() not in str(caught.value).lower()
+    with pytest.raises(ValidationError) as plain:  # what Prefect says of parameters
+        Recipe.model_validate(raw | wrong)
+    assert SECRET.lower() not in str(plain.value).lower()

@@ -53,7 +53,7 @@ import pyarrow.parquet as pq
 from packhouse.sources.tabular import parse_tables
 times = pa.array([1], pa.timestamp("ns"))  # no datetime of Python says it
 pq.write_table(pa.table({{"time": times}}), "{tmp_path}/rows.parquet")
-row = parse_tables("{tmp_path}/rows.parquet", "parquet", 0, 1).rows[0]
+row = next(parse_tables("{tmp_path}/rows.parquet", "parquet", 0, 1)).rows[0]
 print(type(row["time"]).__name__, row["time"].nanosecond)
 """
     )

@@ -105,7 +105,7 @@ def _dividing(data: bytes | bytearray) -> bytes:
     return first[comma - 1 : comma + 1 + space + _KEY_BYTES]
 
 
-def line_blocks(data: bytes) -> Iterator[tuple[int, int]]:
+def line_blocks(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
     r"""Bounds of blocks that end behind a newline, or at the end; one for no data.
 
     Example:

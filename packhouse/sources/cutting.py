@@ -6,6 +6,7 @@ Each holds the bytes of the shard under way and gives it up at the last record b
 
 import csv
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import ClassVar
 import orjson
 
 from packhouse.errors import SourceError
-from packhouse.sources.blocks import leading_blocks
+from packhouse.sources.blocks import leading_blocks, line_blocks
+from packhouse.sources.decoding import MAX_COLUMNS
 from packhouse.sources.records import gc_paused
 from packhouse.sources.sniffing import BOM
 from packhouse.sources.structure import line_spans, record_ends, split_elements
@@ -280,6 +282,8 @@ class DelimitedCutter(Cutter):
 
     def boundary(self, data: bytearray) -> int | None:
         """Last end of a record within a shard's size, or the first behind it."""
+        if b'"' not in data and (end := data.rfind(b"\n", 0, self.max_shard_bytes) + 1):
+            return end
         ends = record_ends(data[: self.max_shard_bytes], self.delimiter)
         if not len(ends):
             ends = record_ends(data, self.delimiter)
@@ -303,7 +307,12 @@ class DelimitedCutter(Cutter):
             )
         except (UnicodeDecodeError, csv.Error) as error:
             raise SourceError(f"source file '{self.uri}': header cannot be read: {error}") from None
-        twice = sorted({name for name in names if names.count(name) > 1})
+        if len(names) > MAX_COLUMNS:
+            raise SourceError(
+                f"source file '{self.uri}' has {len(names):,} columns, over {MAX_COLUMNS:,}; keep "
+                "those that hold rows"
+            )
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             raise SourceError(f"source file '{self.uri}': column {twice[0]!r} is named twice")
         return tuple(names)
@@ -327,7 +336,7 @@ def count_lines(data: bytes | bytearray) -> int:
     """Number of lines that are not blank, fast where none is."""
     odd = (b"\n\n", b"\n\r", b"\n ", b"\n\t")
     if data[:1] in (b"\n", b"\r", b" ", b"\t") or any(pattern in data for pattern in odd):
-        return len(line_spans(data))
+        return sum(len(line_spans(data[start:end])) for start, end in line_blocks(data))
     return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
 
 

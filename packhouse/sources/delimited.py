@@ -14,7 +14,7 @@ import numpy as np
 
 from packhouse.sources.records import Failure, Records
 from packhouse.sources.rows import Rows
-from packhouse.sources.structure import Ints, record_ends
+from packhouse.sources.structure import Ints, filled_lines, record_ends
 
 __all__ = ["parse_delimited", "record_spans"]
 
@@ -29,16 +29,18 @@ def record_spans(data: bytes | bytearray, delimiter: str) -> Ints:
         >>> record_spans(b'a,b\r\n\n"c\nd",e', ",").tolist()
         [[0, 3], [6, 13]]
     """
-    ends = record_ends(data, delimiter, is_whole=True)
-    if not len(ends) or ends[-1] < len(data):
-        ends = np.concatenate([ends, [len(data)]])
-    starts = np.concatenate([[0], ends[:-1]])
     array = np.frombuffer(data, np.uint8)
-    for byte in (0x0A, 0x0D):
-        closed = (ends > starts) & (array[np.maximum(ends - 1, 0)] == byte) if len(array) else False
-        ends = ends - closed
-    keep = ends > starts
-    return np.stack([starts[keep], ends[keep]], axis=1).astype(np.int64)
+    lines = filled_lines(array)
+    if b'"' in data:
+        ends = record_ends(data, delimiter, is_whole=True, blank=False)
+        if not len(ends) or ends[-1] <= lines[-1:, 0].max(initial=-1):
+            ends = np.append(ends, lines[-1:, 1])  # behind the last record there is no newline
+        first = np.searchsorted(lines[:, 0], np.concatenate([[0], ends[:-1]]))
+        spans = np.stack([lines[first, 0], ends - (array[ends - 1] == 0x0A)], axis=1)
+    else:
+        spans = lines
+    spans[:, 1] -= array[spans[:, 1] - 1] == 0x0D
+    return spans[spans[:, 1] > spans[:, 0]]
 
 
 def parse_delimited(
@@ -52,11 +54,13 @@ def parse_delimited(
     """
     spans = record_spans(data, delimiter)
     records = Records(Rows(), np.arange(len(spans)), len(spans), spans=lambda: spans)
-    num_records = len(record_ends(data, delimiter, is_whole=True))
-    num_records += not data.endswith(b"\n") and bool(data)
-    if num_records > len(spans):
-        records.notes["blank_lines"] = num_records - len(spans)
-    values = _parse_all(data, len(header), delimiter)
+    num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    if num_lines > len(spans):  # blank lines, or line ends between quotes
+        inside = sum(data.count(b"\n", start, end) for start, end in spans.tolist())
+        num_blank = num_lines - inside - len(spans)
+        if num_blank:
+            records.notes["blank_lines"] = num_blank
+    values = _parse_all(data, spans, len(header), delimiter)
     widest = int((spans[:, 1] - spans[:, 0]).max(initial=0))
     if values is None or len(values) != len(spans) or widest > max_row_bytes:
         values = _parse_one_by_one(records, data, len(header), delimiter, max_row_bytes)
@@ -64,8 +68,10 @@ def parse_delimited(
     return records
 
 
-def _parse_all(data: bytes, width: int, delimiter: str) -> list[list[str]] | None:
+def _parse_all(data: bytes, spans: Ints, width: int, delimiter: str) -> list[list[str]] | None:
     """Every record at once; None where any is bad."""
+    if len(spans) < data.count(b"\n"):  # leave blank lines out
+        data = b"\n".join(data[start:end] for start, end in spans.tolist())
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

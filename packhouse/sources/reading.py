@@ -2,15 +2,16 @@
 
 Nothing is lost: every record of the shard is in exactly one of the two tables, and a quarantined
 one keeps its place, its reason and its bytes. Memory is the shard's bytes and its tables, and the
-rows of one block; of the whole shard only where blocks cannot be judged by themselves.
+rows of one block; of the whole shard only where blocks cannot be judged by themselves. What those
+bytes may come to is limited in `streams`, `cutting` and `decoding`.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import Any, TypeVar
 
@@ -56,6 +57,9 @@ _T = TypeVar("_T")
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
+
+MAX_BAD_ROWS = 500_000
+"""Bad rows of a shard. Each takes 700 bytes of memory, and in `[1,1,1...]` two of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,29 +150,36 @@ class _Part:
     records: Records
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reader:
     """Makes tables of records."""
 
     config: SourceConfig
     rules: ValidateConfig
     group_by: GroupBy
+    bad: dict[int, int] = field(default_factory=dict)
+    """First row of a part -> its bad rows."""
 
     def read(self, part: _Part) -> _PartRows:
         """Check and name the rows of a part."""
         shard, records = part.shard, part.records
+        if shard.row_start in self.bad:  # parts were tried, and now the shard is one part
+            self.bad.clear()
         row_format = _settle_format(shard, self.config, records)
         numbers = (records.numbers + shard.row_start).tolist()
         check_nothing_is_left_out(records.rows, numbers, row_format, self.config, shard.uri)
         extra_fields = count_extra_fields(records.rows, row_format, self.config)
         _take_out(records, find_disallowed(records.rows, row_format, self.config))
+        self._count_bad(shard, len(records.failures))
         if row_format == "auto":
+            self._count_bad(shard, len(records.rows))
             adapted = _nothing(records)
         else:
             adapted = adapt(records.rows, row_format, self.config)
         failures = list(records.failures)
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
         kept, bad = _apply_rules(adapted, self.rules, row_format)
+        self._count_bad(shard, len(bad) + (len(adapted.failures) if row_format != "auto" else 0))
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
         validated = _validated_table(shard, records, kept, self.group_by)
         return _PartRows(
@@ -181,6 +192,17 @@ class _Reader:
             notes=Counter(records.notes) + Counter(bidi_controls=_bidi_rows(kept.messages)),
         )
 
+    def _count_bad(self, shard: SourceShard, number: int) -> None:
+        self.bad[shard.row_start] = self.bad.get(shard.row_start, 0) + number
+        if sum(self.bad.values()) > MAX_BAD_ROWS:
+            raise SourceError(
+                f"source file '{shard.uri}': more than {MAX_BAD_ROWS:,} rows from row "
+                f"{shard.row_start:,} on are bad; is it the right file, and are its format and "
+                "file_format right?",
+                uri=shard.uri,
+                max_bad_rows=MAX_BAD_ROWS,
+            )
+
 
 def _by_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[_Part], _T]) -> list[_T]:
     """What `use` makes of the parts of a shard, one after the other.
@@ -190,15 +212,22 @@ def _by_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[_Part], 
     """
     if shard.file_format in ("parquet", "arrow"):
         _check_pin(shard)
-        assert shard.num_rows is not None
-        records = parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows)
-        return [use(_Part(shard, None, records))]
+        parts = _table_parts(shard)
+        if shard.row_format != "auto":
+            return [use(part) for part in parts]
+        rows = Rows(chain.from_iterable(part.records.rows for part in parts))
+        return [use(_Part(shard, None, Records(rows, np.arange(len(rows)), len(rows))))]
     data = read_range(shard.uri, shard.compression, shard.byte_start, shard.byte_end, shard.pin)
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise _changed(shard)
     if shard.row_format != "auto":
-        with suppress(_NotInPartsError, orjson.JSONDecodeError, SourceError):
+        try:
             return [use(part) for part in _parts(shard, data, rules)]
+        except (_NotInPartsError, orjson.JSONDecodeError):
+            pass
+        except SourceError as error:  # what mixes shapes is told of the whole
+            if "max_bad_rows" in error.facts:
+                raise
     return [use(_Part(shard, data, _parse(shard, data, rules)))]
 
 
@@ -212,6 +241,14 @@ def _parts(shard: SourceShard, data: bytes, rules: ValidateConfig) -> Iterator[_
         first = shard.byte_start
         part = replace(shard, byte_start=first + start, byte_end=first + end, row_start=row)
         yield _Part(part, data[start:end], records)
+        row += records.num_records
+
+
+def _table_parts(shard: SourceShard) -> Iterator[_Part]:
+    assert shard.num_rows is not None
+    row = shard.row_start
+    for records in parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows):
+        yield _Part(replace(shard, row_start=row), None, records)
         row += records.num_records
 
 

@@ -1,0 +1,282 @@
+"""Files that stand for more than they hold: each ends in a typed error or a bad row, in little
+memory. Peaks are measured where the kernel keeps them, for a process and its children."""
+
+import gzip
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+
+from packhouse.sources import cutting, decoding
+
+MIB = 2**20
+
+READ = """
+import json, resource, sys
+from packhouse.errors import PackhouseError
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.sources import read_shard, scan_source
+
+def peak():
+    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024
+
+before, rows, bad, error = peak(), 0, {}, None
+try:
+    for shard in scan_source(SourceConfig(path=sys.argv[1])):
+        found = read_shard(shard, SourceConfig(path=sys.argv[1]), ValidateConfig(), "prompt")
+        rows += found.num_records
+        for reason in found.quarantined["reason"].to_pylist():
+            bad[reason] = bad.get(reason, 0) + 1
+except PackhouseError as raised:
+    error = [type(raised).__name__, str(raised)]
+print(json.dumps({"rows": rows, "bad": bad, "error": error, "grown": peak() - before}))
+"""
+
+
+def read(path: Path) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout))
+
+
+def chats(num_rows: int, text: str) -> pa.Table:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int32()), pa.array([text]))
+    return pa.table({"prompt": texts, "completion": texts})
+
+
+def parquet(table: pa.Table, path: Path, **options: Any) -> None:
+    pq.write_table(table, path, compression="zstd", **options)
+
+
+def arrow(table: pa.Table, path: Path) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(path), "wb") as out,
+        pa.ipc.new_file(out, table.schema, options=options) as f,
+    ):
+        f.write_table(table)
+
+
+def dictionary_parquet(path: Path) -> None:
+    """A few kilobytes; 2,000,000 rows share a text of 1 MB."""
+    parquet(chats(2_000_000, "x" * MIB), path)
+
+
+def dictionary_arrow(path: Path) -> None:
+    arrow(chats(2_000_000, "x" * MIB), path)
+
+
+def shared_in_one_row(path: Path) -> None:
+    """One row; a list of 100,000 texts of 1 MB."""
+    texts = chats(100_000, "x" * MIB)["prompt"].combine_chunks()
+    offsets = pa.array([0, len(texts)], pa.int32())
+    parquet(pa.table({"messages": pa.ListArray.from_arrays(offsets, texts)}), path)
+
+
+def prefixes_parquet(path: Path) -> None:
+    """Each text is all of the one before."""
+    table = pa.table({"text": ["x" * MIB] * 2000})
+    parquet(table, path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"})
+
+
+def page_parquet(path: Path) -> None:
+    """One page that zstd expands 10,000 times."""
+    parquet(pa.table({"text": ["x" * 300 * MIB]}), path, use_dictionary=False)
+
+
+def body_arrow(path: Path) -> None:
+    arrow(pa.table({"text": pa.array(["x" * 300 * MIB], pa.large_string())}), path)
+
+
+def lying_parquet(path: Path) -> None:
+    """A page that asks for 2 GB, in a file whose footer says that it has 10 MB."""
+    schema = pa.schema([pa.field("text", pa.string(), nullable=False)])
+    table = pa.table({"text": ["x" * 10 * MIB]}, schema=schema)
+    parquet(table, path, use_dictionary=False)
+    data = path.read_bytes()
+    size = _varint(2 * (10 * MIB + 4))  # of the page, as its header writes it
+    assert size in data
+    path.write_bytes(data.replace(size, _varint(2 * (2**31 - 2)), 1))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def nulls_parquet(path: Path) -> None:
+    """One row; a list of 50,000,000 nulls."""
+    items = pa.nulls(50_000_000, pa.int32())
+    rows = pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items)
+    parquet(pa.table({"messages": rows}), path)
+
+
+def nothing_arrow(path: Path) -> None:
+    """2**40 rows of a column without bytes."""
+    arrow(pa.table({"text": pa.nulls(2**40)}), path)
+
+
+def runs_arrow(path: Path) -> None:
+    """2**30 rows in one run."""
+    text = pa.RunEndEncodedArray.from_arrays(pa.array([2**30], pa.int32()), pa.array(["x" * 1000]))
+    arrow(pa.table({"text": text}), path)
+
+
+def views_arrow(path: Path) -> None:
+    """100,000 views of one text."""
+    views = pa.array(["x" * MIB], pa.string_view()).take(pa.array([0] * 100_000, pa.int32()))
+    arrow(pa.table({"text": views}), path)
+
+
+def nested_arrow(path: Path) -> None:
+    kind = pa.int8()
+    for _ in range(60):
+        kind = pa.list_(kind)
+    arrow(pa.table({"text": pa.nulls(1, kind)}), path)
+
+
+def wide_parquet(path: Path) -> None:
+    parquet(pa.table({f"c{i}": [1] for i in range(decoding.MAX_COLUMNS + 1)}), path)
+
+
+def wide_csv(path: Path) -> None:
+    names = ",".join(f"c{i}" for i in range(200_000))
+    path.write_text(f"{names}\n" + f"{',' * 199_999}\n" * 20)
+
+
+def gzip_bomb(path: Path) -> None:
+    path.write_bytes(gzip.compress(b'{"text": "' + b"x" * 500 * MIB + b'"}\n', 6))
+
+
+def zstd_bomb(path: Path) -> None:
+    with pa.CompressedOutputStream(str(path), "zstd") as out:
+        for _ in range(500):
+            out.write(b" " * MIB)
+
+
+def zip_bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("rows.jsonl", b" " * 100 * MIB)
+
+
+def blank_lines(path: Path) -> None:
+    path.write_bytes(b"text\n" + b"\n" * 50_000_000 + b"hello\n")
+
+
+def open_quote(path: Path) -> None:
+    with path.open("wb") as out:
+        out.write(b'text\n"')
+        for _ in range(150):
+            out.write(b"x" * 1023 * 1024 + b"\n" * 1024)
+
+
+def deep_json(path: Path) -> None:
+    path.write_bytes(b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n" + b'{"text": "a"}\n')
+
+
+def deep_array(path: Path) -> None:
+    path.write_bytes(b'[{"text": "a"}, ' + b"[" * 100_000 + b"]" * 100_000 + b"]")
+
+
+def numbers(path: Path) -> None:
+    path.write_bytes(b"[" + b"1," * 10_000_000 + b"1]")
+
+
+def long_string(path: Path) -> None:
+    """One text of 1 GB, as a file with holes."""
+    with path.open("wb") as out:
+        out.write(b'{"text": "')
+        for _ in range(1024):
+            out.write(b"x" * MIB)
+        out.write(b'"}\n')
+
+
+def long_string_in_array(path: Path) -> None:
+    with path.open("wb") as out:
+        out.write(b'[{"text": "')
+        for _ in range(1024):
+            out.write(b"x" * MIB)
+        out.write(b'"}]')
+
+
+SMALL = 256 * MIB
+DECODER = decoding.DECODER_BYTES + SMALL
+RECORD = 4 * cutting.MAX_RECORD_BYTES
+
+BOMBS = [
+    (dictionary_parquet, "a.parquet", DECODER, "bomb"),
+    (dictionary_arrow, "a.arrow", DECODER, "bomb"),
+    (shared_in_one_row, "a.parquet", DECODER, "bomb"),
+    (prefixes_parquet, "a.parquet", DECODER, "bomb"),
+    (page_parquet, "a.parquet", DECODER, "a row has 314,57"),
+    (body_arrow, "a.arrow", DECODER, "a row has 314,57"),
+    (lying_parquet, "a.parquet", DECODER, "does not decode within"),
+    (nulls_parquet, "a.parquet", DECODER, "a row has 400,000"),
+    (nothing_arrow, "a.arrow", DECODER, "bomb"),
+    (runs_arrow, "a.arrow", SMALL, "type run_end_encoded"),
+    (views_arrow, "a.arrow", DECODER, "bomb"),
+    (nested_arrow, "a.arrow", SMALL, "nests deeper than 32"),
+    (wide_parquet, "a.parquet", SMALL, "10,001 columns"),
+    (wide_csv, "a.csv", SMALL, "200,000 columns"),
+    (gzip_bomb, "a.jsonl.gz", SMALL, "bomb"),
+    (zstd_bomb, "a.jsonl.zst", SMALL, "bomb"),
+    (zip_bomb, "a.zip", SMALL, "zip archive"),
+    (long_string, "a.jsonl", RECORD, "does not end within 536,870,912 bytes"),
+    (long_string_in_array, "a.json", RECORD, "does not end within 536,870,912 bytes"),
+    (open_quote, "a.csv", RECORD, "a"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "bound", "said"), BOMBS)
+def test_a_bomb_is_refused_in_little_memory(
+    make: Any, name: str, bound: int, said: str, tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+
+    found = read(tmp_path / name)
+
+    assert found["error"] is not None
+    assert found["error"][0] == "SourceError"
+    assert said in found["error"][1]
+    assert name in found["error"][1]
+    assert found["grown"] < bound
+
+
+BAD_ROWS = [
+    (blank_lines, "a.csv", {"rows": 1, "bad": {}}),
+    (deep_json, "a.jsonl", {"rows": 2, "bad": {"depth": 1}}),
+    (deep_array, "a.json", {"rows": 2, "bad": {"depth": 1}}),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "expected"), BAD_ROWS)
+def test_what_is_no_row_is_passed_over_in_little_memory(
+    make: Any, name: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+
+    found = read(tmp_path / name)
+
+    assert {key: found[key] for key in expected} == expected
+    assert found["error"] is None
+    assert found["grown"] < SMALL
+
+
+def test_numbers_are_no_rows(tmp_path: Path) -> None:
+    numbers(tmp_path / "a.json")
+
+    found = read(tmp_path / "a.json")
+
+    assert "more than 500,000 rows from row 0 on are bad" in found["error"][1]
+    assert found["grown"] < 2048 * MIB

@@ -97,12 +97,12 @@ def body_arrow(path: Path) -> None:
 
 
 def lying_parquet(path: Path) -> None:
-    """A page that asks for 2 GB, in a file whose footer says that it has 10 MB."""
+    """A page that asks for 2 GB, in a file of some kilobytes."""
     schema = pa.schema([pa.field("text", pa.string(), nullable=False)])
-    table = pa.table({"text": ["x" * 10 * MIB]}, schema=schema)
+    table = pa.table({"text": ["x" * 130 * MIB]}, schema=schema)
     parquet(table, path, use_dictionary=False)
     data = path.read_bytes()
-    size = _varint(2 * (10 * MIB + 4))  # of the page, as its header writes it
+    size = _varint(2 * (130 * MIB + 4))  # of the page, as its header writes it
     assert size in data
     path.write_bytes(data.replace(size, _varint(2 * (2**31 - 2)), 1))
 
@@ -123,8 +123,8 @@ def nulls_parquet(path: Path) -> None:
 
 
 def nothing_arrow(path: Path) -> None:
-    """2**40 rows of a column without bytes."""
-    arrow(pa.table({"text": pa.nulls(2**40)}), path)
+    """2**30 rows of a column without bytes."""
+    arrow(pa.table({"text": pa.nulls(2**30)}), path)
 
 
 def runs_arrow(path: Path) -> None:
@@ -135,7 +135,10 @@ def runs_arrow(path: Path) -> None:
 
 def views_arrow(path: Path) -> None:
     """100,000 views of one text."""
-    views = pa.array(["x" * MIB], pa.string_view()).take(pa.array([0] * 100_000, pa.int32()))
+    _, view, text = pa.array(["x" * MIB], pa.string_view()).buffers()
+    views = pa.Array.from_buffers(
+        pa.string_view(), 100_000, [None, pa.py_buffer(view.to_pybytes()[:16] * 100_000), text]
+    )
     arrow(pa.table({"text": views}), path)
 
 
@@ -177,7 +180,7 @@ def blank_lines(path: Path) -> None:
 def open_quote(path: Path) -> None:
     with path.open("wb") as out:
         out.write(b'text\n"')
-        for _ in range(150):
+        for _ in range(40):
             out.write(b"x" * 1023 * 1024 + b"\n" * 1024)
 
 
@@ -234,7 +237,6 @@ BOMBS = [
     (zip_bomb, "a.zip", SMALL, "zip archive"),
     (long_string, "a.jsonl", RECORD, "does not end within 536,870,912 bytes"),
     (long_string_in_array, "a.json", RECORD, "does not end within 536,870,912 bytes"),
-    (open_quote, "a.csv", RECORD, "a"),
 ]
 
 
@@ -254,15 +256,16 @@ def test_a_bomb_is_refused_in_little_memory(
 
 
 BAD_ROWS = [
-    (blank_lines, "a.csv", {"rows": 1, "bad": {}}),
-    (deep_json, "a.jsonl", {"rows": 2, "bad": {"depth": 1}}),
-    (deep_array, "a.json", {"rows": 2, "bad": {"depth": 1}}),
+    (blank_lines, "a.csv", SMALL, {"rows": 1, "bad": {}}),
+    (open_quote, "a.csv", RECORD, {"rows": 40, "bad": {"csv": 1, "too_many_chars": 39}}),
+    (deep_json, "a.jsonl", SMALL, {"rows": 2, "bad": {"depth": 1}}),
+    (deep_array, "a.json", SMALL, {"rows": 2, "bad": {"depth": 1}}),
 ]
 
 
-@pytest.mark.parametrize(("make", "name", "expected"), BAD_ROWS)
+@pytest.mark.parametrize(("make", "name", "bound", "expected"), BAD_ROWS)
 def test_what_is_no_row_is_passed_over_in_little_memory(
-    make: Any, name: str, expected: dict[str, Any], tmp_path: Path
+    make: Any, name: str, bound: int, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     make(tmp_path / name)
 
@@ -270,7 +273,7 @@ def test_what_is_no_row_is_passed_over_in_little_memory(
 
     assert {key: found[key] for key in expected} == expected
     assert found["error"] is None
-    assert found["grown"] < SMALL
+    assert found["grown"] < bound
 
 
 def test_numbers_are_no_rows(tmp_path: Path) -> None:

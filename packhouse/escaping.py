@@ -26,7 +26,7 @@ _ACTIVE_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
 # What can begin a tag, a link, an image, a list, a heading, a cell, emphasis, mathematics or an
 # address that becomes a link by itself. Punctuation inside words stays: `seq_len`, `rows.jsonl`.
 _MARKDOWN = re.compile(
-    r"[&<>\[\]`*~\\|#{}$]|^[-+=]|^[0-9]+[.)]|:(?=//)|(?<=www)\."
+    r"[&<>\[\]`*~\\|#{}$]|^[-+=]|^[0-9]+[.)](?= |$)|:(?=//)|(?<=www)\."
     r"|(?<![^\W_])_|_(?![^\W_])",
     re.IGNORECASE,
 )

@@ -7,21 +7,21 @@ estimate is as good as the sample is like the rest: a file sorted by length is e
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.disks import temporary_folder
+from packhouse.foreign import run_template, try_rows
 from packhouse.jobs import Plan
 from packhouse.packing import apply_over_length, plan_packs
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
-from packhouse.steps.format_step import make_window_rule
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
-from packhouse.workspace import Workspace, read_table
+from packhouse.workspace import Workspace, read_table, write_table
 
 __all__ = ["Estimate", "estimate"]
 
@@ -154,14 +154,14 @@ def _sample(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
     """What comes of the first megabyte of a file."""
     shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
-    snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
-    window = make_window_rule(recipe, snapshot, workspace.tokenizers)
-    renderer = make_renderer(recipe.format, snapshot, source.label_names, window)
-    formatted = renderer.render(rows.validated).formatted
-    result = tokenize_table(formatted, snapshot, recipe.tokenize, cache=workspace.tokenizers)
     num_bytes = shards[0].byte_end - shards[0].byte_start
     num_read = rows.validated.num_rows
-    return _Counted.of(result.tokenized, recipe, num_read=num_read, num_bytes=num_bytes)
+    with temporary_folder("sample") as folder:
+        write_table(folder / "validated.arrow", rows.validated)
+        call = partial(try_rows, recipe, source.label_names, workspace.tokenizers, folder)
+        run_template(call, recipe, num_bytes)
+        tokenized = read_table(folder / "tokenized.arrow")
+        return _Counted.of(tokenized, recipe, num_read=num_read, num_bytes=num_bytes)
 
 
 def _packs(recipe: Recipe, lengths: list[_Lengths]) -> int:

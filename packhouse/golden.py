@@ -11,6 +11,7 @@ build and is shown. A dozen costs the load of the tokenizer, 0.2 to 0.5 s.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ import pyarrow as pa
 import yaml
 
 from packhouse.errors import AuditError, ConfigError
+from packhouse.foreign import make_window_rule, run_template
 from packhouse.gates import GateResult
 from packhouse.identity import conversation_ids
 from packhouse.messages import Answers, role_violations
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
-from packhouse.steps.format_step import make_window_rule
 from packhouse.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
@@ -152,6 +153,13 @@ def pin(
         one is not 1, `weights` (of the ranges); with `refused` in place of these where a step
         quarantined one; with `examples`, a list of these, where one became several.
     """
+    made: list[dict[str, Any]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
+    return made
+
+
+def _pin(
+    items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
+) -> list[dict[str, Any]]:
     snapshot = load_snapshot(recipe.tokenizer, cache=tokenizers)
     config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
     window = make_window_rule(recipe, snapshot, tokenizers)

@@ -16,7 +16,7 @@ of a job; it neither knows nor cares who watches. A bar appears once its step ha
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ __all__ = [
     "CurrentStep",
     "advance",
     "current_step",
+    "forward",
     "job_done",
     "own_progress",
     "say",
@@ -104,6 +105,7 @@ _display: Any = None
 """Of rich, in a terminal."""
 _is_shown = False
 _phase: _Phase | None = None
+_forward: Callable[[float], None] | None = None
 _of_process = _Run()
 _own: ContextVar[_Run] = ContextVar("own")
 
@@ -202,9 +204,17 @@ def step_progress(name: str, num_jobs: int) -> Iterator[None]:
 
 def advance(fraction: float) -> None:
     """Say that `fraction` more of a job of the running step is done."""
+    if _forward is not None:
+        _forward(fraction)
     step = _current().step
     if step is not None:
         step.move_to(step.done + fraction)
+
+
+def forward(say: Callable[[float], None]) -> None:
+    """Give what `advance` is told to a function: in a child, whose steps are its parent's."""
+    global _forward
+    _forward = say
 
 
 def job_done(num_done: int) -> None:

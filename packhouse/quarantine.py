@@ -10,7 +10,7 @@ source. Works on the bad rows of one dataset in memory: a few KB each.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import orjson
@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError
+from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.records import parse_lines
 from packhouse.sources.shapes import row_format_of
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.workspace import read_table, write_table
 
 __all__ = ["MendedSource", "Retried", "check_mended", "count_reasons", "editable", "likely_causes"]
 
@@ -287,7 +287,8 @@ def _read_again(
 
 def _refused_later(validated: pa.Table, source: SourceConfig, recipe: Recipe) -> Iterator[pa.Table]:
     """Rows that pass as conversations, and that the template or the tokenizer refuses."""
-    snapshot = load_snapshot(recipe.tokenizer)
-    rendered = make_renderer(recipe.format, snapshot, source.label_names).render(validated)
-    yield rendered.quarantined
-    yield tokenize_table(rendered.formatted, snapshot, recipe.tokenize).quarantined
+    with temporary_folder("retry") as folder:
+        write_table(folder / "validated.arrow", validated)
+        call = partial(try_rows, recipe, source.label_names, None, folder)
+        run_template(call, recipe, validated.nbytes)
+        yield read_table(folder / REFUSED)

@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,12 @@ def inspect(
     decode = _decoder(opened, tokenizer, cache)
     for number, row in _packs(opened, split, skip, packs):
         runs = _runs(row)
+        pieces = [row["input_ids"][start:end] for start, end, _ in runs]
+        texts = decode(pieces) if decode else [" ".join(map(str, ids)) + " " for ids in pieces]
         if as_json:
-            echo(json.dumps(_as_json(number, row, runs, decode)))
+            echo(json.dumps(_as_json(number, row, runs, texts)))
         else:
-            _print(split, number, row, runs, decode)
+            _print(split, number, row, runs, texts)
 
 
 def _first_split(opened: OpenVersion) -> str:
@@ -102,31 +105,28 @@ def _runs(row: dict[str, Any]) -> list[tuple[int, int, bool]]:
 
 
 def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Any:
-    """Return ids -> text, from the tokenizer's snapshot or folder; None: print ids."""
-    from tokenizers import Tokenizer
-
-    from packhouse.tokenization import load_snapshot
+    """Return lists of ids -> their texts; None: the tokenizer is unknown, print ids."""
+    from packhouse.foreign import decode, run_tokenizer
+    from packhouse.tokenization import TokenizerSnapshot, load_snapshot
     from packhouse.tokenization.loading import find_snapshot
 
     wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
     tokenizers = Workspace(cache=cache).tokenizers
-    snapshot = load_snapshot(folder, tokenizers) if folder else find_snapshot(wanted, tokenizers)
+    load: Callable[[], TokenizerSnapshot | None] = partial(find_snapshot, wanted, tokenizers)
+    if folder:
+        load = partial(load_snapshot, folder, tokenizers)
+    snapshot = load()
     if snapshot is None:
         echo("tokenizer unknown here: printing ids; give --tokenizer FOLDER for text", err=True)
         return None
     if snapshot.fingerprint != wanted:
         echo("warning: this is not the tokenizer the version was made with", err=True)
-    backend = Tokenizer.from_str(snapshot.backend)
-    return lambda ids: backend.decode(ids, skip_special_tokens=False)
-
-
-def _text(row: dict[str, Any], start: int, end: int, decode: Any) -> str:
-    ids = row["input_ids"][start:end]
-    return decode(ids) if decode else " ".join(map(str, ids)) + " "
+    name = folder or f"of {opened.dataset}"
+    return lambda rows: run_tokenizer(partial(decode, load, rows), name)
 
 
 def _as_json(
-    number: int, row: dict[str, Any], runs: list[tuple[int, int, bool]], decode: Any
+    number: int, row: dict[str, Any], runs: list[tuple[int, int, bool]], texts: list[str]
 ) -> dict[str, Any]:
     return {
         "pack": number,
@@ -134,14 +134,18 @@ def _as_json(
         "seq_lengths": row["seq_lengths"],
         "record_ids": row["record_ids"],
         "runs": [
-            {"start": a, "end": b, "trained": trained, "text": _text(row, a, b, decode)}
-            for a, b, trained in runs
+            {"start": a, "end": b, "trained": trained, "text": text}
+            for (a, b, trained), text in zip(runs, texts, strict=True)
         ],
     }
 
 
 def _print(
-    split: str, number: int, row: dict[str, Any], runs: list[tuple[int, int, bool]], decode: Any
+    split: str,
+    number: int,
+    row: dict[str, Any],
+    runs: list[tuple[int, int, bool]],
+    texts: list[str],
 ) -> None:
     from rich.text import Text
 
@@ -154,9 +158,8 @@ def _print(
     borders = dict(
         zip(np.cumsum([0, *row["seq_lengths"]]).tolist(), row["record_ids"], strict=False)
     )
-    for start, end, trained in runs:
+    for (start, _, trained), text in zip(runs, texts, strict=True):
         if start in borders:
             out.print(Text(f"\n-- record {borders[start]} --", style="cyan"))
-        text = Text(_text(row, start, end, decode), style="green" if trained else "dim")
-        out.print(text, end="")
+        out.print(Text(text, style="green" if trained else "dim"), end="")
     out.print()

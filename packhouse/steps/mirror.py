@@ -1,7 +1,9 @@
 """Copies of a published version elsewhere: a Hub dataset, a W&B artifact."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from packhouse.foreign import decode, run_tokenizer
 from packhouse.store import OpenVersion
 from packhouse.store.hub import mirror_to_hub
 from packhouse.store.wandb_artifact import log_to_wandb
@@ -29,11 +31,5 @@ def mirror(opened: OpenVersion, uri: str, tokenizer: str) -> str:
 
 
 def _decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(load_snapshot(tokenizer).backend)
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(backend.decode(list(ids), skip_special_tokens=False))
-
-    return decode
+    load = partial(load_snapshot, tokenizer)
+    return lambda ids: str(run_tokenizer(partial(decode, load, [ids]), tokenizer)[0])

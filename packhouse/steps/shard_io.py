@@ -1,4 +1,4 @@
-"""What the three steps of a shard share: their input, their two output tables, their counts."""
+"""What the three steps of a shard share: their two output tables, their counts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,14 @@ from typing import Any, overload
 
 import pyarrow as pa
 
+from packhouse.foreign import REFUSED
 from packhouse.jobs import Job
+from packhouse.recipe import Recipe
+from packhouse.sources import with_raw_rows
 from packhouse.step_store import Receipt
 from packhouse.workspace import Workspace, read_table, write_table
 
-__all__ = ["MappedTables", "inputs_of", "read_input", "write_outputs"]
+__all__ = ["MappedTables", "check_outputs", "check_rendered", "inputs_of"]
 
 
 class MappedTables(Sequence[pa.Table]):
@@ -46,24 +49,33 @@ def inputs_of(job: Job, workspace: Workspace, step: str) -> list[Receipt]:
     return receipts
 
 
-def read_input(job: Job, workspace: Workspace, step: str, artefact: str) -> pa.Table:
-    """Map the one table that a shard's step reads."""
-    (receipt,) = inputs_of(job, workspace, step)
-    return read_table(receipt.path(f"{artefact}.arrow"))
+def check_rendered(
+    job: Job,
+    recipe: Recipe,
+    workspace: Workspace,
+    folder: Path,
+    artefact: str,
+    notes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Check what a child left in a folder; give the rows that it refused their raw bytes."""
+    assert job.shard is not None
+    refused = folder / REFUSED
+    quarantined = with_raw_rows(read_table(refused), job.shard, recipe.validate_)
+    refused.unlink()
+    return check_outputs(folder, workspace, artefact, quarantined, notes)
 
 
-def write_outputs(
+def check_outputs(
     folder: Path,
     workspace: Workspace,
     artefact: str,
-    table: pa.Table,
     quarantined: pa.Table,
     notes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Check and write the rows that passed and those that did not; return the counts of both."""
+    """Check the rows that passed, check and write those that did not; return the counts of both."""
+    table = read_table(folder / f"{artefact}.arrow")
     workspace.check(artefact, table)
     workspace.check("quarantined", quarantined)
-    write_table(folder / f"{artefact}.arrow", table)
     if quarantined.num_rows:
         write_table(folder / "quarantined.arrow", quarantined)
     reasons = Counter(quarantined["reason"].to_pylist())

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.confine import at
 from packhouse.recipe import FormatConfig
 from packhouse.span_weights import weights_column
 from packhouse.templates.chat_messages import parse_tools
@@ -197,6 +198,7 @@ class ChatEngine:
             rows.tolist(), conversations.messages_of(rows), strict=True
         ):
             noted = Counter[str]()
+            at(conversations.name_of(row))
             try:
                 rendered.append(self._rows.render(raw, chat(raw), parse_tools(tools_text), noted))
             except RefusedError as error:
@@ -240,6 +242,7 @@ class _Part:
 
     def example(self, row: int) -> tuple[Any, Any, list[Any] | None]:
         """Canonical messages, messages as the template gets them, and tools."""
+        at(self._all.name_of(row))
         raw, tools = next(self._all.messages_of(np.array([row])))
         return raw, self._rows.sights.chat(raw), parse_tools(tools)
 

@@ -44,6 +44,8 @@ Shape = tuple[Turn, ...]
 class Conversations:
     """Flat columns of `num_rows` conversations; message j of row i is at `starts[i] + j`."""
 
+    source: pa.Array
+    row: pa.Array
     starts: np.ndarray
     """int64 [num_rows + 1], positions in the columns below."""
     values: pa.StructArray
@@ -80,12 +82,19 @@ class Conversations:
                 rich |= extra.is_valid().to_numpy(zero_copy_only=False)
         is_plain = ~_any_per_row(rich, starts) & tools.is_null().to_numpy(zero_copy_only=False)
         label = _one_array(table.column("label"))
-        return cls(starts, values, values.field("content"), context, is_plain, tools, label)
+        source, row = _one_array(table.column("source")), _one_array(table.column("row"))
+        return cls(
+            source, row, starts, values, values.field("content"), context, is_plain, tools, label
+        )
 
     @property
     def num_rows(self) -> int:
         """Number of conversations."""
         return len(self.starts) - 1
+
+    def name_of(self, number: int) -> str:
+        """Return the source and row of a conversation, as lineage names them."""
+        return f"{self.source[number]} row {self.row[number]}"
 
     def shapes(self, *, with_context: bool) -> Iterator[tuple[Shape, np.ndarray]]:
         """Yield each shape with the (ascending) numbers of its rows, first seen first.

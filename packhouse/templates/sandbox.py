@@ -1,9 +1,9 @@
-"""Chat templates in Jinja's sandbox, set up as transformers does, with limits on time and size.
+"""Chat templates in Jinja's sandbox, set up as transformers does.
 
 A chat template is code that arrives with a tokenizer. The immutable sandbox keeps it from the
-interpreter; the limits (see limits.py) keep it from the machine.
+interpreter; the child process that renders (see `packhouse.confine`) keeps it from the machine.
 
-What differs from transformers: filters and globals that are random or only make text grow
+What differs from transformers: filters and globals that are random or that no template needs
 (`random`, `lipsum`, `batch`, `slice`, `wordwrap`, `urlize`) do not exist, and `strftime_now` gives
 one date for the whole run (SOURCE_DATE_EPOCH where it is set), so that a run over midnight is
 consistent and a build can be repeated.
@@ -11,11 +11,11 @@ consistent and a build can be repeated.
 
 import json
 import os
-import re
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.ext
@@ -27,16 +27,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from packhouse.confine import at, limited
 from packhouse.errors import TemplateError
 from packhouse.templates.leaves import JsonForm, WholeJson
-from packhouse.templates.limits import (
-    BUDGET,
-    LimitError,
-    measure_method,
-    measure_product,
-    measured_filter,
-    text_length,
-)
 from packhouse.templates.marks import inspected_literals
 from packhouse.templates.renderer import RefusedError
 from packhouse.templates.traceable import is_traceable
@@ -45,8 +38,8 @@ from packhouse.templates.tracing import OpaqueError, TracedText, concat_traced
 __all__ = ["ChatTemplate"]
 
 
-class _Limits(jinja2.ext.Extension):
-    """`{% generation %}`, and the hooks that the parsed template is fitted with."""
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`: what the assistant generates, between the marks of this rendering."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -57,33 +50,21 @@ class _Limits(jinja2.ext.Extension):
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def generation(self, caller: Callable[[], str]) -> str:
-        begin, end = BUDGET.generation
+        begin, end = _rendering.generation
         return begin + caller() + end if begin else caller()
 
-    def fit(self, template: nodes.Template) -> None:
-        """Put a tick into every loop and macro, and a measure around every assigned value."""
-        for node in list(template.find_all((nodes.For, nodes.Macro))):
-            node.body.insert(0, nodes.ExprStmt(_hook("_tick", nodes.Const(""))))  # type: ignore[attr-defined]
-        for assign in list(template.find_all(nodes.Assign)):
-            assign.node = _hook("_sized", cast(nodes.Expr, assign.node))
+
+class _Rendering(threading.local):
+    """What the rendering of this thread was asked for."""
+
+    generation: tuple[str, str] = ("", "")
+    is_traced = False
 
 
-def _hook(name: str, value: nodes.Expr) -> nodes.Filter:
-    # A filter is called directly; a function would go through the sandbox, at five times the cost.
-    return nodes.Filter(value, name, [], [], None, None)
+_rendering = _Rendering()
 
 
 @jinja2.pass_context  # keeps Jinja from calling it once, when it compiles
-def _tick(context: Any, value: str) -> str:
-    return BUDGET.tick()
-
-
-@jinja2.pass_context
-def _sized(context: Any, value: Any) -> Any:
-    return BUDGET.sized(value)
-
-
-@jinja2.pass_context
 def _joined(context: Any, pieces: list[Any]) -> str:
     """`a ~ b`, so that traced texts stay traced."""
     if context.eval_ctx.autoescape:
@@ -96,48 +77,23 @@ def _length_of(value: Any) -> int:
 
 
 class _Concats(NodeTransformer):
-    """Turns `a ~ b` into a filter."""
+    """Turns `a ~ b` into a filter, which is called directly and not through the sandbox."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _hook("_joined", nodes.List(node.nodes))
+        return nodes.Filter(nodes.List(node.nodes), "_joined", [], [], None, None)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment: operators and calls that can make text grow are measured first."""
+    """The environment, which keeps traced texts traced."""
 
     concat = staticmethod(concat_traced)
-    intercepted_binops = frozenset(["*", "**", "%"])
+    intercepted_binops = frozenset(["*", "**", "%"])  # run with a row, not when it is compiled
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = super()._parse(source, name, filename)
-        limits = self.extensions[_Limits.identifier]
-        assert isinstance(limits, _Limits)
-        limits.fit(template)
-        fitted: nodes.Template = _Concats().visit(template)
+        fitted: nodes.Template = _Concats().visit(super()._parse(source, name, filename))
         fitted.set_environment(self)
         return fitted
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%" and isinstance(left, str) and re.search(r"\d{4,}|\*", left):
-            raise LimitError("the template formats text with a huge width")
-        if operator == "*":
-            measure_product(left, right)
-        if operator == "**" and (abs(left) > 2**16 or abs(right) > 64):
-            raise LimitError("the template takes a huge power")
-        return super().call_binop(context, operator, left, right)
-
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str):
-            measure_method(owner, getattr(__obj, "__name__", ""), args)
-        return super().call(__context, __obj, *args, **kwargs)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None and re.search(r"\d{4,}|\{[^}]*\{", value.__self__):
-            raise LimitError("the template formats text with a huge width")
-        return wrapped
 
 
 class _PlainNamespace(Namespace):
@@ -170,13 +126,11 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(indent, int) and indent > 64:
-        raise LimitError("the template indents JSON by a huge width")
     form = JsonForm(ensure_ascii, indent, separators and (separators[0], separators[1]), sort_keys)
     dumps = _encoder(form).encode
     if isinstance(value, WholeJson):
         return value.write(dumps, form)
-    if BUDGET.is_traced and _holds_traced(value):
+    if _rendering.is_traced and _holds_traced(value):
         raise OpaqueError
     return dumps(value)
 
@@ -200,14 +154,12 @@ _UNWANTED_FILTERS = ("random", "batch", "slice", "wordwrap", "urlize", "format",
 
 def _make_environment(today: datetime) -> _Sandbox:
     environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Limits, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     for name in _UNWANTED_FILTERS:
         del environment.filters[name]
-    for name in ("center", "indent", "replace"):
-        environment.filters[name] = measured_filter(name, environment.filters[name])
-    environment.filters |= {"tojson": _tojson, "_tick": _tick, "_sized": _sized}
-    environment.filters |= {"_joined": _joined, "length": _length_of, "count": _length_of}
+    environment.filters |= {"tojson": _tojson, "_joined": _joined}
+    environment.filters |= {"length": _length_of, "count": _length_of}
     del environment.globals["lipsum"]
     environment.globals["namespace"] = _PlainNamespace
     environment.globals["raise_exception"] = _raise_exception
@@ -263,8 +215,10 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
         self.where = where
         self._tokens = dict(special_tokens)
+        at("while it is compiled")
         try:
-            compiled = _compile(source, pinned_date())
+            with limited():
+                compiled = _compile(source, pinned_date())
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"{where}, line {error.lineno}: {error.message}") from None
         except RecursionError:
@@ -287,10 +241,10 @@ class ChatTemplate:
         """The text of one conversation, equal to `apply_chat_template(..., tokenize=False)`.
 
         Raises:
-            RefusedError: the template refuses the conversation, fails on it or goes over a limit.
-            TemplateError: it runs for over MAX_SECONDS.
+            RefusedError: the template refuses the conversation or fails on it.
+            MemoryError: it needs more than this process may use.
         """
-        BUDGET.open(messages, tools, generation=generation_marks, is_traced=False)
+        _rendering.generation, _rendering.is_traced = generation_marks, False
         return "".join(self._pieces(messages, tools, add_generation_prompt))
 
     def trace(
@@ -301,34 +255,27 @@ class ChatTemplate:
         add_generation_prompt: bool,
     ) -> list[str]:
         """The text of a traced conversation as constants and traced texts; raises as `render`."""
-        BUDGET.open(messages, tools, generation=("", ""), is_traced=True)
+        _rendering.generation, _rendering.is_traced = ("", ""), True
         return self._pieces(messages, tools, add_generation_prompt)
 
     def _pieces(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
     ) -> list[str]:
-        measure = BUDGET.measure
-        pieces, size = [], 0
         try:
-            for piece in self._template.generate(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-            ):
-                pieces.append(piece)
-                size += text_length(piece)
-                measure(size)
-        except TemplateError:
-            raise
-        except LimitError as error:
-            raise RefusedError("template_limit", f"{self.where}: {error}") from None
+            with limited():
+                return list(
+                    self._template.generate(
+                        messages=messages,
+                        tools=tools,
+                        documents=None,
+                        add_generation_prompt=add_generation_prompt,
+                        **self._tokens,
+                    )
+                )
         except RecursionError:
             raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
-        except OpaqueError:
+        except (MemoryError, OpaqueError):
             raise
         except Exception as error:
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             raise RefusedError("template", f"{self.where} refuses the row: {kind}{error}") from None
-        return pieces

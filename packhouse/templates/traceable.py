@@ -14,7 +14,7 @@ __all__ = ["is_traceable"]
 
 _FILTERS = frozenset(
     "trim string length count list first last items map select selectattr reject rejectattr "
-    "default d tojson upper lower replace dictsort sort reverse unique _tick _sized _joined".split()
+    "default d tojson upper lower replace dictsort sort reverse unique _joined".split()
 )
 _TESTS = frozenset(
     "defined undefined none string mapping iterable sequence boolean true false number integer "

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.confine import limited
 from packhouse.interrupts import check_interrupted
 from packhouse.progress import advance
 from packhouse.tokenization.once import once
@@ -79,7 +80,8 @@ class HFEncoder:
         lengths = [np.zeros(1, np.int64)]
         for start, end in chunks_of(texts, _CHUNK_BYTES):
             batch = texts[start:end].to_pylist()
-            rows = [e.ids for e in self._encode(batch)]
+            with limited(int(np.ptp(text_offsets(texts[start:end])[[0, -1]]))):
+                rows = [e.ids for e in self._encode(batch)]
             if end - start < len(texts):  # not for a sample
                 advance((end - start) / len(texts))
             lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))

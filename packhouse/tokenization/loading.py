@@ -10,13 +10,14 @@ import hashlib
 import textwrap
 import threading
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from packhouse.confine import at, run_confined
 from packhouse.errors import TokenizerError
 from packhouse.tokenization.encoders import bare, load_tokenizer
 from packhouse.tokenization.kept import read_kept, write_kept
@@ -26,7 +27,7 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["find_snapshot", "fingerprint_tokenizer", "load_snapshot"]
+__all__ = ["find_snapshot", "fingerprint_tokenizer", "load_snapshot", "tokenizer_bytes"]
 
 # `config.json` counts: without it some tokenizers (BERT's) load as another class.
 _PATTERNS = (
@@ -124,13 +125,30 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> Tokeniz
     kept = _read_snapshot(file, fingerprint) if file else None
     if kept is not None:
         return kept
+    fields = run_confined(
+        partial(_build, folder, fingerprint),
+        what=f"tokenizer '{folder}'",
+        blames=TokenizerError,
+        num_bytes=tokenizer_bytes(folder),
+    )
+    if file is not None:
+        write_kept(file, {"format": _SNAPSHOT_FORMAT, **fields})
+    return TokenizerSnapshot(**fields)
+
+
+def _build(folder: Path, fingerprint: str) -> dict[str, Any]:
+    """Fields of the snapshot."""
+    at("while it is loaded")
     tokenizer = _load_with_transformers(folder)
     snapshot = _snapshot_of(tokenizer, fingerprint, folder)
     load_tokenizer.keep(snapshot.backend, bare(tokenizer.backend_tokenizer))  # it is HF: 0.4 s
-    if file is not None:
-        fields = {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
-        write_kept(file, {"format": _SNAPSHOT_FORMAT, **fields})
-    return snapshot
+    at("")
+    return {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
+
+
+def tokenizer_bytes(folder: str | Path) -> int:
+    """Size of a tokenizer's files, which decides how much memory its child may take."""
+    return sum(file.stat().st_size for file in _tokenizer_files(Path(folder)))
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
@@ -163,6 +181,8 @@ def _load_with_transformers(folder: Path) -> "PreTrainedTokenizerFast":
         tokenizer: Any = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
+    except MemoryError:
+        raise
     except Exception as error:  # whatever transformers and tokenizers raise: the file is at fault
         raise TokenizerError(
             f"tokenizer '{folder}' does not load: {_broken_file(folder, error)}",

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.confine import at, limited
 from packhouse.recipe import TokenizeConfig
 from packhouse.span_weights import flat_weights, weights_column
 from packhouse.tables import QUARANTINED, TOKENIZED
@@ -109,7 +110,11 @@ def _tokenize_slices(
     done = _Slices()
     for batch in formatted.to_batches():
         for start, end in chunks_of(batch.column("text"), _SLICE_BYTES):
-            _tokenize_slice(batch.slice(start, end - start), snapshot, config, encoder, done)
+            piece = batch.slice(start, end - start)
+            source, row = piece.column("source"), piece.column("row")
+            at(f"{source[0]} rows {row[0]} to {row[-1]}")
+            with limited(piece.nbytes):
+                _tokenize_slice(piece, snapshot, config, encoder, done)
     return done
 
 

@@ -1,49 +1,134 @@
 """Hostile templates: what they cannot reach, and what they cannot use up."""
 
+import os
+import resource
+import subprocess
+from functools import partial
+
 import pytest
 
+from packhouse import confine
 from packhouse.errors import TemplateError
-from packhouse.templates import limits
 from tests.templates.toys import CHATML, render_chat
 
 HI = [("user", "hi"), ("assistant", "hello")]
 # Harmless to the probe, hostile to the row.
 ON_ROW = "{% if messages[0].content == 'hi' %}"
+MAPPED_KB = 200 * 2**10  # libraries and files, which are mapped and shared
 
 
+def render_hostile(hostile: str) -> list[str]:
+    """In a child: the reasons for which the row was refused."""
+    out = render_chat(ON_ROW + hostile + "{% endif %}" + CHATML, [HI])
+    return out.quarantined["reason"].to_pylist()
+
+
+def in_child(call):
+    return confine.run_confined(call, what="template 'toy'", blames=TemplateError)
+
+
+@pytest.fixture
+def peaks(monkeypatch):
+    """Peak memory in KB of each child that ended."""
+    peaks = []
+
+    def try_wait(process, flags):
+        try:
+            pid, status, usage = os.wait4(process.pid, flags)
+        except ChildProcessError:
+            return process.pid, 0
+        if pid:
+            peaks.append(usage.ru_maxrss)
+        return pid, status
+
+    monkeypatch.setattr(subprocess.Popen, "_try_wait", try_wait)
+    return peaks
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hostile",
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ 'a' * 10 ** 9 }}",
-        "{{ [0] * 10 ** 9 }}",
-        "{{ 10 ** 10 ** 10 }}",
-        "{{ 'a'.ljust(10 ** 9) }}",
-        "{{ 'a' | center(1000000000) }}",
-        "{{ 'a' | indent(1000000000) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '{:1000000000}'.format(1) }}",
-        "{{ messages | tojson(indent=1000000000) }}",
+        "{{ (['a' * 1000000] * 20000) | join }}",
+        "{% set x = 'a' * 1000000 %}{{ x.translate({97: x}) }}",
+        "{{ 'a'.encode() * 10 ** 10 }}",
+        "{{ range(99999) | map('center', 1000000) | list }}",
+        "{{ [0] * 10 ** 10 }}",
+        "{{ 'a'.zfill(10 ** 10) }}",
+        "{{ ('a\n' * 1000) | indent(1000000000) }}",
+        "{{ '%99999999999d' % 1 }}",
+        "{{ '%*d' % (2000000000, 1) }}",
+        "{{ '{:{}}'.format(1, 10000000000) }}",
+        "{{ messages | tojson(indent=10000000000) }}",
+        "{{ 2 ** (2 ** 40) }}",
         "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}"
         "{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set x = 'a' * 1000000 %}{{ x.replace('', x) }}",
         "{% set x = 'a' * 1000000 %}{{ x | replace('a', x) }}",
-        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
+        "{% set j = joiner('a' * 1000000) %}{% for i in range(99999) %}{{ j() }}{% endfor %}",
+        "{{ range(99999) | map('string') | map('center', 100000) | map('list') | list }}",
     ],
 )
-def test_a_template_that_uses_up_the_machine_is_stopped_on_the_row(hostile):
-    out = render_chat(ON_ROW + hostile + "{% endif %}" + CHATML, [HI])
+def test_memory_of_a_template_ends_where_the_kernel_says(hostile, peaks, monkeypatch):
+    monkeypatch.setenv(confine.MEMORY_MB, "256")
 
-    assert out.quarantined["reason"].to_pylist() == ["template_limit"]
+    with pytest.raises(TemplateError, match="needs more memory than the 256 MB") as caught:
+        in_child(partial(render_hostile, hostile))
+
+    limit, _ = in_child(partial(resource.getrlimit, resource.RLIMIT_DATA))
+    assert caught.value.limit_mb == 256
+    assert f"set {confine.MEMORY_MB} above 256" in str(caught.value)
+    assert len(peaks) == 1
+    assert peaks[0] < limit // 2**10 + MAPPED_KB
 
 
-def test_a_template_that_only_takes_time_ends_the_run(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_SECONDS", -1.0)
-    slow = ON_ROW + "{% for a in range(999) %}{% endfor %}{% endif %}" + CHATML
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{{ range(99999) | select('in', range(99999) | map('string') | list) | list }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(64) }}",
+        "{% set c = cycler(1, 2) %}{% for i in range(99999) %}{% for j in range(99999) %}"
+        "{{ c.next() }}{% endfor %}{% endfor %}",
+        "{{ 10 ** (10 ** 9) }}",
+    ],
+)
+def test_time_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
+    monkeypatch.setenv(confine.SECONDS, "1")
 
-    with pytest.raises(TemplateError, match="on one conversation"):
-        render_chat(slow, [HI])
+    with pytest.raises(TemplateError, match="more CPU time than the 1 s") as caught:
+        in_child(partial(render_hostile, hostile))
+
+    assert f"set {confine.SECONDS} above 1" in str(caught.value)
+
+
+def test_the_error_names_the_row():
+    with pytest.raises(TemplateError, match=r"template 'toy', toy/rows\.jsonl row 0: needs"):
+        in_child(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
+
+
+def test_after_an_attack_an_honest_template_renders_as_in_this_process():
+    with pytest.raises(TemplateError):
+        in_child(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
+
+    text = render_chat(CHATML, [HI]).formatted["text"].to_pylist()
+    assert in_child(partial(render_honest, CHATML)) == text
+
+
+def render_honest(template: str) -> list[str]:
+    return render_chat(template, [HI]).formatted["text"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
+    ],
+)
+def test_recursion_without_end_refuses_the_row(endless):
+    assert render_hostile(endless) == ["template_limit"]
 
 
 @pytest.mark.parametrize(

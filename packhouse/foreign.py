@@ -1,0 +1,137 @@
+"""What runs the code of strangers, templates and tokenizers: each function here works in a child.
+
+They take paths and settings, leave tables in a folder and return plain JSON; see
+`packhouse.confine`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.confine import run_confined
+from packhouse.errors import TemplateError, TokenizerError
+from packhouse.recipe import Recipe
+from packhouse.tables import FORMATTED
+from packhouse.templates import WindowRule, make_renderer, rewrites
+from packhouse.tokenization import TokenizerSnapshot, load_snapshot, tokenize_table
+from packhouse.tokenization.encoders import load_tokenizer
+from packhouse.tokenization.loading import tokenizer_bytes
+from packhouse.workspace import read_table, write_table
+
+__all__ = [
+    "REFUSED",
+    "cuts_windows",
+    "decode",
+    "make_window_rule",
+    "render_shard",
+    "run_template",
+    "run_tokenizer",
+    "tokenize_shard",
+    "try_rows",
+]
+
+REFUSED = "refused.arrow"
+"""Rows that a template or tokenizer refused; their raw bytes are in the source, not here."""
+
+
+def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
+    """Do a call in a child that renders, and may tokenize, `num_bytes` of rows."""
+    return run_confined(
+        call,
+        what=f"template '{recipe.format.template}' with tokenizer '{recipe.tokenizer}'",
+        blames=TemplateError,
+        num_bytes=num_bytes + tokenizer_bytes(recipe.tokenizer),
+    )
+
+
+def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -> Any:
+    """Do a call in a child that tokenizes `num_bytes` of text."""
+    return run_confined(
+        call,
+        what=f"tokenizer '{tokenizer}'",
+        blames=TokenizerError,
+        num_bytes=num_bytes,
+    )
+
+
+def render_shard(
+    validated: Path, recipe: Recipe, label_names: list[str] | None, cache: Path, folder: Path
+) -> dict[str, Any]:
+    """Write `formatted.arrow`, `refused.arrow` and, where rows were split, `examples.arrow`."""
+    snapshot = load_snapshot(recipe.tokenizer, cache=cache)
+    window = make_window_rule(recipe, snapshot, cache)
+    rendered = make_renderer(recipe.format, snapshot, label_names, window).render(
+        read_table(validated)
+    )
+    write_table(folder / "formatted.arrow", rendered.formatted)
+    write_table(folder / REFUSED, rendered.quarantined)
+    if window is not None or rewrites(recipe.format):
+        write_table(folder / "examples.arrow", rendered.examples)
+    return {"notes": rendered.notes, "added": rendered.added}
+
+
+def tokenize_shard(formatted: Path, recipe: Recipe, cache: Path, folder: Path) -> dict[str, Any]:
+    """Write `tokenized.arrow` and `refused.arrow`."""
+    snapshot = load_snapshot(recipe.tokenizer, cache=cache)
+    result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache=cache)
+    write_table(folder / "tokenized.arrow", result.tokenized)
+    write_table(folder / REFUSED, result.quarantined)
+    tokenizer = {
+        "fingerprint": snapshot.fingerprint,
+        "class": snapshot.class_name,
+        "vocab_size": snapshot.vocab_size,
+    }
+    return {"notes": result.notes, "encoder": result.encoder, "tokenizer": tokenizer}
+
+
+def try_rows(
+    recipe: Recipe, label_names: list[str] | None, cache: Path | None, folder: Path
+) -> None:
+    """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`."""
+    snapshot = load_snapshot(recipe.tokenizer, cache=cache)
+    window = make_window_rule(recipe, snapshot, cache)
+    renderer = make_renderer(recipe.format, snapshot, label_names, window)
+    rendered = renderer.render(read_table(folder / "validated.arrow"))
+    result = tokenize_table(rendered.formatted, snapshot, recipe.tokenize, cache=cache)
+    write_table(folder / "tokenized.arrow", result.tokenized)
+    write_table(folder / REFUSED, pa.concat_tables([rendered.quarantined, result.quarantined]))
+
+
+def decode(
+    load: Callable[[], TokenizerSnapshot | None], rows: Sequence[Sequence[int]]
+) -> list[str]:
+    """Text of each row of ids, control tokens included."""
+    snapshot = load()
+    assert snapshot is not None, "the caller loaded it before"
+    tokenizer = load_tokenizer(snapshot.backend)
+    return [tokenizer.decode(list(ids), skip_special_tokens=False) for ids in rows]
+
+
+def cuts_windows(recipe: Recipe) -> bool:
+    """Return True if over-long conversations are split to windows."""
+    return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
+
+
+def make_window_rule(
+    recipe: Recipe, snapshot: TokenizerSnapshot, cache: Path | None = None
+) -> WindowRule | None:
+    """What fits into a window, by the recipe's own tokens; None where there are no windows."""
+    if not cuts_windows(recipe):
+        return None
+
+    def measure(formatted: pa.Table) -> npt.NDArray[np.int64]:
+        numbered = formatted.set_column(
+            formatted.schema.get_field_index("row"),
+            FORMATTED.field("row"),
+            pa.array(np.arange(formatted.num_rows)),
+        )
+        done = tokenize_table(numbered, snapshot, recipe.tokenize, cache=cache).tokenized
+        lengths = np.full(formatted.num_rows, -1, np.int64)
+        lengths[done["row"].to_numpy()] = done["num_tokens"].to_numpy()
+        return lengths
+
+    return WindowRule(recipe.pack.seq_len, measure)

@@ -20,7 +20,6 @@ def test_small_run_prints_a_row_for_packhouse_and_for_plain_python():
         capture_output=True,
         text=True,
         check=True,
-        timeout=110,
     )
     rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
 
@@ -34,14 +33,14 @@ def test_memory_of_children_counts_and_imports_are_apart(tmp_path):
     program.write_text(
         "import json, subprocess, sys, pathlib\n"
         "hold = 'x = bytearray(200 << 20); x[::4096] = b\"x\" * len(x[::4096]);'\n"
-        "subprocess.run([sys.executable, '-c', hold + 'import time; time.sleep(0.2)'])\n"
+        "subprocess.run([sys.executable, '-c', hold + 'import time; time.sleep(1)'])\n"
         "pathlib.Path(sys.argv[1], 'result.json').write_text(json.dumps({'import_s': 0.0}))\n"
     )
 
     sample = run_once(Contender(name="holds", command=(sys.executable, str(program))))
 
     assert 200 < sample.peak_mb < 400
-    assert sample.wall_s > 0.2
+    assert sample.wall_s > 1
 
 
 def test_no_two_rows_of_grown_data_are_equal():

@@ -107,7 +107,6 @@ def test_mds_shards_are_read_by_mosaicml_streaming(exported, targets):
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

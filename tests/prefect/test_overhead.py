@@ -91,7 +91,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
         time.sleep(0.05)  # between looks whether the other process has begun
     os.killpg(command.pid, signal.SIGINT)
     try:
-        _, said = command.communicate(timeout=100)
+        _, said = command.communicate(timeout=250)
     finally:
         command.kill()
     assert command.returncode == 130
@@ -146,7 +146,6 @@ def test_a_command_imports_no_fastapi_and_sends_no_heartbeats(tmp_path):
         env=os.environ | settings,
         capture_output=True,
         text=True,
-        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,6 @@ def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
         env=os.environ | settings,
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert done.returncode == 6

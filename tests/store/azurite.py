@@ -8,11 +8,11 @@ import base64
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.e2e.services import wait_until
 from tests.store import ceph
 
 ACCOUNT = "packhouse"
@@ -40,11 +40,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
-        while not ceph._accepts(port):
-            assert server.poll() is None, "Azurite did not start"
-            assert time.monotonic() < deadline, "Azurite did not start in 60 s"
-            time.sleep(0.05)
+        wait_until(lambda: ceph._accepts(port), "Azurite", server)
         url = f"http://127.0.0.1:{port}/{ACCOUNT}"
         _make_container(url)
         settings = f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={url};"

@@ -166,7 +166,7 @@ def _accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait(is_ready: object, what: str, timeout_s: float = 90) -> None:
+def _wait(is_ready: object, what: str, timeout_s: float = 600) -> None:
     assert callable(is_ready)
     deadline = time.monotonic() + timeout_s
     while not is_ready():
@@ -180,7 +180,7 @@ def _call(folder: Path, program: str, *args: str) -> str:
 
 
 def _plain(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return done.stdout

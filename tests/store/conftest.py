@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from packhouse.store import open_store
+from tests.e2e.services import wait_until
 from tests.store import azurite, ceph, gcs_server
 
 SETTINGS = (
@@ -46,11 +46,7 @@ def moto_environment() -> Iterator[dict[str, str]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 30
-        while not ceph._accepts(port):
-            assert server.poll() is None, "moto did not start"
-            assert time.monotonic() < deadline, "moto did not start in 30 s"
-            time.sleep(0.05)
+        wait_until(lambda: ceph._accepts(port), "moto", server)
         yield _moto_user(f"http://127.0.0.1:{port}")
     finally:
         server.terminate()

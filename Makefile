@@ -27,7 +27,7 @@ serve: $(RUN_STAMP) ## server, worker and deployments on this machine, until Ctr
 deploy: $(RUN_STAMP) ## pools, deployments and automations to the server at PREFECT_API_URL
 	@$(BIN)/python deployments/deploy.py
 
-check: lint types imports test ## everything that CI runs
+check: lint types imports test ## all checks but the tests with servers; CI runs this and e2e
 
 lint: $(TEST_STAMP) ## format check, lint, spelling
 	$(BIN)/ruff format --check .
@@ -41,13 +41,14 @@ imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhou
 	$(BIN)/lint-imports
 
 test: $(TEST_STAMP) ## run the tests but those of e2e, two files at a time (PYTEST_ARGS adds to it)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs --durations=10 -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) \
+		$(PYTEST_ARGS)
 
 gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
-e2e: $(TEST_STAMP) ## the stack of docker/compose.yaml by hand: PostgreSQL, S3, server, worker, browser
-	$(BIN)/python -m pytest -v -rs $(SERVICES)
+e2e: $(TEST_STAMP) ## the tests with PostgreSQL, S3, Prefect's server, worker, browser (PYTEST_ARGS adds to it)
+	$(BIN)/python -m pytest -rs --durations=30 $(SERVICES) $(PYTEST_ARGS)
 
 load: $(TEST_STAMP) ## RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: about 10 min
 	$(BIN)/python -m tests.load.load --runs $(or $(RUNS),200) --at-once $(or $(AT_ONCE),20) \
@@ -73,7 +74,6 @@ fix: $(TEST_STAMP) ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 
 lock: $(TEST_STAMP) ## compile the pinned requirements anew
-	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --extra flows pyproject.toml requirements/build.in \
 		-o requirements/run.txt
@@ -86,6 +86,9 @@ lock: $(TEST_STAMP) ## compile the pinned requirements anew
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --no-deps requirements/trainers.in \
 		-o requirements/trainers.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url --universal -c requirements/test.txt \
+		requirements/torch.in -o requirements/torch.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url bench/requirements.in -o bench/requirements.txt
 
@@ -104,9 +107,16 @@ $(RUN_STAMP): $(VENV)/bin/python requirements/run.txt pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/trainers.txt
+# A build for CPUs where pip finds one; else the registry's, on Linux with CUDA's libraries.
+TORCH := requirements/torch-cpu.txt requirements/torch.txt
+define install_torch
+	$(1)/pip install --quiet --no-deps --require-hashes -r requirements/torch-cpu.txt 2>/dev/null \
+		|| $(1)/pip install --quiet --no-deps --require-hashes -r requirements/torch.txt
+endef
+
+$(TEST_STAMP): $(RUN_STAMP) requirements/test.txt $(TORCH) requirements/trainers.txt
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
-	$(BIN)/pip install --quiet torch==2.13.0
+	$(call install_torch,$(BIN))
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
@@ -115,10 +125,10 @@ $(BENCH_RUN)/.done: requirements/run.txt
 	$(BENCH_RUN)/bin/pip install --quiet --no-deps --require-hashes -r requirements/run.txt
 	@touch $@
 
-$(BENCH_PEERS)/.done: bench/requirements.txt requirements/trainers.txt
+$(BENCH_PEERS)/.done: bench/requirements.txt $(TORCH) requirements/trainers.txt
 	$(PYTHON) -m venv $(BENCH_PEERS)
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r bench/requirements.txt
-	$(BENCH_PEERS)/bin/pip install --quiet torch==2.13.0
+	$(call install_torch,$(BENCH_PEERS)/bin)
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 

@@ -38,4 +38,9 @@ do
   esac
   unset "${name}_FILE"
 done
+# A server that is killed may leave its lock on the leases of slots. The lock names the process that
+# holds it, which in a container is always the same number: the next server would wait for itself.
+case "$*" in
+  "prefect server start"*) rm -f "${PREFECT_HOME:?}/concurrency_leases/expirations.lock" ;;
+esac
 exec "$@"

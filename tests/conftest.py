@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.server_logs import new_errors
+
 # Tests assert no seconds: a busy machine would fail them.
 settings.register_profile("packhouse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("packhouse")
+
+
+@pytest.fixture(autouse=True)
+def servers_log_no_error() -> Iterator[None]:
+    """Fail a test that left an error in the log of a running server or worker."""
+    yield
+    errors = new_errors()
+    assert not errors, "\n".join(errors)
 
 
 def find_shared() -> Path | None:

@@ -15,6 +15,7 @@ import yaml
 
 from packhouse.errors import ConfigError
 from schemas.places import load_places
+from tests.e2e.services import documented_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -201,6 +202,16 @@ def test_every_setting_of_prefect_exists_and_has_a_value_that_it_takes(tmp_path)
     assert json.loads(done.stdout) == ["PREFECT_SERVER_CSRF_PROTECTED"]
 
 
+def test_the_documented_server_has_every_setting_of_the_compose_file():
+    compose = {k.removesuffix("_FILE"): v for k, v in SERVICES["server"]["environment"].items()}
+    documented = dict(re.findall(r"\b(PREFECT_[A-Z_]+|DO_NOT_TRACK)=(\S+)", documented_server()))
+    image = set(re.findall(r"\b(PREFECT_SERVER_\w+|PREFECT_HOME|DO_NOT_TRACK)=", DOCKERFILE))
+    assert set(documented) == set(compose) | image
+    places = re.compile("DATABASE_HOST|PASSWORD|AUTH_STRING|ORIGINS|UI_API_URL")
+    for name in (name for name in compose if not places.search(name)):
+        assert documented[name] == compose[name]
+
+
 def entrypoint(tmp_path, **settings):
     return run(
         DOCKER / "entrypoint.sh",
@@ -232,6 +243,18 @@ def test_a_server_never_starts_without_the_password_it_was_promised(tmp_path, co
     assert done.returncode == 2
     assert "auth" in done.stderr
     assert done.stdout == ""
+
+
+def test_a_server_does_not_wait_for_the_lock_of_the_one_before_it(tmp_path):
+    leases = tmp_path / "home" / "concurrency_leases"
+    leases.mkdir(parents=True)
+    (leases / "expirations.lock").write_text("1")
+    (leases / "expirations.json").write_text("{}")
+    (tmp_path / "prefect").symlink_to("/usr/bin/true")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PREFECT_HOME": str(leases.parent)}
+    done = run(DOCKER / "entrypoint.sh", "prefect", "server", "start", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in leases.iterdir()] == ["expirations.json"]
 
 
 def test_a_health_check_fails_where_nothing_answers(tmp_path):

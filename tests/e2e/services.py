@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.server_logs import watched
 from tests.store.ceph import _accepts, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ def wait_until(
     is_ready: Callable[[], bool],
     what: str,
     process: "subprocess.Popen[bytes] | None" = None,
-    timeout_s: float = 120,
+    timeout_s: float = 600,
 ) -> None:
     """Ask again and again until it is ready; fail at once if its process ended."""
     deadline = time.monotonic() + timeout_s
@@ -173,37 +174,41 @@ def postgres(password: str) -> Iterator[Database]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def documented_server() -> str:
+    """Return what docs/deployment.md tells to type for a server on PostgreSQL, as a script."""
+    section = (ROOT / "docs" / "deployment.md").read_text().split("## Server with PostgreSQL")[1]
+    block = section.split("```console\n")[1].split("```")[0]
+    assert block.endswith("\n$ prefect server start --host 127.0.0.1\n")
+    return block.replace("\n$ prefect", "\n$ exec prefect").replace("$ ", "")
+
+
 @contextlib.contextmanager
 def prefect_server(
-    folder: Path, auth: str, database: Database | None
+    folder: Path, auth: str, database: Database, port: int | None = None
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Start Prefect's server as docker/compose.yaml does; on SQLite where no database is given."""
-    port = free_port()
+    """Start Prefect's server as docs/deployment.md says, with the places of this test."""
+    port = port or free_port()
     origin = f"http://127.0.0.1:{port}"
-    environment = clean_environment() | PREFECT_QUIET | {
-        "PREFECT_HOME": str(folder / "server"),
-        "PREFECT_SERVER_API_AUTH_STRING": auth,
-        "PREFECT_API_AUTH_STRING": auth,
-        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
-        "PREFECT_UI_API_URL": f"{origin}/api",
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
-            "prefect.server.concurrency.lease_storage.filesystem"
-        ),
-        "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
-        "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "10",
-    }  # fmt: skip
-    if database:
-        environment |= {
-            "PREFECT_SERVER_DATABASE_DRIVER": "postgresql+asyncpg",
-            "PREFECT_SERVER_DATABASE_HOST": "127.0.0.1",
-            "PREFECT_SERVER_DATABASE_PORT": str(database.port),
-            "PREFECT_SERVER_DATABASE_USER": database.user,
-            "PREFECT_SERVER_DATABASE_NAME": database.name,
-            "PREFECT_SERVER_DATABASE_PASSWORD": database.password,
-        }
-    command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with process(command, folder / "logs" / "server.log", environment) as server:
+    words = folder / "server-secrets"
+    words.mkdir(mode=0o700, exist_ok=True)
+    (words / "database_password").write_text(database.password)
+    (words / "prefect_auth_string").write_text(auth)
+    places = {
+        "/var/lib/packhouse/prefect": str(folder / "server"),
+        "HOST=db ": "HOST=127.0.0.1 ",
+        "PORT=5432": f"PORT={database.port}",
+        "/run/secrets": str(words),
+        "https://prefect.example.org": origin,
+    }
+    script = documented_server()
+    for documented, own in places.items():
+        assert documented in script, documented
+        script = script.replace(documented, own)
+    environment = clean_environment()
+    environment["PATH"] = os.pathsep.join([str(BIN), environment["PATH"]])
+    command = ["bash", "-euc", f"{script.strip()} --port {port}"]
+    log = folder / "logs" / "server.log"
+    with watched(log), process(command, log, environment) as server:
         wait_until(lambda: _is_ready(f"{origin}/api/ready", port), "Prefect's server", server)
         yield origin, server
 
@@ -236,6 +241,6 @@ def worker(
     command = [*program, "--pool", pool, "--type", "process", "--limit", str(limit),
                "--with-healthcheck"]  # fmt: skip
     log = folder / "logs" / "worker.log"
-    with process(command, log, {**environment, **settings}) as started:
+    with watched(log), process(command, log, {**environment, **settings}) as started:
         wait_until(lambda: _is_ready(f"http://127.0.0.1:{port}/health", port), "worker", started)
         yield started

@@ -6,6 +6,7 @@ import pytest
 
 from packhouse.loaders import load_packed
 from tests.e2e.deployments import demo_recipe, real_recipe
+from tests.e2e.services import wait_until
 from tests.e2e.stack import POOL, s3_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -45,6 +46,15 @@ def markdown(stack, run):
 def test_the_server_keeps_its_runs_in_postgresql(stack, prepared):
     rows = stack.database.ask(f"select state_type from flow_run where id = '{prepared['id']}'")
     assert rows == [["COMPLETED"]]
+
+
+def test_the_server_plans_the_runs_of_a_schedule_by_itself(stack, deployed):
+    nightly = deployed.api.get("/deployments/name/refresh/nightly-refresh")["id"]
+    wanted = {"deployments": {"id": {"any_": [nightly]}}}
+    wanted["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED"]}}}
+    wait_until(lambda: bool(deployed.api.post("/flow_runs/filter", **wanted)), "planned run")
+    planned = deployed.api.post("/flow_runs/filter", **wanted)
+    assert {run["created_by"]["type"] for run in planned} == {"SCHEDULE"}
 
 
 def test_the_worker_is_known_to_be_online(stack):

@@ -33,6 +33,7 @@ import psutil
 from tests.e2e import services
 from tests.e2e.places import DEMO
 from tests.e2e.stack import ENDED, Api, Secrets
+from tests.server_logs import watched
 
 POOL = "load"
 RUNS_TOGETHER = 4
@@ -302,7 +303,7 @@ def _worker(
     command = [sys.executable, "-m", "tests.load.thread_worker", POOL, str(arguments.at_once)]
     settings = {"PREFECT_HOME": str(folder / "worker"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
     log = folder / "logs" / "worker.log"
-    with services.process(command, log, {**environment, **settings}) as started:
+    with watched(log), services.process(command, log, {**environment, **settings}) as started:
         yield started
 
 

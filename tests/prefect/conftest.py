@@ -1,16 +1,20 @@
 """One embedded Prefect server for all tests of flows."""
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.server_logs import watched
+
 _MARKS = (
     pytest.mark.prefect,
-    pytest.mark.timeout(300),  # of them the server's start takes 5 to 15 s, more on a busy machine
     # Prefect's server and client leave sockets and streams to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -29,21 +33,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             for mark in _MARKS:
-                if mark.name != "timeout" or item.get_closest_marker("timeout") is None:
-                    item.add_marker(mark)
+                item.add_marker(mark)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    os.environ.update(_SETTINGS, PREFECT_HOME=str(tmp_path_factory.mktemp("prefect")))
+    home = tmp_path_factory.mktemp("prefect")
+    os.environ.update(_SETTINGS, PREFECT_HOME=str(home))
+    from prefect.server.api import server
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from prefect.testing.utilities import prefect_test_harness
 
+    log = home / "server.log"
     with (
-        prefect_test_harness(server_startup_timeout=300),
+        log.open("ab") as sink,
+        watched(log),
+        pytest.MonkeyPatch.context() as patch,
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),  # saves 1 s a flow run
     ):
-        yield
+        logged = partial(subprocess.Popen, stdout=sink, stderr=sink)
+        with_log = SimpleNamespace(**vars(subprocess) | {"Popen": logged})
+        patch.setattr(server, "subprocess", with_log)  # of that module alone
+        with prefect_test_harness(server_startup_timeout=600):
+            patch.undo()
+            yield
 
 
 @pytest.fixture(scope="session")

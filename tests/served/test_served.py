@@ -9,7 +9,8 @@ import pytest
 import yaml
 from prefect.settings.models.flows import FlowsSettings
 
-from tests.served.served import ROOT, deploy_held, interrupt, serve, until
+from tests.served.served import FINAL, ROOT, deploy_held, interrupt, serve, until
+from tests.server_logs import watched
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -22,11 +23,16 @@ def held(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, held):
     """Server, worker and deployments; the last test presses Ctrl-C."""
-    running = serve(tmp_path_factory.mktemp("served"), held)
-    deploy_held(running)
-    yield running
-    if running.process.poll() is None:
-        interrupt(running)
+    home = tmp_path_factory.mktemp("served")
+    with watched(home / "p" / "server.log"), watched(home / "p" / "worker.log"):
+        running = serve(home, held)
+        try:
+            deploy_held(running)
+            yield running
+        finally:
+            if running.process.poll() is None:
+                interrupt(running)
+
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,39 @@ def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
     assert "demo" in recipe_field["properties"]["recipe"]["anyOf"][0]["enum"]
 
 
+def test_the_server_plans_the_runs_of_a_schedule_by_itself(served):
+    """Its scheduler does, within a minute; nothing else makes a run that says so of itself."""
+    nightly = served.deployment("refresh/nightly-refresh")["id"]
+    wanted = {"deployments": {"id": {"any_": [nightly]}}}
+    wanted["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED"]}}}
+    until(lambda: served.call("/flow_runs/filter", wanted)[1])
+    runs = served.call("/flow_runs/filter", wanted)[1]
+    assert {run["created_by"]["type"] for run in runs} == {"SCHEDULE"}
+    assert {run["next_scheduled_start_time"][11:19] for run in runs} == {"02:00:00"}
+
+
+def test_a_schedule_of_every_minute_publishes_a_version(served):
+    deployment = served.deployment("refresh/nightly-refresh")["id"]
+    every_minute = {"schedule": {"cron": "* * * * *", "timezone": "UTC"}, "active": True}
+    status, made = served.call(f"/deployments/{deployment}/schedules", [every_minute])
+    assert status == 201, made
+    try:
+        until(lambda: list(served.store.glob("demo/v/*/manifest.json")))
+    finally:
+        (schedule,) = made
+        path = f"/deployments/{deployment}/schedules/{schedule['id']}"
+        status, answer = served.call(path, method="DELETE")
+    assert status == 204, answer
+    ended = {"deployments": {"id": {"any_": [deployment]}}, "sort": "START_TIME_ASC"}
+    ended["flow_runs"] = {"state": {"type": {"any_": sorted(FINAL)}}}
+    until(lambda: served.call("/flow_runs/filter", ended)[1])
+    run = served.call("/flow_runs/filter", ended)[1][0]
+    assert run["auto_scheduled"]
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    (manifest,) = served.store.glob("demo/v/*/manifest.json")
+    assert manifest.parent.name in run["state"]["message"]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
@@ -104,15 +143,16 @@ def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
     ],
 )
 def test_a_bad_value_is_refused_before_a_run_is_made(key, value, says, served):
-    before = served.call("/flow_runs/count", {})[1]
     deployment = served.deployment("prepare/form-prepare")["id"]
+    wanted = {"deployments": {"id": {"any_": [deployment]}}}  # schedules make runs of others
+    before = served.call("/flow_runs/count", wanted)[1]
     status, answer = served.call(
         f"/deployments/{deployment}/create_flow_run",
         {"parameters": {"recipe": recipe(served, "bad", **{key: value})}},
     )
     assert status in (409, 422), answer
     assert says in str(answer) or "should be non-empty" in str(answer)
-    assert served.call("/flow_runs/count", {})[1] == before
+    assert served.call("/flow_runs/count", wanted)[1] == before
 
 
 def test_a_parameter_that_a_deployed_run_may_not_have_is_refused(served):

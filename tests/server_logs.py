@@ -1,0 +1,79 @@
+"""Errors in the logs of Prefect's servers and workers: a test that leaves one there fails.
+
+A server that plans no scheduled run still answers every request; only its log tells. So whoever
+starts a server in a test does it inside `watched(log)`, and after each test a fixture of
+tests/conftest.py asks `new_errors()`.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_RECORD = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} \| (?P<level>[A-Z]+) *\| (?P<logger>.*?) - ")
+_RAW_ERROR = re.compile(r"^(Traceback \(most recent call last\)|ERROR:|CRITICAL:|Fatal )")
+
+# Patterns of whole records, each with the reason why it is no error of the server or the worker.
+HARMLESS: dict[str, str] = {}
+
+_watched: dict[Path, int] = {}  # bytes of each log that were read
+
+
+def errors_in(text: str) -> list[str]:
+    """Return the records of a log that tell an error, each with its traceback.
+
+    What a run says of itself is left out: the test that started the run looks at its state.
+
+    Example:
+        >>> errors_in("10:00:00.000 | INFO    | prefect.worker - well\\n  more")
+        []
+        >>> errors_in("10:00:00.000 | ERROR   | prefect.server - no\\n  more\\nother")
+        ['10:00:00.000 | ERROR   | prefect.server - no\\n  more\\nother']
+    """
+    records: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if _RECORD.match(line):
+            records.append([])
+        records[-1].append(line)
+    found = ["\n".join(lines) for lines in records if _is_error(lines)]
+    return [one for one in found if not any(re.search(pattern, one) for pattern in HARMLESS)]
+
+
+def _is_error(lines: list[str]) -> bool:
+    head = _RECORD.match(lines[0]) if lines else None
+    if head and head["logger"].startswith(("Flow run ", "Task run ")):
+        return False
+    is_raw = any(_RAW_ERROR.match(line) for line in lines)
+    return is_raw or (head is not None and head["level"] in ("ERROR", "CRITICAL"))
+
+
+def new_errors() -> list[str]:
+    """Return the errors since the last call, of all logs that are watched."""
+    return [f"{log}:\n{error}" for log in _watched for error in _unread(log)]
+
+
+@contextmanager
+def watched(log: Path) -> Iterator[None]:
+    """Watch a log while the block runs; at its end nothing may be left in it that is an error."""
+    _watched[log] = log.stat().st_size if log.exists() else 0
+    try:
+        yield
+        left = _unread(log)
+        assert not left, f"{log} has errors:\n" + "\n".join(left)
+    finally:
+        del _watched[log]
+
+
+def forgive(log: Path) -> None:
+    """Pass over what a log has so far: the test itself caused the errors in it."""
+    _watched[log] = log.stat().st_size
+
+
+def _unread(log: Path) -> list[str]:
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(_watched[log])
+        content = file.read()
+    _watched[log] += len(content)
+    return errors_in(content.decode(errors="replace"))

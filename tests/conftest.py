@@ -1,4 +1,4 @@
-"""Fixtures that every room shares."""
+"""Fixtures that every room shares, and what holds for all tests."""
 
 import os
 from collections.abc import Iterator
@@ -13,6 +13,15 @@ from tests.server_logs import new_errors
 # Tests assert no seconds: a busy machine would fail them.
 settings.register_profile("packhouse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("packhouse")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests for `--dist loadgroup`: one process has the stack, the rest goes by files."""
+    for item in items:
+        uses_stack = "stack" in getattr(item, "fixturenames", ())
+        group = "stack" if uses_stack else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

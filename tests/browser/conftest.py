@@ -23,7 +23,7 @@ class Page:
     def __init__(self, driver: Any, pictures: Path) -> None:
         self.driver = driver
         self.pictures = pictures
-        self.patience_s = float(os.environ.get("PACKHOUSE_BROWSER_PATIENCE_S", "60"))
+        self.patience_s = float(os.environ.get("PACKHOUSE_BROWSER_PATIENCE_S", "300"))
 
     def open(self, url: str) -> None:
         """Go to an address."""

@@ -100,15 +100,15 @@ def test_runs_in_threads_of_one_process_do_not_meet():
 
     def run(name):
         with progress.own_progress(), progress.step_progress(name, 4):
-            begun.wait(10)
+            begun.wait(300)
             progress.job_done(1 if name == "pack" else 3)
-            ended.wait(10)
+            ended.wait(300)
             seen[name] = progress.current_step().name, progress.current_step().share
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("pack", "format")]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join()
     assert seen == {"pack": ("pack", 0.25), "format": ("format", 0.75)}
     assert progress.current_step() is None

@@ -75,7 +75,7 @@ class Stack:
         return subprocess.run(
             [str(services.BIN / command[0]), *command[1:]],
             env=self.environment | extra,
-            capture_output=True, text=True, timeout=180, check=False, cwd=services.ROOT,
+            capture_output=True, text=True, timeout=600, check=False, cwd=services.ROOT,
         )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ class Api:
         found = self.get(f"/deployments/name/{deployment}")
         return int(self.post("/flow_runs/count", deployments={"id": {"any_": [found["id"]]}}))
 
-    def wait(self, run_id: str, timeout_s: float = 300) -> dict[str, Any]:
+    def wait(self, run_id: str, timeout_s: float = 600) -> dict[str, Any]:
         """Wait until a run has ended; gives the run as the server knows it."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

@@ -154,7 +154,7 @@ def interrupt(served):
     """Press Ctrl-C; returns its exit code and the processes that are left."""
     session = served.process.pid
     served.process.send_signal(signal.SIGINT)
-    code = served.process.wait(90)
+    code = served.process.wait(300)
     left = [
         int(folder.name)
         for folder in Path("/proc").glob("[0-9]*")

@@ -9,8 +9,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.server_logs import watched
 
 ROOT = Path(__file__).resolve().parents[2]
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -128,6 +131,19 @@ def serve(home, held):
         assert time.monotonic() < deadline, (home / "serve.log").read_text()
         time.sleep(0.2)  # between two looks into the log
     return Served(process, port, home, store)
+
+
+@contextmanager
+def serving(home, held):
+    """`make serve` with the deployment `prepare/held`; its logs are watched, and Ctrl-C ends it."""
+    with watched(home / "p" / "server.log"), watched(home / "p" / "worker.log"):
+        served = serve(home, held)
+        try:
+            deploy_held(served)
+            yield served
+        finally:
+            if served.process.poll() is None:
+                interrupt(served)
 
 
 def deploy_held(served):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.served.served import ROOT, deploy_held, interrupt, serve, until
+from tests.served.served import ROOT, serving, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -26,10 +26,8 @@ def held(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, held):
-    running = serve(tmp_path_factory.mktemp("served"), held)
-    deploy_held(running)
-    yield running
-    interrupt(running)
+    with serving(tmp_path_factory.mktemp("served"), held) as running:
+        yield running
 
 
 def form(served, dataset, **changes):

@@ -9,8 +9,7 @@ import pytest
 import yaml
 from prefect.settings.models.flows import FlowsSettings
 
-from tests.served.served import FINAL, ROOT, deploy_held, interrupt, serve, until
-from tests.server_logs import watched
+from tests.served.served import FINAL, ROOT, interrupt, serving, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -23,16 +22,8 @@ def held(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, held):
     """Server, worker and deployments; the last test presses Ctrl-C."""
-    home = tmp_path_factory.mktemp("served")
-    with watched(home / "p" / "server.log"), watched(home / "p" / "worker.log"):
-        running = serve(home, held)
-        try:
-            deploy_held(running)
-            yield running
-        finally:
-            if running.process.poll() is None:
-                interrupt(running)
-
+    with serving(tmp_path_factory.mktemp("served"), held) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,9 @@ from pathlib import Path
 _RECORD = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} \| (?P<level>[A-Z]+) *\| (?P<logger>.*?) - ")
 _RAW_ERROR = re.compile(r"^(Traceback \(most recent call last\)|ERROR:|CRITICAL:|Fatal )")
 
+# Loggers of a run itself, and of how its process ended.
+RUNS = ("Flow run ", "Task run ", "prefect.engine", "prefect.runner.flow_run_executor")
+
 # Patterns of records that are no error of the server or the worker.
 HARMLESS = (
     # Two runs made the limit of one dataset at the same time: the loser takes the winner's.
@@ -48,7 +51,7 @@ def errors_in(text: str, harmless: tuple[str, ...] = HARMLESS) -> list[str]:
 
 def _is_error(lines: list[str]) -> bool:
     head = _RECORD.match(lines[0]) if lines else None
-    if head and head["logger"].startswith(("Flow run ", "Task run ")):
+    if head and head["logger"].startswith(RUNS):
         return False
     is_raw = any(_RAW_ERROR.match(line) for line in lines)
     return is_raw or (head is not None and head["level"] in ("ERROR", "CRITICAL"))

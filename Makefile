@@ -48,11 +48,13 @@ gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
 e2e: $(TEST_STAMP) ## the tests with PostgreSQL, S3, Prefect's server, worker, browser (PYTEST_ARGS adds to it)
-	$(BIN)/python -m pytest -rs --durations=30 -n 2 --dist loadgroup $(SERVICES) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs --durations=30 -n 2 --dist loadgroup -m "not soak" $(SERVICES) \
+		$(PYTEST_ARGS)
 
 load: $(TEST_STAMP) ## RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: about 10 min
 	$(BIN)/python -m tests.load.load --runs $(or $(RUNS),200) --at-once $(or $(AT_ONCE),20) \
 		$(if $(PROCESSES),--processes) $(if $(NOTHING),--nothing) $(if $(PLAIN),--plain)
+	$(BIN)/python -m pytest -rs -m soak tests/load
 
 audit: $(TEST_STAMP) ## known vulnerabilities of the pinned versions, from PyPI; needs network
 	$(BIN)/python requirements/audit.py

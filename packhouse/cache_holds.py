@@ -60,12 +60,15 @@ def hold_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Ho
             while lines:
                 lines = lines[file.write(lines) :]
 
+    staged = path.with_suffix(".new")
     with disk_errors(cache):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("xb", buffering=0)  # nothing is left to be written when it is closed
+        file = staged.open("xb", buffering=0)  # nothing is left to be written when it is closed
     with file:
         with suppress(OSError):  # no locks there: then nothing is ever removed
             fcntl.flock(file, fcntl.LOCK_EX)
+        with disk_errors(cache):
+            staged.rename(path)  # it is never seen unlocked: another try would forget it
         try:
             hold(keys)
         except BaseException:

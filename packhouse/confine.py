@@ -188,8 +188,10 @@ class _Child:
                 if "advance" not in reply:
                     return dict(reply)
                 progress.advance(reply["advance"])
-        except (BrokenPipeError, orjson.JSONDecodeError):
+        except BrokenPipeError:
             pass
+        except orjson.JSONDecodeError:  # the child lives, and may wait for us to read on
+            return {"failed": f"its answer is no JSON, or over {_MAX_REPLY_BYTES:,} bytes"}
         return None
 
     def place(self) -> str:

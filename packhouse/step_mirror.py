@@ -147,13 +147,13 @@ class StepMirror:
             steps = _download_steps(self.store, f"{folder}/{name}", work / name)
             run(self.store, steps, retry=_RETRY)
         (work / _RECEIPT).write_bytes(raw)
-        (work / LOCK).unlink()
         place = self.steps.root / step / key
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             work.rename(place)
         except OSError:  # another process brought or computed it meanwhile
             return self.steps.find(step, key) is not None
+        (place / LOCK).unlink(missing_ok=True)
         if self.steps.find(step, key) is None:
             shutil.rmtree(place, ignore_errors=True)
             raise IntegrityError("its files are not those of its receipt")

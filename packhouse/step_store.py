@@ -36,7 +36,7 @@ from packhouse.fingerprint import canonical_json, digest, file_sha256
 __all__ = ["LOCK", "FileFact", "Receipt", "StepStore", "parse_receipt"]
 
 LOCK = ".lock"
-"""In a work folder; away before the folder becomes a step."""
+"""In a work folder; away as soon as the folder is a step."""
 
 # Names of files that steps write, such as `train-00000.parquet`: no folder, no dot in front.
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -158,10 +158,10 @@ class StepStore:
     def _write_receipt(
         self, work: Path, step: str, key: str, facts: Mapping[str, Any], seconds: float
     ) -> None:
-        (work / LOCK).unlink()
         files = {
             path.name: asdict(FileFact(size=path.stat().st_size, sha256=file_sha256(path)))
             for path in sorted(work.iterdir())
+            if path.name != LOCK
         }
         receipt = {
             "step": step,
@@ -185,6 +185,7 @@ class StepStore:
                     return winner
                 shutil.rmtree(folder, ignore_errors=True)  # damaged: take it out of the way
                 continue
+            (folder / LOCK).unlink(missing_ok=True)  # till now, sweeps take what kills leave
             receipt = self.peek(step, key)
             assert receipt is not None
             return Receipt(

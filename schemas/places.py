@@ -86,7 +86,16 @@ class Places(BaseModel):
 
     def tokenizer(self, place: str) -> str:
         """Return the folder of a tokenizer."""
-        return self._resolve("tokenizer", place, self.tokenizers, self.allow.read)
+        folder = self._resolve("tokenizer", place, self.tokenizers, self.allow.read)
+        if place not in self.tokenizers and "://" not in folder and Path(folder).is_dir():
+            for file in Path(folder).iterdir():
+                if not any(_lies_below(str(file), prefix) for prefix in self.allow.read):
+                    raise ConfigError(
+                        f"tokenizer '{place}' holds '{file.name}', a link that leads out of what "
+                        "this worker allows; put the file there itself",
+                        place=place,
+                    )
+        return folder
 
     def file(self, place: str) -> str:
         """Return where a file of golden conversations or a template lies."""

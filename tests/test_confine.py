@@ -111,3 +111,9 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch):
 
     with pytest.raises(ConfigError, match="PACKHOUSE_CHILD_MEMORY_MB is 'much'"):
         in_child(os.getpid)
+
+
+def test_an_answer_that_is_too_long_is_an_error_and_no_wait(monkeypatch):
+    monkeypatch.setattr(confine, "_MAX_REPLY_BYTES", 1000)
+    with pytest.raises(TemplateError, match="no JSON, or over 1,000 bytes"):
+        in_child(partial(operator.mul, "a", 500_000))  # more than the pipe holds

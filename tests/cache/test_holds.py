@@ -123,3 +123,17 @@ def test_a_file_system_without_locks_takes_runs_and_removes_nothing(tmp_path, mo
     before = steps_in(house.cache)
     assert gc(house, "--max-gb", "0", "--delete")["freed"] == 0
     assert steps_in(house.cache) == before
+
+
+def test_a_hold_is_never_seen_unlocked(tmp_path, monkeypatch):
+    """Another try of the version that succeeds at that moment would forget it."""
+    lock, seen = fcntl.flock, []
+
+    def look(file, how):
+        seen.append(list(tmp_path.glob("running/*.keys")))
+        lock(file, how)
+
+    monkeypatch.setattr("packhouse.cache_holds.fcntl.flock", look)
+    with hold_steps(tmp_path, "v" * 16, ["a"]):
+        assert held_keys(tmp_path) == {"a"}
+    assert seen[0] == []

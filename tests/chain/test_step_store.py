@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from packhouse.fingerprint import file_sha256
 from packhouse.step_store import StepStore
 
 
@@ -183,3 +184,16 @@ def test_a_step_at_work_is_swept_by_nobody_however_old_it_looks(tmp_path, monkey
         "a.txt",
         "receipt.json",
     ]
+
+
+def test_a_step_that_is_killed_while_its_receipt_is_written_is_swept(tmp_path, monkeypatch):
+    """Hashing takes seconds; a folder without a lock in it would be left for ever."""
+
+    def look(path: Path) -> str:
+        assert list(tmp_path.glob("tmp/*/.lock"))
+        return file_sha256(path)
+
+    monkeypatch.setattr("packhouse.step_store.file_sha256", look)
+    done = StepStore(tmp_path).run("s", "k", write_hello)
+
+    assert sorted(path.name for path in done.path(".").iterdir()) == ["a.txt", "receipt.json"]

@@ -256,3 +256,13 @@ def test_a_secret_in_a_wrong_field_is_not_repeated(wrong):
     with pytest.raises(ValidationError) as plain:  # what Prefect says of parameters
         Recipe.model_validate(raw | wrong)
     assert SECRET.lower() not in str(plain.value).lower()
+
+
+def test_a_link_in_a_tokenizers_folder_leads_nowhere_outside(places, folder):
+    tokenizer = folder / "raw" / "open" / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
+    assert places.tokenizer(str(tokenizer)) == str(tokenizer)
+    (tokenizer / "chat_template.jinja").symlink_to(folder / "outside" / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"holds 'chat_template.jinja', a link that leads out"):
+        places.tokenizer(str(tokenizer))

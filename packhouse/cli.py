@@ -33,7 +33,7 @@ COMMANDS = {
     "ref": ("packhouse.commands.refs", "List, set or roll back refs such as `latest`."),
     "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
     "cache": ("packhouse.commands.cache", "Look at finished steps on this machine; make room."),
-    "doctor": ("packhouse.commands.doctor", "Prove that a store can guard a publication."),
+    "doctor": ("packhouse.commands.doctor", "Check a store, or room in the cache, before a run."),
     "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, tokens, packs, bytes, hits."),
     "ci": ("packhouse.commands.ci", "Refresh a dataset as a job of a pipeline; gates, summaries."),

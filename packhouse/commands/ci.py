@@ -238,10 +238,12 @@ def _check_folder(path: Path | None) -> None:
         raise ConfigError(
             f"'{path}' cannot be written: '{path.parent}' is no folder; make it first"
         )
+    if path is not None and path.is_dir():
+        raise ConfigError(f"'{path}' cannot be written: it is a folder; name a file in it")
 
 
 def _write(path: Path | None, text: str) -> None:
-    if path is not None and path.absolute().parent.is_dir():
+    if path is not None and path.absolute().parent.is_dir() and not path.is_dir():
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

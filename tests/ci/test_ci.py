@@ -303,6 +303,14 @@ def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):
     assert "make it first" in done.output
 
 
+def test_a_folder_in_the_place_of_a_summary_is_refused_before_any_work(place):
+    done = run(place, place / "cache", "--summary", str(place))
+    assert done.exit_code == 2
+    assert "it is a folder" in done.output
+    assert facts(place)["error"] == "ConfigError"
+    assert not (place / "store").exists()
+
+
 def test_a_bug_leaves_summaries_too(place, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError("by \0, \udcff and \uffff")

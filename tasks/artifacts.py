@@ -242,7 +242,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> 
 def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return for_markdown("-" if value is None else str(value))
+    return "-" if value in (None, "-") else for_markdown(str(value))  # a dash is no list in a cell
 
 
 def _sentence(error: PackhouseError) -> str:

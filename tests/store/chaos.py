@@ -182,9 +182,9 @@ def reclaim(environment: dict[str, str], root: str) -> Counts:
     report = collect_garbage(store, "tiny", grace_s=0, dry_run=False)
     assert list_versions(store, "tiny") == before
     live = {f"tiny/v/{version.version}/{file.key}" for version in before for file in version.files}
-    live |= {".packhouse/probe", "tiny/refs/latest.json"}
-    slots = re.compile(r"tiny/v/[a-z0-9.]+/manifest\.json")  # manifests and tombstones
-    dead = [info for info in store.list("") if info.key not in live]
-    left = [info.key for info in dead if not slots.fullmatch(info.key)]
+    live.add(".packhouse/probe")
+    kept = re.compile(r"tiny/(v/[a-z0-9.]+/manifest|refs/[a-z0-9]+)\.json")  # tombstones, too
+    others = [info.key for info in store.list("") if info.key not in live]
+    left = [key for key in others if not kept.fullmatch(key)]
     assert left == []
     return {"dead_bytes": report.num_bytes, "probes": report.num_probes, "dead_bytes_left": 0}

@@ -79,7 +79,9 @@ def test_memory_of_a_template_ends_where_the_kernel_says(hostile, peaks, monkeyp
     assert caught.value.limit_mb == 256
     assert f"set {confine.MEMORY_MB} above 256" in str(caught.value)
     assert len(peaks) == 1
-    assert peaks[0] < limit // 2**10 + MAPPED_KB
+    # A child's peak counts from its fork, when it is as large as this process.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert peaks[0] < max(limit // 2**10 + MAPPED_KB, own + 1)
 
 
 @pytest.mark.slow

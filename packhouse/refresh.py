@@ -213,13 +213,13 @@ def outcome_of(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
     place = f"{recipe.publish.store.rstrip('/')}/{recipe.dataset}"
     command = f"packhouse ref set {place} {found.ref} {prepared.version}"
     outcome: Outcome
-    if prepared.facts["ref"] == candidate_of(found.ref):
+    if prepared.facts["held_back"]:  # also of a candidate, which then still is the former version
+        outcome = "held"
+        ref, reasons = prepared.facts["ref"], "; ".join(prepared.facts["held_back"])
+        message = f"{prepared.version} is published, '{ref}' stays: {reasons}; {command}"
+    elif prepared.facts["ref"] == candidate_of(found.ref):
         outcome = "waiting"
         message = f"{prepared.version} waits for approval; to promote it: {command}"
-    elif prepared.facts["held_back"]:
-        outcome = "held"
-        reasons = "; ".join(prepared.facts["held_back"])
-        message = f"{prepared.version} is published, '{found.ref}' stays: {reasons}; {command}"
     elif at != prepared.version:
         outcome = "held"
         why = "someone moved it back there" if found.is_moved_back else "which was published later"

@@ -27,7 +27,7 @@ def handled(monkeypatch):
 
 
 class Panic(BaseException):
-    """What PyO3 raises in place of the error that it met."""
+    """The exception that PyO3 raises when Rust panics."""
 
 
 def send_and_lose(number):

@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.run
 TEST_STAMP := $(VENV)/.test
 DEMO := deployments/demo/recipe.yaml
 # Minutes each, for their servers, clusters and a browser: `make e2e`.
-SERVICES := tests/e2e tests/browser tests/security tests/load tests/served tests/prefect/test_engines.py
+SERVICES := tests/served tests/load tests/e2e tests/browser tests/security tests/prefect/test_engines.py
 BENCH_RUN := .packhouse/bench-run
 BENCH_PEERS := .packhouse/bench-env
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -41,14 +41,15 @@ imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhou
 	$(BIN)/lint-imports
 
 test: $(TEST_STAMP) ## run the tests but those of e2e, two files at a time (PYTEST_ARGS adds to it)
-	$(BIN)/python -m pytest -rs --durations=10 -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) \
+	$(BIN)/python -m pytest -rfEs --durations=10 -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) \
 		$(PYTEST_ARGS)
 
 gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
+# By file: servers are fixtures of a file. Three at a time, for much of it waits for servers.
 e2e: $(TEST_STAMP) ## the tests with PostgreSQL, S3, Prefect's server, worker, browser (PYTEST_ARGS adds to it)
-	$(BIN)/python -m pytest -rs --durations=30 -n 2 --dist loadgroup -m "not soak" $(SERVICES) \
+	$(BIN)/python -m pytest -rfEs --durations=30 -n 3 --dist loadfile -m "not soak" $(SERVICES) \
 		$(PYTEST_ARGS)
 
 load: $(TEST_STAMP) ## RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: about 10 min
@@ -64,6 +65,9 @@ soak: $(TEST_STAMP) ## try to lose a version for MINUTES (default 10): faults, k
 
 fuzz: $(TEST_STAMP) ## feed INPUTS (default 100000) made-up files to the readers, by coverage
 	$(BIN)/python -m tests.fuzz.files --inputs $(or $(INPUTS),100000)
+
+oracle: $(TEST_STAMP) ## what all recipes make, held against tests/golden/oracle.json (ARGS="--only qwen3"; 10 minutes)
+	$(BIN)/python -m tests.oracle compare tests/golden/oracle.json $(ARGS)
 
 simulate: $(TEST_STAMP) ## makespan, skew and retries of 10 TB over N workers (ARGS="--tb 1 --workers 16")
 	$(BIN)/python -m bench.simulate $(ARGS)
@@ -134,4 +138,4 @@ $(BENCH_PEERS)/.done: bench/requirements.txt $(TORCH) requirements/trainers.txt
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz fix lock build clean
+.PHONY: bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean

@@ -20,12 +20,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packhouse.jobs import Job, make_job
+from packhouse.cache.steps import StepStore
+from packhouse.engine.step import AnyJob, Job, execute
+from packhouse.engine.workspace import Workspace
+from packhouse.fingerprint import digest
 from packhouse.recipe import Recipe
-from packhouse.step_store import StepStore
-from packhouse.steps import execute
-from packhouse.tables import TOKENIZED
-from packhouse.workspace import Workspace, write_table
+from packhouse.steps import audit, pack, split
+from packhouse.steps.format import FORMAT
+from packhouse.steps.shard_io import ShardCounts
+from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
+from packhouse.steps.validate import VALIDATE, Origin, ValidateFacts
+from packhouse.tables import TOKENIZED, write_table
 
 SHARD_RECORDS = 200_000
 STEPS = ("pack", "split", "audit")
@@ -73,38 +78,50 @@ def shard(number: int, num_records: int) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=TOKENIZED)
 
 
-def jobs(num_shards: int) -> tuple[list[Job], dict[str, Job]]:
-    """The jobs that are taken for done, and those to be measured."""
-    before = {
-        step: [make_job(step, [], {"n": n}) for n in range(num_shards)]
-        for step in ("validate", "format", "tokenize")
-    }
-    tokenize = before["tokenize"]
-    reads = [*before["validate"], *before["format"]]
-    pack = make_job("pack", tokenize, {}, also_reads=reads)
-    split = make_job("split", [pack], {})
-    return [*reads, *tokenize], {
-        "pack": pack,
-        "split": split,
-        "audit": make_job("audit", [pack], {"of": "records"}),
-    }
+def jobs(num_shards: int) -> tuple[list[list[AnyJob]], dict[str, AnyJob]]:
+    """The jobs that are taken for done, by step, and those to be measured."""
+    before: list[list[AnyJob]] = [
+        [
+            Job(
+                step=step,
+                key=digest([step.name, n]),
+                parameters=None,
+                parts={},
+                inputs=(),
+                label="",
+            )
+            for n in range(num_shards)
+        ]
+        for step in (VALIDATE, FORMAT, TOKENIZE)
+    ]
+    packed = pack.job(recipe(), *before)
+    *_, records = audit.jobs([], [], [], packed, {})
+    return before, {"pack": packed, "split": split.job(recipe(), packed), "audit": records}
 
 
-def write_shards(cache: Path, done: list[Job]) -> None:
+def write_shards(cache: Path, done: list[list[AnyJob]]) -> None:
     steps = StepStore(cache / "steps")
-    facts = {
-        "tokenizer": {"vocab_size": 1000},
-        "origin": {"file": "made/made.jsonl"},
-        "notes": {},
-    }
-    for job in done:
+    origin = Origin(file="made/made.jsonl", row_start=0, sha256="", settings={})
+    tokenizer = TokenizerFacts(fingerprint="", class_name="", vocab_size=1000)
+    no_rows: dict[str, Any] = {"rows_in": 0, "rows_out": 0, "notes": {}}
+    facts = (
+        VALIDATE.write_facts(ValidateFacts(**no_rows, extra_fields={}, origin=origin)),
+        FORMAT.write_facts(ShardCounts(**no_rows)),
+        TOKENIZE.write_facts(
+            TokenizeFacts(**no_rows, trained_tokens=0, encoder={}, tokenizer=tokenizer)
+        ),
+    )
+    for made, jobs in zip(facts, done, strict=True):
+        for number, job in enumerate(jobs):
 
-        def write(folder: Path, job: Job = job) -> dict[str, Any]:
-            if job.step == "tokenize":
-                write_table(folder / "tokenized.arrow", shard(job.parts["n"], SHARD_RECORDS))
-            return facts
+            def write(
+                folder: Path, job: AnyJob = job, n: int = number, made: dict[str, Any] = made
+            ) -> dict[str, Any]:
+                if job.step is TOKENIZE:
+                    write_table(folder / "tokenized.arrow", shard(n, SHARD_RECORDS))
+                return made
 
-        steps.run(job.step, job.key, write)
+            steps.run(*job.ref, write)
 
 
 def run_step(cache: Path, num_shards: int, step: str) -> dict[str, float]:

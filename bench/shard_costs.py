@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import schemas
+from packhouse.cache.steps import AnyReceipt
 from packhouse.chain import prepare
-from packhouse.jobs import Job
+from packhouse.engine.step import AnyJob, execute
+from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.step_store import Receipt
-from packhouse.steps import execute
-from packhouse.workspace import Workspace
+from packhouse.steps.audit import AuditParameters
+from packhouse.steps.validate import ValidateParameters
 
 
 class MeasuringRunner:
@@ -37,7 +38,7 @@ class MeasuringRunner:
         self.peak_mb: dict[str, int] = {}
         self.raw_bytes = 0
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
+    def __call__(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         """Do the jobs of one step."""
         receipts = []
         for job in jobs:
@@ -48,15 +49,19 @@ class MeasuringRunner:
             self.written[name] += sum(fact.size for fact in receipt.files.values())
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             self.peak_mb[name] = max(self.peak_mb.get(name, 0), peak)
-            if job.shard is not None and job.step == "validate":
-                self.raw_bytes += job.shard.byte_end - job.shard.byte_start
+            if isinstance(job.parameters, ValidateParameters):
+                self.raw_bytes += job.size
             receipts.append(receipt)
         return receipts
 
 
-def kind_of(job: Job) -> str:
-    of = job.parts.get("of")
-    return f"{job.step} {of}" if of else job.step
+def kind_of(job: AnyJob) -> str:
+    name, told = job.step.name, job.parameters
+    if isinstance(told, AuditParameters):
+        return f"{name} {told.of}"
+    if name == "files":
+        return f"{name} {type(told).__name__.removesuffix('Parameters').lower()}"
+    return name
 
 
 def measure(recipe: Recipe) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def measure(recipe: Recipe) -> dict[str, Any]:
         workspace = Workspace(cache=Path(folder) / "cache", check=schemas.check)
         run = MeasuringRunner(recipe, workspace)
         prepared = prepare(recipe, run, workspace.cache)
-    tokens = sum(side["num_tokens"] for side in prepared.facts["statistics"].values())
+    tokens = sum(side.num_tokens for side in prepared.published.statistics.values())
     return {
         "raw_mb": run.raw_bytes / 1e6,
         "rows": prepared.ledger[0].rows_in,

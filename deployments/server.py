@@ -29,6 +29,7 @@ def begin_as_write() -> None:
         if SQLITE_BEGIN_MODE.get() is not None:  # a read outside of a transaction has none
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
+    # The class is Prefect's own, and it offers no setting for this: mypy minds the assignment.
     AioSqliteConfiguration.begin_sqlite_stmt = begin  # type: ignore[method-assign]
 
 

@@ -20,22 +20,21 @@ from typing import Any
 import click
 
 from flows.embedded_server import start_embedded_server
+from packhouse.api import prepare_recipe
+from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
-from packhouse.chain import prepare as prepare_chain
 from packhouse.cli import exit_interrupted, exit_with
 from packhouse.disks import disk_errors
 from packhouse.errors import ConfigError, PackhouseError, TransientError
+from packhouse.given import read_recipe
 from packhouse.interrupts import Interrupted, handle_signals
-from packhouse.local_pool import local_runner
 from packhouse.memory import leave_without_collecting
 from packhouse.progress import show_progress, start_phase
-from packhouse.recipe import Recipe, load_recipe
+from packhouse.recipe import Recipe
 from packhouse.report import print_report, report_json
 from packhouse.sources.records import gc_paused
-from packhouse.step_mirror import open_mirror
 from packhouse.terminal import echo
 from packhouse.without_pandas import WITHOUT_PANDAS
-from packhouse.workspace import CachePlace, Workspace, check_cache, find_cache
 
 __all__ = ["SETTINGS", "command", "main", "on_server", "own_process", "reporting_errors"]
 
@@ -150,7 +149,7 @@ def command(
             overrides = (*overrides, f"tokenize.encoder={encoder}")
         if local and (runner or runner_address):
             raise ConfigError("--runner chooses what Prefect's tasks run on; --local has --workers")
-        recipe, place = _recipe(recipe_path, overrides), _cache_place(cache)
+        recipe, place = read_recipe(recipe_path, overrides), _cache_place(cache)
         _take_engine(runner_address, workers)
         with show_progress():
             prepared = (
@@ -187,7 +186,7 @@ def refresh(
     Exit codes: those of `python -m flows.prepare`.
     """
     with reporting_errors(as_json):
-        recipe, place = _recipe(recipe_path, overrides), _cache_place(cache)
+        recipe, place = read_recipe(recipe_path, overrides), _cache_place(cache)
         _take_engine(runner_address, workers)
         options = {"approval": approval, "cache": cache, "runner": runner}
         with show_progress():
@@ -226,7 +225,7 @@ def backfill(
     Exits with 4 if any failed.
     """
     with reporting_errors(as_json):
-        recipes = [_recipe(path, overrides) for path in recipe_paths]
+        recipes = [read_recipe(path, overrides) for path in recipe_paths]
         folder = _cache_place(cache).folder
         _take_engine(runner_address, workers)
         options = {"approval": approval, "cache": cache, "runner": runner}
@@ -335,11 +334,6 @@ def own_process() -> None:
     leave_without_collecting()
 
 
-def _recipe(path: str, overrides: tuple[str, ...]) -> Recipe:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
-    return load_recipe(path, overrides)
-
-
 def _take_engine(address: str | None, workers: int | None) -> None:
     """Leave in the environment what a run's parameters must not choose."""
     if address:
@@ -364,10 +358,8 @@ def _cache_place(cache: str | None) -> CachePlace:
 def _local(recipe: Recipe, cache: CachePlace, workers: int) -> Prepared:
     import schemas
 
-    workspace, mirror = Workspace(cache=cache.folder, check=schemas.check), open_mirror(cache)
-    with local_runner(recipe, workspace, workers) as run:
-        prepared = prepare_chain(recipe, run, cache.folder, mirror=mirror)
-    for note in mirror.notes if mirror else ():
+    prepared, notes = prepare_recipe(recipe, cache, workers, schemas.check)
+    for note in notes:
         echo(f"note: {note}", err=True)
     return prepared
 
@@ -377,7 +369,7 @@ def _print(prepared: Prepared, as_json: bool) -> None:
         echo(json.dumps(report_json(prepared), sort_keys=True))
     else:
         print_report(prepared)
-    if prepared.facts["held_back"]:
+    if prepared.published.held_back:
         sys.exit(HELD_BACK)
 
 

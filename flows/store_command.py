@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from flows.command import SETTINGS, on_server, reporting_errors
+from packhouse.cache.places import check_cache, default_cache
 from packhouse.progress import show_progress
 from packhouse.store.address import parse_address
 from packhouse.terminal import echo
-from packhouse.workspace import check_cache, default_cache
 
 __all__ = ["COMMANDS"]
 

@@ -1,1 +1,58 @@
-"""packhouse: raw instruction data in, versions of training-ready, packed token data out."""
+"""packhouse: raw instruction data in, versions of training-ready, packed token data out.
+
+    import packhouse
+    version = packhouse.prepare("data.json", tokenizer="Qwen/Qwen2.5-0.5B-Instruct", seq_len=4096)
+    trainer = SFTTrainer(..., train_dataset=version.train, eval_dataset=version.eval)
+
+Nothing is imported until it is asked for. What a trainer needs beside `load_packed` is in
+`packhouse.loaders`; errors are in `packhouse.errors`.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
+    from packhouse.api import Version, open_version, plan, prepare
+    from packhouse.errors import PackhouseError
+    from packhouse.loaders.versions import load_packed
+    from packhouse.recipe import Recipe, load_recipe
+
+try:
+    __version__ = _version("packhouse")
+except PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
+
+_MODULES = {
+    "PackhouseError": "packhouse.errors",
+    "Recipe": "packhouse.recipe",
+    "Version": "packhouse.api",
+    "load_packed": "packhouse.loaders",
+    "load_recipe": "packhouse.recipe",
+    "open_version": "packhouse.api",
+    "plan": "packhouse.api",
+    "prepare": "packhouse.api",
+}
+
+__all__ = [
+    "PackhouseError",
+    "Recipe",
+    "Version",
+    "__version__",
+    "load_packed",
+    "load_recipe",
+    "open_version",
+    "plan",
+    "prepare",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'packhouse' has no attribute '{name}'")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

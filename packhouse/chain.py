@@ -4,42 +4,41 @@ Up to tokenize a job is a shard of input. Pack plans all of them at once, on len
 a shard of output: gather brings its tokens together, files writes it. Publish commits them all.
 
 `run` does a step's jobs and returns their receipts. It is `LocalRunner` here, and Prefect's tasks
-in `flows/prepare.py`; both call `packhouse.steps.execute`, so the bytes are the same either way.
+in `flows/prepare.py`; both call `packhouse.engine.step.execute`, so the bytes are the same.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from packhouse.cache import bytes_needed, in_mb, keep_limits
-from packhouse.cache_holds import Hold, hold_steps
-from packhouse.errors import DiskError
-from packhouse.gates import GateLog
+from packhouse.cache.holds import Hold, hold_steps
+from packhouse.cache.limits import in_mb, keep_limits
+from packhouse.cache.mirror import StepMirror
+from packhouse.cache.steps import AnyReceipt
+from packhouse.engine.last_run import load_last_run, obsolete_keys, save_last_run
+from packhouse.engine.local_pool import Run
+from packhouse.engine.step import AnyJob
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
+from packhouse.estimate import bytes_needed
+from packhouse.gates import GateLog, GateResult
 from packhouse.golden import check_golden
 from packhouse.interrupts import check_interrupted
-from packhouse.jobs import STEPS, Job, Plan, plan_jobs
-from packhouse.last_run import load_last_run, obsolete_keys, save_last_run
-from packhouse.ledger import LedgerLine, check_quarantine, ledger_of
-from packhouse.output_jobs import output_jobs
-from packhouse.progress import job_done, say, start_phase, step_progress
+from packhouse.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
+from packhouse.progress import say, start_phase
+from packhouse.quarantine import explain_bad_rows
 from packhouse.recipe import Recipe
-from packhouse.step_mirror import StepMirror
-from packhouse.step_store import Receipt
-from packhouse.steps import execute
-from packhouse.steps.selection import fingerprint_jobs
+from packhouse.steps import STEPS
+from packhouse.steps.plan import Plan, output_jobs, plan_jobs
+from packhouse.steps.publish import Published
 from packhouse.store.doctor import check_usable
-from packhouse.workspace import Workspace
 
-__all__ = ["LocalRunner", "Prepared", "Run", "prepare"]
+__all__ = ["Prepared", "prepare"]
 
 log = logging.getLogger("packhouse.cache")
-
-Run = Callable[[Sequence[Job]], list[Receipt]]
-"""Does the jobs of one step, in any order, and returns their receipts in the order of the jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +46,29 @@ class Prepared:
     """What a run did: the version it published or found, and the account of every row."""
 
     dataset: str
-    version: str
     store: str
     sources: tuple[str, ...] = ()
     """Where the raw rows came from: paths and URIs of the recipe."""
-    created: bool
-    """False where the version was there already."""
+    published: Published
+    """Facts of the publish step: which version, its statistics, audit and ref."""
+    gates: tuple[GateResult, ...]
+    """What each gate found."""
+    golden: int = 0
+    """Golden conversations that came out as pinned."""
     ledger: list[LedgerLine]
-    receipts: list[Receipt] = field(repr=False)
+    receipts: list[AnyReceipt] = field(repr=False)
     seconds: dict[str, float] = field(repr=False)
     """Wall time of each step, all its jobs together."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Facts of the publish step: files, statistics, audit, results of the gates; and the number of
-    golden conversations that came out as pinned."""
+
+    @property
+    def version(self) -> str:
+        """The version that was published, or found."""
+        return self.published.version
+
+    @property
+    def created(self) -> bool:
+        """False where the version was there already."""
+        return self.published.created
 
 
 def prepare(
@@ -73,8 +82,8 @@ def prepare(
     """Turn raw rows into a published version.
 
     Nothing becomes visible in the store unless every step, contract and count held. No step of the
-    run is removed from the cache until it has succeeded (`packhouse.cache_holds`); the cache is
-    brought within its limits before and after (`packhouse.cache`).
+    run is removed from the cache until it has succeeded (`cache.holds`); the cache is
+    brought within its limits before and after (`cache.limits`).
 
     Args:
         recipe: what to do.
@@ -95,19 +104,19 @@ def prepare(
     gates.add([golden])
     plan = plan or plan_jobs(recipe)
     before = load_last_run(cache, recipe.dataset).values()
-    keys = [job.key for job in (*plan, *fingerprint_jobs(plan, recipe))]
+    keys = [job.key for job in (*plan, *plan.fingerprints)]
     with hold_steps(cache, plan.version_id, keys) as hold:
         _say_room(cache, plan)
         prepared = _do_steps(recipe, run, cache, plan, gates, mirror, hold)
     try:
-        keep_limits(cache, obsolete_keys(before, plan))
+        keep_limits(cache, obsolete_keys(before, plan.shards))
     except DiskError as error:  # the version is published, and the next run tries again
         log.warning("cache '%s' was not brought within its limits: %s", cache, error)
-    return replace(prepared, facts={**prepared.facts, "golden": golden.total})
+    return replace(prepared, golden=golden.total)
 
 
 def _say_room(cache: Path, plan: Plan) -> None:
-    room, needed = keep_limits(cache), bytes_needed(plan, Workspace(cache=cache).steps)
+    room, needed = keep_limits(cache), bytes_needed(plan, Workspace(cache=cache))
     log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
     if needed > room.free_bytes:
         log.warning(
@@ -127,54 +136,55 @@ def _do_steps(
     mirror: StepMirror | None,
     hold: Hold,
 ) -> Prepared:
-    fingerprints = fingerprint_jobs(plan, recipe)
-    done: list[Receipt] = []
+    done: list[AnyReceipt] = []
     seconds: dict[str, float] = {}
 
-    def do(jobs: Sequence[Job]) -> None:
+    def do(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         check_interrupted()  # a signal whose exception was lost in C code
         start = time.perf_counter()
-        beside = fingerprints if jobs is plan.format else ()
-        with mirror.sharing((*jobs, *beside)) if mirror else nullcontext():
+        beside = plan.fingerprints if jobs is plan.format else ()
+        with mirror.sharing([job.ref for job in (*jobs, *beside)]) if mirror else nullcontext():
             receipts = run(jobs)
         done.extend(receipts)
-        seconds.update({job.step: time.perf_counter() - start for job in jobs})
+        seconds.update({job.step.name: time.perf_counter() - start for job in jobs})
         _say_done(receipts, time.perf_counter() - start)
+        return receipts
 
     for jobs in (plan.validate, plan.format, plan.tokenize):
         do(jobs)
-        places = [str(r.path("quarantined.arrow")) for r in done if r.facts.get("quarantined")]
-        limit = recipe.validate_.max_quarantined
-        quarantine = check_quarantine(ledger_of(done), limit, places[:3])
+        try:
+            quarantine = check_quarantine(ledger_of(done), recipe.validate_.max_quarantined)
+        except (EmptyDatasetError, QuarantineLimitError) as error:
+            bad = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
+            raise explain_bad_rows(error, bad, recipe) from None
     gates.add([quarantine])
-    do([plan.pack])
-    output = output_jobs(plan, recipe, done[-1].facts)
+    (packed,) = do([plan.pack])
+    output = output_jobs(plan, recipe, packed.facts)
     hold(job.key for job in output)
     do(output.gather)
     do([plan.split])
     ledger = ledger_of(done)
     do((*plan.audit, *output.audit))
     do(output.files)
-    do([output.publish])
-    save_last_run(cache, recipe.dataset, (*plan, *fingerprints, *output))
-    published = done[-1].facts
-    gates.add(published["gates"], seconds["audit"])
+    (published,) = do([output.publish])
+    save_last_run(cache, recipe.dataset, (*plan, *plan.fingerprints, *output))
+    gates.add(published.facts.gates, seconds["audit"])
     return Prepared(
         dataset=recipe.dataset,
-        version=published["version"],
         store=recipe.publish.store,
         sources=tuple(source.path for source in recipe.sources),
-        created=published["created"],
+        published=published.facts,
+        gates=tuple(gates.results),
         ledger=ledger,
         receipts=done,
         seconds=seconds,
-        facts={**published, "gates": tuple(gates.results)},
     )
 
 
-def _say_done(receipts: Sequence[Receipt], seconds: float) -> None:
+def _say_done(receipts: Sequence[AnyReceipt], seconds: float) -> None:
     step = receipts[0].step
-    rows = sum(receipt.facts.get("rows_in", 0) for receipt in receipts)
+    counts = [receipt.facts for receipt in receipts if isinstance(receipt.facts, RowCounts)]
+    rows = sum(each.rows_in for each in counts)
     cached = sum(receipt.cached for receipt in receipts)
     what = f"{rows:,} rows" if rows else f"{len(receipts):,} job{'s' * (len(receipts) > 1)}"
     if cached:
@@ -183,21 +193,5 @@ def _say_done(receipts: Sequence[Receipt], seconds: float) -> None:
             if cached == len(receipts)
             else f" ({cached:,} of {len(receipts):,} jobs cached)"
         )
-    say(f"{STEPS.index(step) + 1}/{len(STEPS)} {step:<8} {what:>18}", seconds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalRunner:
-    """Does jobs in this process, one after another; parallel work happens inside a step."""
-
-    recipe: Recipe
-    workspace: Workspace
-
-    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
-        """Do the jobs in order."""
-        receipts = []
-        with step_progress(jobs[0].step if jobs else "", len(jobs)):
-            for job in jobs:
-                receipts.append(execute(job, self.recipe, self.workspace))
-                job_done(len(receipts))
-        return receipts
+    number = [each.name for each in STEPS].index(step) + 1
+    say(f"{number}/{len(STEPS)} {step:<8} {what:>18}", seconds)

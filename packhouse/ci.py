@@ -8,36 +8,34 @@
     drift        the version is not further from the ref's than the limits
     publish      the version is committed
 
-A gate is passed, failed, or was not reached (`packhouse.gates`). Nothing here prints or exits:
-`packhouse ci` does.
+A gate is passed, failed, or was not reached (`packhouse.gates`). Here is what a job knows of itself
+and how it says that; `packhouse.ci_job` does the work. That one takes over a second to import, this
+one does not: a signal that comes meanwhile must find something that can write summaries.
 """
 
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packhouse.errors import ContractError, PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code
-from packhouse.estimate import Estimate
-from packhouse.gates import GateResult
+from packhouse.gates import GateLog, GateResult, gates_table
 from packhouse.interrupts import Interrupted
-from packhouse.jobs import Plan
-from packhouse.recipe import Recipe
-from packhouse.refresh import Look, Refreshed
-from packhouse.report import report_json
-from packhouse.steps.publish import configuration_of
-from packhouse.store import OpenVersion
-from packhouse.store.diff import changed_keys
+
+if TYPE_CHECKING:
+    from packhouse.estimate import Estimate
+    from packhouse.refresh import Refreshed
 
 __all__ = [
+    "BUG",
     "GATES",
     "HELD_BACK",
+    "CiJob",
     "PlanFacts",
     "all_gates",
     "failed_gate",
     "outcome_markdown",
-    "plan_facts",
     "plan_markdown",
     "summary_json",
     "to_junit",
@@ -45,6 +43,8 @@ __all__ = [
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
+BUG = 1
+"""Exit code: an error that is not packhouse's own."""
 HELD_BACK = 7
 """Exit code: the version is published, and its ref stays because it drifted too far."""
 
@@ -57,7 +57,7 @@ class PlanFacts:
     version_id: str
     current: str | None
     """Version that the ref points to."""
-    estimate: Estimate
+    estimate: "Estimate"
     cached: Mapping[str, Sequence[int]]
     """Step -> jobs done already, jobs."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -66,29 +66,59 @@ class PlanFacts:
     """File -> `added`, `changed` or `removed` since the ref's version."""
 
 
-def plan_facts(
-    recipe: Recipe,
-    plan: Plan,
-    found: Look,
-    current: OpenVersion | None,
-    estimate: Estimate,
-    cached: Mapping[str, Sequence[int]],
-) -> PlanFacts:
-    """Put together what is known before any work."""
-    settings: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    if current is not None:
-        settings = changed_keys(dict(current.manifest.configuration), _plain(recipe))
-        sources = _changed_sources(plan, current)
-    return PlanFacts(
-        dataset=recipe.dataset,
-        version_id=found.version_id,
-        current=found.current,
-        estimate=estimate,
-        cached=cached,
-        settings=settings,
-        sources=sources,
-    )
+@dataclass(kw_only=True)
+class CiJob:
+    """How far a job has come; `packhouse.ci_job.run_job` fills it in as it goes."""
+
+    dataset: str
+    """Name in the recipe; the name of the recipe's file until that is read."""
+    only_plan: bool = False
+    facts: PlanFacts | None = None
+    """The plan, once there is one."""
+    refreshed: "Refreshed | None" = None
+    gates: GateLog = field(default_factory=GateLog)
+    notes: list[str] = field(default_factory=list)
+    error: BaseException | None = None
+    """What ended the job early."""
+    unwritten: list[PackhouseError] = field(default_factory=list)
+    """Summaries that could not be written."""
+
+    @property
+    def outcome(self) -> str:
+        """That of the refresh; or `planned`, `refused`, `failed`, or `interrupted` by a signal."""
+        if isinstance(self.error, Interrupted):
+            return "interrupted"
+        if self.error is not None:
+            return "refused" if self.exit_code == 4 else "failed"
+        return self.refreshed.outcome if self.refreshed else "planned"
+
+    @property
+    def exit_code(self) -> int:
+        """What the job's process exits with."""
+        if isinstance(self.error, PackhouseError | Interrupted):
+            return self.error.exit_code
+        if self.error is not None:
+            return BUG
+        if self.outcome == "held":
+            return HELD_BACK
+        return self.unwritten[0].exit_code if self.unwritten else 0
+
+    def all_gates(self) -> list[GateResult]:
+        """Return a result for every gate, reached or not; call it once, when the job has ended."""
+        why_not = "only a plan was asked for"
+        if isinstance(self.error, Interrupted):
+            why_not = str(self.error)
+        elif self.error is not None:
+            self.gates.add(failed_gate(self.error, is_planned=self.facts is not None))
+        failed = [gate.gate for gate in self.gates.results if gate.outcome == "failed"]
+        return all_gates(self.gates.results, f"the run ended at {failed[0]}" if failed else why_not)
+
+    def markdown(self, gates: Sequence[GateResult]) -> str:
+        """Return the plan and what came of it, ready for a comment on a pull request."""
+        parts = [plan_markdown(self.facts)] if self.facts else []
+        if not self.only_plan or self.error is not None:
+            parts.append(outcome_markdown(gates, self.refreshed, self.error))
+        return "\n".join(parts)
 
 
 def plan_markdown(facts: PlanFacts) -> str:
@@ -102,7 +132,7 @@ def plan_markdown(facts: PlanFacts) -> str:
         f"{facts.estimate.bytes / 2**20:,.1f} MiB.",
     ]
     if facts.current and facts.current.startswith(f"{facts.version_id}."):
-        return "\n".join([*lines, "", "**Nothing changed**: there is nothing to do.", ""])
+        return "\n".join([*lines, "", "**Nothing changed**: only the gates are checked.", ""])
     lines += ["", "| source | rows | tokens |", "|---|---:|---:|"]
     for name, line in facts.estimate.sources.items():
         lines.append(f"| {for_markdown(name)} | {line['rows']:,} | {line['tokens']:,} |")
@@ -136,7 +166,7 @@ def failed_gate(error: BaseException, is_planned: bool) -> list[GateResult]:
     name = "publish" if is_planned else "plan"
     if is_planned and isinstance(error, ContractError):
         name = "schema"
-    is_bug = not isinstance(error, PackhouseError | Interrupted)
+    is_bug = not isinstance(error, PackhouseError)
     detail = f"a bug: {type(error).__name__}: {error}" if is_bug else str(error)
     return [*results, GateResult(name=name, outcome="failed", detail=detail)]
 
@@ -161,17 +191,14 @@ def all_gates(results: Sequence[GateResult], why_not: str) -> list[GateResult]:
     ]
 
 
-def outcome_markdown(gates: Sequence[GateResult], refreshed: Refreshed | None) -> str:
+def outcome_markdown(
+    gates: Sequence[GateResult], refreshed: "Refreshed | None", error: BaseException | None = None
+) -> str:
     """Return what came of a run as markdown, to stand under its plan."""
-    marks = {"passed": "passed", "failed": "**FAILED**", "not reached": "not reached"}
     message = refreshed.message if refreshed else "nothing was published"
-    lines = [f"### packhouse: {for_markdown(message)}", ""]
-    lines += ["| gate | outcome | value | limit | |", "|---|---|---:|---:|---|"]
-    lines += [
-        f"| {g.name} | {marks[g.outcome]} | {g.shown_value} | {g.shown_limit} "
-        f"| {for_markdown(g.detail)} |"
-        for g in gates
-    ]
+    if isinstance(error, Interrupted):  # it may have come when the version was just published
+        message = f"{error} before the run ended"
+    lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
         lines += ["", "| step | rows in | rows out | bad | dropped |", "|---|---:|---:|---:|---:|"]
@@ -181,16 +208,19 @@ def outcome_markdown(gates: Sequence[GateResult], refreshed: Refreshed | None) -
                 f"| {line.step} | {line.rows_in:,} | {line.rows_out:,} | {bad:,} | {dropped:,} |"
             )
         lines += ["", "| split | packs | records | tokens | fill |", "|---|---:|---:|---:|---:|"]
-        for split, facts in sorted(prepared.facts["statistics"].items(), reverse=True):
+        for split, side in sorted(prepared.published.statistics.items(), reverse=True):
             lines.append(
-                f"| {split} | {facts['num_packs']:,} | {facts['num_sequences']:,} "
-                f"| {facts['num_tokens']:,} | {facts['fill']:.2%} |"
+                f"| {split} | {side.num_packs:,} | {side.num_sequences:,} "
+                f"| {side.num_tokens:,} | {side.fill:.2%} |"
             )
     return "\n".join([*lines, ""])
 
 
-def to_junit(dataset: str, gates: Sequence[GateResult]) -> str:
+def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | None = None) -> str:
     """Return the gates as a JUnit document: a test case each, with its time, value and limit.
+
+    A signal fails no gate, and a document without a failure would show as passed. So it is the
+    error of a case `run`.
 
     Example:
         >>> gate = GateResult(name="audit", outcome="failed", detail="2 < 3", seconds=1.5)
@@ -198,11 +228,12 @@ def to_junit(dataset: str, gates: Sequence[GateResult]) -> str:
         'time="1.500"><failure message="2 &lt; 3">2 &lt; 3</failure>'
     """
     seconds = sum(gate.seconds for gate in gates)
+    is_interrupted = isinstance(error, Interrupted)
     counts = {
-        "tests": str(len(gates)),
+        "tests": str(len(gates) + is_interrupted),
         "failures": str(sum(gate.outcome == "failed" for gate in gates)),
         "skipped": str(sum(gate.outcome == "not reached" for gate in gates)),
-        "errors": "0",
+        "errors": str(int(is_interrupted)),
         "time": f"{seconds:.3f}",
     }
     root = ET.Element("testsuites", counts)
@@ -220,55 +251,31 @@ def to_junit(dataset: str, gates: Sequence[GateResult]) -> str:
         if gate.value is not None:
             limit = gate.shown_limit or "no limit"
             ET.SubElement(case, "system-out").text = f"{gate.shown_value} ({limit})"
+    if is_interrupted:
+        facts = {"classname": f"packhouse.{dataset}", "name": "run", "time": "0.000"}
+        ET.SubElement(ET.SubElement(suite, "testcase", facts), "error", {"message": str(error)})
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def summary_json(
-    outcome: str,
-    exit_code: int,
-    facts: PlanFacts | None,
-    gates: Sequence[GateResult],
-    refreshed: Refreshed | None,
-    error: BaseException | None,
-) -> dict[str, Any]:
+def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, Any]:
     """Return everything that a program may want to know, as plain JSON."""
-    prepared = refreshed.prepared if refreshed else None
+    refreshed, result = job.refreshed, None
+    if refreshed and refreshed.prepared:
+        from packhouse.report import report_json
+
+        result = report_json(refreshed.prepared)
     return {
-        "outcome": outcome,
-        "exit_code": exit_code,
+        "outcome": job.outcome,
+        "exit_code": job.exit_code,
         "version": refreshed.version if refreshed else None,
-        "message": refreshed.message if refreshed else str(error) if error else "",
-        "error": type(error).__name__ if error else None,
+        "message": refreshed.message if refreshed else str(job.error) if job.error else "",
+        "error": type(job.error).__name__ if job.error else None,
         "gates": [asdict(gate) for gate in gates],
-        "plan": asdict(facts) if facts else None,
+        "plan": asdict(job.facts) if job.facts else None,
         "drift": asdict(refreshed.drift) if refreshed and refreshed.drift else None,
-        "result": report_json(prepared) if prepared else None,
+        "result": result,
+        "notes": [*job.notes, *map(str, job.unwritten)],
     }
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    return configuration_of(recipe)
-
-
-def _changed_sources(plan: Plan, current: OpenVersion) -> dict[str, str]:
-    before = _shards(
-        (s.get("file"), s.get("sha256")) for s in current.manifest.lineage.get("sources", ())
-    )
-    now = _shards((j.shard.file, j.shard.sha256) for j in plan.validate if j.shard is not None)
-    changes = {}
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            changes[name] = (
-                "added" if name not in before else "removed" if name not in now else "changed"
-            )
-    return changes
-
-
-def _shards(pairs: Any) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, digest in pairs:
-        found.setdefault(name, []).append(digest)
-    return {name: sorted(digests) for name, digests in found.items()}
 
 
 def _short(value: Any) -> str:

@@ -1,61 +1,85 @@
-"""Run code that came with data in a child process, under limits that the kernel enforces.
+"""Run what strangers wrote in a child process, under limits that the kernel enforces.
 
-Chat templates and tokenizers are programs of strangers. Jinja's sandbox keeps a template away from
-the interpreter, but neither it nor `tokenizers` bounds memory or time. So whatever runs such code
-runs in a child:
+Chat templates and tokenizers are programs of strangers, and a Parquet or Arrow file of some
+kilobytes may stand for gigabytes. Whatever runs or decodes them does so in a child:
 
     done = run_confined(
         partial(render_shard, path, recipe), what="template 'chat'", blames=TemplateError
     )
 
 - Memory: RLIMIT_DATA, which counts what a process may write to, and not the files that it maps.
-- Time: a timer on the CPU time of one row or batch. Its signal has the default action, so the
-  kernel ends the child even in the middle of one long C call.
-- The child has no credentials in its environment and no inherited files. It ends with its parent.
+- CPU time: a timer for each row, rendering, batch of texts or batch of decoded rows. Its signal has
+  the default action, so the kernel ends the child even in the middle of one long C call.
+- Wall-clock time: a child that sleeps or is blocked uses no CPU time. The parent kills one that
+  says nothing and begins nothing new for ten minutes longer than the CPU time that it may use.
+- A child has no credentials in its environment and inherits no open files. Where it needs the bytes
+  of a file, it asks its parent for them. It ends with its parent, or in the middle of a long C
+  call when that returns or its CPU time is used up.
 
 A child does one call at a time and waits a minute for the next. Starting one takes 0.5 s of CPU.
-The call is a pickle of our own objects. The answer is JSON: a child that a stranger has taken over
-must not choose what we unpickle. Memory is limited on Linux only, time on every Unix.
+The call is a pickle of our own objects. The answer is JSON and Arrow batches: a child that a
+stranger has taken over must not choose what we unpickle. Memory is limited on Linux only, time on
+every Unix.
 """
 
 import atexit
+import io
 import mmap
 import os
 import pickle
 import queue
 import resource
+import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
+import pyarrow as pa
 
 from packhouse import errors, progress
 from packhouse.errors import ConfigError, PackhouseError, TransientError
 
-__all__ = ["MEMORY_MB", "SECONDS", "at", "limited", "run_confined", "serve", "start_early"]
+__all__ = [
+    "MEMORY_MB",
+    "SECONDS",
+    "at",
+    "file_of_parent",
+    "limited",
+    "run_confined",
+    "serve",
+    "start_early",
+    "stream_confined",
+]
 
 MEMORY_MB = "PACKHOUSE_CHILD_MEMORY_MB"
 """Environment variable: memory of a child beyond what its input explains, 1024 by default."""
 SECONDS = "PACKHOUSE_CHILD_SECONDS"
-"""Environment variable: CPU time of a row, and of a batch beyond what its size explains; 20."""
+"""Environment variable: CPU time of a rendering, and of a batch beyond what its size explains; 20
+by default. All renderings of a row together may take `_ROW_TIMES` as much."""
 
-_BYTES_PER_BYTE = 32  # memory for each byte of the shard and of the tokenizer's files
 _BYTES_PER_CPU = 32 * 2**20  # stacks of the threads that Arrow, numpy and tokenizers have per core
+_KEPT_BYTES = 2**30  # a child that still holds more than this after a call is not used again
 _BYTES_PER_SECOND = 50_000  # of a batch; HF encodes 2 MB/s
-_PLACE_BYTES = 512
+_ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
+_QUIET_S = 600
+_MARK_BYTES = 512
+_MARK = "<Qd"  # how many limits began so far, and the seconds of the one that runs; then the place
 _MAX_REPLY_BYTES = 2**30
+_READ_BYTES = 2**20
 _IDLE_S = 60.0
 
 # All that a child sees of the environment: no AWS_*, HF_TOKEN, PREFECT_* and no passwords.
 _KEPT = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"}
+_KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}  # where tokenizers of the Hub lie
 _KEPT |= {"SOURCE_DATE_EPOCH", "PACKHOUSE_WITHOUT_PANDAS", "TOKENIZERS_PARALLELISM"}
 _KEPT_PREFIXES = ("LC_", "OMP_", "OPENBLAS_", "RAYON_", "MALLOC_")
 _NO_MEMORY = ("MemoryError", "memory allocation", "out of memory", "bad_alloc")
@@ -68,7 +92,12 @@ _ADDED = {
 
 
 def run_confined(
-    call: Callable[[], Any], *, what: str, blames: type[PackhouseError], num_bytes: int = 0
+    call: Callable[[], Any],
+    *,
+    what: str,
+    blames: type[PackhouseError],
+    num_bytes: int = 0,
+    more_memory: int = 0,
 ) -> Any:
     """Do a call in a child and return its result; in a child already, just do it.
 
@@ -76,162 +105,300 @@ def run_confined(
         call: picklable, with a result that JSON can say.
         what: the foreign code, for messages: "tokenizer 'models/x'".
         blames: raised when that code goes over a limit or fails.
-        num_bytes: size of what the call reads; more input may take more memory.
+        num_bytes: size of what the call reads; more input may take more time.
+        more_memory: bytes that it may take beyond `PACKHOUSE_CHILD_MEMORY_MB`.
 
     Raises:
         PackhouseError: as the call raised it, or `blames`; this process goes on.
         OSError: as the call raised it.
     """
-    if _place is not None:
+    if _mark is not None:
         return call()
+    (result,) = stream_confined(
+        call, what=what, blames=blames, num_bytes=num_bytes, more_memory=more_memory
+    )
+    return result
+
+
+def stream_confined(
+    call: Callable[[], Any],
+    *,
+    what: str,
+    blames: type[PackhouseError],
+    remedy: str = "Repair it",
+    num_bytes: int = 0,
+    more_memory: int = 0,
+    file: IO[bytes] | None = None,
+) -> Iterator[Any]:
+    """Do a call in a child; yield what it yields, or else its one result.
+
+    Arguments and errors are those of `run_confined`. The call may also return an iterator of
+    `pa.RecordBatch` and of what JSON can say, and read an open `file` as `file_of_parent()`.
+    `remedy` is what messages tell the owner of the foreign code or file to do.
+    """
     megabytes, seconds = _setting(MEMORY_MB, 1024), _setting(SECONDS, 20)
-    memory = megabytes * 2**20 + num_bytes * _BYTES_PER_BYTE
-    payload = pickle.dumps((call, num_bytes, memory, seconds))
-    reply = None
-    while reply is None:
+    memory = megabytes * 2**20 + more_memory
+    size = file.seek(0, os.SEEK_END) if file else 0
+    payload = pickle.dumps((call, num_bytes, memory, seconds, seconds * _ROW_TIMES, size))
+    while True:
         child, is_new = _take()
+        reply, is_over = None, False
         try:
-            reply = child.ask(payload)
-        except BaseException:
-            child.kill()
-            raise
-        if reply is None and (is_new or child.wait() != 0):
-            break
-        if reply is None:
-            child.close()  # it had waited for work in vain
-    if reply is not None and ("result" in reply or "error" in reply):
-        _idle.append(child)
-        if "result" in reply:
-            return reply["result"]
-        raise _typed(reply)
-    ended_by, said = (0, "") if reply is not None else child.ending()
-    where = f"{what}, {child.place() or 'before the first row'}"
-    child.kill()
-    if reply is not None and "os_error" in reply:
-        raise OSError(*reply["os_error"])
-    failed = said if reply is None else reply["failed"]
+            reply = yield from child.ask(payload, file)
+            is_over = reply is None
+        finally:
+            if reply is not None and ("done" in reply or "error" in reply):
+                _idle.append(child)
+            else:  # it ended, is stuck or broken, or nobody wants to hear the rest
+                child.end(patience_s=10 if is_over else 0)
+        if reply is None and not is_new and child.code == 0 and not child.has_answered:
+            continue  # it had waited for work in vain
+        if reply is not None and "done" in reply:
+            return
+        if reply is not None and "error" in reply:
+            raise _typed(reply)
+        if reply is not None and "os_error" in reply:
+            raise OSError(*reply["os_error"])
+        break
+    where = f"{what}, {child.place or 'before the first row'}"
+    failed = str(reply["failed"]) if reply else child.said
+    if child.is_stuck:
+        raise blames(
+            f"{where}: did nothing for {_QUIET_S + child.allowed_s:,.0f} s, with CPU time left: it "
+            f"sleeps or is blocked. {remedy}, or set {SECONDS} above {seconds}",
+            limit_s=_QUIET_S + child.allowed_s,
+        )
     if any(sign in failed for sign in _NO_MEMORY):
         raise blames(
-            f"{where}: needs more memory than the {memory >> 20:,} MB that it may use. Repair it, "
+            f"{where}: needs more memory than the {memory >> 20:,} MB that it may use. {remedy}, "
             f"or set {MEMORY_MB} above {megabytes}",
             limit_mb=memory >> 20,
         )
-    if ended_by == signal.SIGPROF:
+    if reply is None and child.code == -signal.SIGPROF:
         raise blames(
-            f"{where}: takes more CPU time than the {seconds} s that it may. Repair it, or set "
-            f"{SECONDS} above {seconds}",
-            limit_s=seconds,
+            f"{where}: takes more CPU time than the {child.allowed_s:,.0f} s that it may. "
+            f"{remedy}, or set {SECONDS} above {seconds}",
+            limit_s=child.allowed_s,
         )
-    if ended_by == signal.SIGKILL:
+    if reply is None and child.code == -signal.SIGKILL:
         raise TransientError(f"{where}: killed from outside; was the machine out of memory?")
-    error = blames(f"{where}: {failed or f'ended by signal {ended_by}'}")
+    ending = f"ended by signal {-child.code}" if child.code < 0 else f"exit code {child.code}"
+    error = blames(f"{where}: {failed or ending}")
     error.add_note((reply or {}).get("trace", ""))
     raise error
 
 
 def start_early() -> None:
     """Start a child for a call that is soon to come, so that its imports take no time then."""
-    if not _idle and _place is None:
-        _idle.append(_Child(_environment()))
+    if not _idle and _mark is None:
+        _idle.append(_Child(_environment(), imports="packhouse.foreign"))
 
 
 def at(place: str) -> None:
-    """In a child: note what is worked on, for the message if it does not end well."""
-    if _place is not None:
-        _place[:] = place.encode()[:_PLACE_BYTES].ljust(_PLACE_BYTES, b"\0")
+    """In a child: note what is worked on, for the message if it does not end well.
+
+    Outside of `limited`, another place is another row, with all of a row's CPU time.
+    """
+    if _mark is None:
+        return
+    noted = place.encode(errors="replace")[: _MARK_BYTES - struct.calcsize(_MARK)]
+    if len(_limits) == 1 and noted != _place():
+        _limits[0] = _row_seconds + _more_seconds
+        signal.setitimer(signal.ITIMER_PROF, _limits[0])
+    _note(noted)
 
 
 @contextmanager
 def limited(num_bytes: int = 0) -> Iterator[None]:
-    """In a child: bound the CPU time of the block, a row or a batch of `num_bytes`."""
-    if _place is None:
+    """In a child: bound the CPU time of the block, a rendering or a batch of `num_bytes`.
+
+    What the block takes is taken from the row around it, too. After it, `at` is as before.
+    """
+    if _mark is None:
         yield
         return
-    left, _ = signal.setitimer(signal.ITIMER_PROF, _seconds + num_bytes / _BYTES_PER_SECOND)
+    place = _place()
+    left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+    allowed = _seconds + num_bytes / _BYTES_PER_SECOND
+    given = min(allowed, left)
+    _limits.append(allowed if given == allowed else _limits[-1])
+    _note(place)
+    signal.setitimer(signal.ITIMER_PROF, given)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, left)
+        unused, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+        _limits.pop()
+        _note(place)
+        signal.setitimer(signal.ITIMER_PROF, max(left - given + unused, 0.001))
+
+
+def file_of_parent() -> IO[bytes]:
+    """In a child: the file that its parent opened for this call."""
+    return io.BufferedReader(_FileOfParent(), _READ_BYTES)
 
 
 class _Child:
     """A process that does calls, and the place where it notes what it works on."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], imports: str = "packhouse.confine") -> None:
         self.environment = environment
-        self._said = tempfile.TemporaryFile()
-        with tempfile.TemporaryFile() as place:
-            place.truncate(_PLACE_BYTES)
-            self._place = mmap.mmap(place.fileno(), _PLACE_BYTES)
+        self.is_stuck = False
+        self.has_answered = False
+        """True once it has replied to the latest call."""
+        self.code, self.said = 0, ""  # once it ended: as of `Popen`, and the end of its stderr
+        self._num_quiet, self._seen = 0, b""
+        self._stderr = tempfile.TemporaryFile()
+        with tempfile.TemporaryFile() as mark:
+            mark.truncate(_MARK_BYTES)
+            self._mark = mmap.mmap(mark.fileno(), _MARK_BYTES)
             code = (
-                f"import sys; sys.path[:] = {sys.path!r}; from packhouse import confine, foreign; "
-                f"confine.serve({place.fileno()})"
+                f"import sys; sys.path[:] = {sys.path!r}; import {imports}; "
+                f"from packhouse import confine; confine.serve({mark.fileno()})"
             )
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 env=environment,
-                pass_fds=[place.fileno()],
+                pass_fds=[mark.fileno()],
             )
-
-    def ask(self, payload: bytes) -> dict[str, Any] | None:
-        """Return the answer to a call; None if the child ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(len(payload).to_bytes(8, "little") + payload)
-            self._process.stdin.flush()
-            while line := self._process.stdout.readline(_MAX_REPLY_BYTES):
-                reply = orjson.loads(line)
-                if "advance" not in reply:
-                    return dict(reply)
+        self._calls: IO[bytes] = self._process.stdin
+        self._answers: IO[bytes] = self._process.stdout
+        self._replies = io.BufferedReader(_Watched(self._answers, self._is_alive))
+        _living.append(self)
+
+    def ask(
+        self, payload: bytes, file: IO[bytes] | None
+    ) -> Generator[Any, None, dict[str, Any] | None]:
+        """Yield what a call yields; return how it went, or None if the child ended."""
+        self.has_answered = False
+        self._send(payload)
+        while (reply := self._hear()) is not None:
+            self.has_answered = True
+            if "advance" in reply:
                 progress.advance(reply["advance"])
-        except BrokenPipeError:
-            pass
-        except orjson.JSONDecodeError:  # the child lives, and may wait for us to read on
-            return {"failed": f"its answer is no JSON, or over {_MAX_REPLY_BYTES:,} bytes"}
+            elif "read" in reply and file is not None:
+                file.seek(reply["read"])
+                self._send(file.read(_READ_BYTES))
+            elif "item" in reply:
+                yield reply["item"]
+            else:
+                return reply
         return None
 
+    def _send(self, payload: bytes) -> None:
+        rest = memoryview(len(payload).to_bytes(8, "little") + payload)
+        with suppress(BrokenPipeError):  # it ended, which is heard next
+            while rest:
+                rest = rest[self._calls.write(rest) :]
+
+    def _hear(self) -> dict[str, Any] | None:
+        try:
+            line = self._replies.readline(_MAX_REPLY_BYTES)
+            if not line:
+                return None
+            reply = dict(orjson.loads(line))
+            if "advance" in reply:
+                reply["advance"] = float(reply["advance"])
+            if "read" in reply:
+                reply["read"] = max(0, int(reply["read"]))
+            if "batch" in reply:
+                data = self._replies.read(min(int(reply["batch"]), _MAX_REPLY_BYTES))
+                reply["item"] = pa.ipc.open_stream(data).read_next_batch()
+                reply["item"].validate(full=True)  # offsets that lie would be followed here
+            return reply
+        except (ValueError, TypeError, OverflowError, StopIteration, pa.ArrowException):
+            return {"failed": f"its answer is no JSON, or over {_MAX_REPLY_BYTES:,} bytes"}
+
+    def _is_alive(self, has_spoken: bool) -> bool:
+        """Asked when it has spoken, and for each second that it has not; kills it if it is stuck.
+
+        Seconds in which this process itself was stopped do not count.
+        """
+        mark = self._mark[:]
+        if has_spoken or mark != self._seen:
+            self._num_quiet, self._seen = 0, mark
+        self._num_quiet += 1
+        if self._num_quiet > _QUIET_S + self.allowed_s:
+            self.is_stuck = True
+            self._process.kill()
+        return not self.is_stuck
+
+    @property
+    def allowed_s(self) -> float:
+        """CPU time of what it works on."""
+        return float(struct.unpack_from(_MARK, self._mark)[1])
+
+    @property
     def place(self) -> str:
-        text = self._place[:].rstrip(b"\0").decode(errors="replace")
-        return "".join(c if c.isprintable() else "?" for c in text)
+        """What it works on."""
+        text = self._mark[struct.calcsize(_MARK) :].rstrip(b"\0").decode(errors="replace")
+        return _printable(text)
 
-    def ending(self) -> tuple[int, str]:
-        """Return the signal that ended the child, if one did, and the end of what it said."""
-        code = self.wait()
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 1000))
-        lines = self._said.read().decode(errors="replace").splitlines()
-        said = " / ".join(line for line in lines[-5:] if line.strip())
-        return max(0, -code), "".join(c if c.isprintable() else "?" for c in said)
-
-    def wait(self) -> int:
-        return self._process.wait()
-
-    def kill(self) -> None:
+    def end(self, patience_s: float) -> None:
+        """End the process, which may take its time to end by itself: it sees that nobody calls."""
+        self.leave()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
         self._process.kill()
-        self.close()
+        self.code = self._process.wait()
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 1000))
+        lines = self._stderr.read().decode(errors="replace").splitlines()
+        self.said = _printable(" / ".join(line for line in lines[-5:] if line.strip()))
+        self._stderr.close()
+        _living.remove(self)
 
-    def close(self) -> None:
-        """End the child: it sees that nobody will call."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                assert pipe is not None
-                pipe.close()
-        self.wait()
-        self._said.close()
-        self._place.close()
+    def leave(self) -> None:
+        """Close this process's ends of the pipes.
+
+        Not the buffer around them: in a fork, a thread that is gone may hold its lock for ever.
+        """
+        self._calls.close()
+        self._answers.close()
 
 
+class _Watched(io.RawIOBase):
+    """A pipe that ends when the process at its other end does, or is found to be stuck."""
+
+    def __init__(self, pipe: IO[bytes], is_alive: Callable[[bool], bool]) -> None:
+        self._pipe, self._is_alive = pipe, is_alive
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while not poll.poll(1000):
+            if not self._is_alive(False):
+                return 0
+        self._is_alive(True)
+        return os.readv(self._pipe.fileno(), [buffer])
+
+
+_living: list[_Child] = []
 _idle: list[_Child] = []
-os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
+
+
+def _leave_children() -> None:
+    """In a fork of this process: the children are its parent's, and end when that closes pipes."""
+    _idle.clear()
+    for child in _living:  # which stay listed: what is listed is not finalized
+        child.leave()
+
+
+os.register_at_fork(after_in_child=_leave_children)
 
 
 @atexit.register
-def _close_idle() -> None:
+def _end_idle() -> None:
     while _idle:
-        _idle.pop().close()
+        _idle.pop().end(patience_s=10)
 
 
 def _take() -> tuple[_Child, bool]:
@@ -242,12 +409,14 @@ def _take() -> tuple[_Child, bool]:
             child = _idle.pop()
             if child.environment == environment:
                 return child, False
-            child.close()
+            child.end(patience_s=10)
     return _Child(environment), True
 
 
 def _environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
+    with suppress(OSError):  # a folder that is gone
+        kept["PWD"] = str(Path.cwd())  # a child is used again only where its relative paths hold
     return kept | _ADDED
 
 
@@ -259,76 +428,161 @@ def _setting(name: str, default: int) -> int:
 
 
 def _typed(reply: dict[str, Any]) -> PackhouseError:
-    kind = getattr(errors, reply["error"], None)
+    kind = getattr(errors, str(reply["error"]), None)
     if not (isinstance(kind, type) and issubclass(kind, PackhouseError)):
         kind = PackhouseError
     return kind(reply["message"], **reply["facts"])
 
 
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 # What follows runs in the child.
 
-_place: mmap.mmap | None = None
+_mark: mmap.mmap | None = None
+_num_marks = 0
+_limits: list[float] = []  # seconds of the row and of what `limited` bounds within it
 _seconds = 0
+_row_seconds = 0
+_more_seconds = 0.0  # for the size of what the call reads
+_file_bytes = 0
+_calls: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
+_replies: IO[bytes]
 
 
-def serve(place: int) -> None:
+def serve(mark: int) -> None:
     """Do calls until the parent closes the pipe, or none came for a minute."""
-    global _place, _seconds
+    global _mark, _seconds, _row_seconds, _more_seconds, _file_bytes, _replies
     from packhouse.memory import keep_freed_memory
     from packhouse.without_pandas import settle_pyarrow
 
     for number in (signal.SIGINT, signal.SIGTERM):  # are the parent's to answer
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold rows
-    _place = mmap.mmap(place, _PLACE_BYTES)
-    replies = os.fdopen(os.dup(1), "wb")
+    _mark = mmap.mmap(mark, _MARK_BYTES)
+    _replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no reply
-
-    def send(reply: bytes) -> None:
-        replies.write(reply + b"\n")
-        replies.flush()
-
-    calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_calls, args=[calls], daemon=True).start()
+    threading.Thread(target=_read_calls, daemon=True).start()
     keep_freed_memory()
     settle_pyarrow()
-    progress.forward(lambda fraction: send(orjson.dumps({"advance": fraction})))
-    base = _data_bytes() + _BYTES_PER_CPU * (os.cpu_count() or 1)
+    progress.forward(lambda fraction: _reply({"advance": fraction}))
+    base = _data_bytes()
     while True:
         try:
-            payload = calls.get(timeout=_IDLE_S)
+            payload = _calls.get(timeout=_IDLE_S)
         except queue.Empty:
             os._exit(0)
-        call, num_bytes, memory, _seconds = pickle.loads(payload)  # noqa: S301 - of our parent
-        at("")
-        _limit_memory(base + memory)
-        with limited(num_bytes):  # rows and batches have their own; this is for all else
-            send(_answer(call))
+        call, num_bytes, memory, _seconds, _row_seconds, _file_bytes = pickle.loads(payload)  # noqa: S301 - of our parent
+        _limit_memory(_data_bytes() + _BYTES_PER_CPU * (os.cpu_count() or 1) + memory)
+        _more_seconds = num_bytes / _BYTES_PER_SECOND
+        _limits[:] = [_seconds + _more_seconds]
+        _note(b"")
+        signal.setitimer(signal.ITIMER_PROF, _limits[0])
+        _reply(_answer(call, num_bytes))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if _data_bytes() > base + _KEPT_BYTES:
+            os._exit(0)
 
 
-def _read_calls(calls: "queue.SimpleQueue[bytes]") -> None:
-    stdin = sys.stdin.buffer
+def _note(place: bytes) -> None:
+    global _num_marks
+    assert _mark is not None
+    _num_marks += 1
+    _mark[:] = (struct.pack(_MARK, _num_marks, _limits[-1]) + place)[:_MARK_BYTES].ljust(
+        _MARK_BYTES, b"\0"
+    )
+
+
+def _place() -> bytes:
+    assert _mark is not None
+    return _mark[struct.calcsize(_MARK) :].rstrip(b"\0")
+
+
+def _read_calls() -> None:
+    stdin = os.fdopen(os.dup(0), "rb")  # `sys.stdin` may not be closed at exit while it is read
     while len(size := stdin.read(8)) == 8:
-        calls.put(stdin.read(int.from_bytes(size, "little")))
+        _calls.put(stdin.read(int.from_bytes(size, "little")))
     os._exit(0)  # the parent is gone, or done
 
 
-def _answer(call: Callable[[], Any]) -> bytes:
-    reply: dict[str, Any]
+def _reply(reply: dict[str, Any]) -> None:
+    _replies.write(orjson.dumps(reply, default=str) + b"\n")
+    _replies.flush()
+
+
+def _answer(call: Callable[[], Any], num_bytes: int) -> dict[str, Any]:
+    """Do a call and reply what it yields, or its result; return how it went."""
     try:
-        return orjson.dumps({"result": call()})
+        found = call()
+        items = found if isinstance(found, Iterator) else iter([found])
+        is_over = False
+        while not is_over:
+            with limited(num_bytes):
+                item = next(items, _over)
+                place = _place()
+            _note(place)
+            is_over = item is _over
+            if isinstance(item, pa.RecordBatch):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, item.schema) as writer:
+                    writer.write_batch(item)
+                data = sink.getvalue()
+                _reply({"batch": data.size})
+                _replies.write(data)
+                _replies.flush()
+            elif not is_over:
+                _replies.write(orjson.dumps({"item": item}) + b"\n")  # strictly: no `default`
+        return {"done": True}
     except PackhouseError as error:
-        reply = {"error": type(error).__name__, "message": error.message, "facts": error.facts}
+        facts = {k: _clean(v) if isinstance(v, str) else v for k, v in error.facts.items()}
+        return {"error": type(error).__name__, "message": _clean(error.message), "facts": facts}
     except MemoryError:
-        reply = {"failed": "MemoryError"}
+        return {"failed": "MemoryError"}
     except OSError as error:
-        reply = {"os_error": [str(error)]}
-        if error.errno is not None:
-            reply = {"os_error": [error.errno, error.strerror, error.filename]}
+        if error.errno is None:
+            return {"os_error": [_clean(str(error))]}
+        name = None if error.filename is None else _clean(str(error.filename))
+        return {"os_error": [error.errno, error.strerror, name]}
     except BaseException as error:  # a panic of Rust code is no Exception
-        reply = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
-        reply["trace"] = traceback.format_exc()[-4000:]
-    return orjson.dumps(reply, default=str)
+        trace = traceback.format_exc()[-4000:]
+        return {
+            "failed": _clean(f"{type(error).__name__}: {str(error)[:500]}"),
+            "trace": _clean(trace),
+        }
+
+
+_over = object()
+
+
+def _clean(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate becomes its escape."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+class _FileOfParent(io.RawIOBase):
+    """A file that the parent reads, some bytes at a time."""
+
+    _at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: _file_bytes}[whence]
+        )
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        _reply({"read": self._at})
+        data = _calls.get()[: len(buffer)]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _data_bytes() -> int:

@@ -6,7 +6,7 @@ an entry point, which `packhouse ci` takes up; flows import them.
 
 from importlib.metadata import PackageNotFoundError, distribution
 
-from packhouse.workspace import Check
+from packhouse.engine.workspace import Check
 
 __all__ = ["installed_contracts"]
 

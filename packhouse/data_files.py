@@ -127,22 +127,18 @@ def write_data_file(
     """
     schema = published_schema(config.layout, config.position_ids, with_label, with_weights)
     path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
-    groups = _groups(rows, cut.rows_per_group, config, schema)
+    groups = _groups(rows, cut.rows_per_group, schema)
     _WRITERS[config.file_format](path, schema, _hashed(groups, cut.split, content))
     return DataFile(
         path=path, split=cut.split, rows=rows.num_rows, tokens=_num_values(rows["input_ids"])
     )
 
 
-def _groups(
-    rows: pa.Table, rows_per_group: int, config: PublishConfig, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def _groups(rows: pa.Table, rows_per_group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for start in range(0, rows.num_rows, rows_per_group):
         group = rows.slice(start, rows_per_group).combine_chunks()
-        batch = group.to_batches()[0]
         advance(group.num_rows / rows.num_rows)
-        columns = ("label" in schema.names, "loss_weights" in schema.names)
-        yield to_layout(batch, config.layout, config.position_ids, *columns)
+        yield to_layout(group.to_batches()[0], schema)
 
 
 def _hashed(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packhouse.errors import DiskError
 
-__all__ = ["Room", "disk_errors", "room_on_disk", "temporary_folder", "write_whole"]
+__all__ = ["FreeSpace", "disk_errors", "free_space", "temporary_folder", "write_whole"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_DISKS = (*_FULL, errno.EROFS)
@@ -21,7 +21,7 @@ _OTHER_TMP = "set TMPDIR to another folder"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeSpace:
     """What this user can still write on a file system."""
 
     bytes: int
@@ -29,11 +29,11 @@ class Room:
     """New files that fit; None where the file system has no such limit."""
 
 
-def room_on_disk(place: Path) -> Room:
-    """Return the room on the file system that holds `place`, which need not exist yet."""
+def free_space(place: Path) -> FreeSpace:
+    """Return the free space of the file system that holds `place`, which need not exist yet."""
     exists = next(p for p in (place, *place.absolute().parents) if p.exists())
     facts = os.statvfs(exists)
-    return Room(facts.f_bavail * facts.f_frsize, facts.f_favail if facts.f_files else None)
+    return FreeSpace(facts.f_bavail * facts.f_frsize, facts.f_favail if facts.f_files else None)
 
 
 @contextmanager
@@ -58,10 +58,10 @@ def disk_errors(place: Path, what: str = "the cache", remedy: str = _OTHER_CACHE
 
 def disk_error(error: OSError, place: Path, what: str, remedy: str) -> DiskError:
     """Say what is wrong with the disk of `place`, which holds `what`, and what helps."""
-    room = room_on_disk(place)
+    free = free_space(place)
     if error.errno in _FULL:
-        reason = f"{os.strerror(error.errno)} ({room.bytes:,} bytes free)"
-        if room.inodes == 0:
+        reason = f"{os.strerror(error.errno)} ({free.bytes:,} bytes free)"
+        if free.inodes == 0:
             reason = "its disk takes no more files (no inode is free)"
         cure = f"make room there, or {remedy}; then run again"
     else:

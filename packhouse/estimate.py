@@ -5,6 +5,7 @@ the run, then scales by bytes. Shards that are tokenized already are counted exa
 estimate is as good as the sample is like the rest: a file sorted by length is estimated badly.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,19 +16,30 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.disks import temporary_folder
+from packhouse.engine.workspace import Workspace
 from packhouse.foreign import run_template, try_rows
-from packhouse.jobs import Plan
 from packhouse.packing import apply_over_length, plan_packs
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
-from packhouse.workspace import Workspace, read_table, write_table
+from packhouse.steps.plan import Plan
+from packhouse.steps.publish import PUBLISH
+from packhouse.steps.tokenize import TOKENIZE
+from packhouse.steps.validate import VALIDATE
+from packhouse.tables import read_table, write_table
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "bytes_needed", "estimate"]
 
 _Lengths = npt.NDArray[np.integer[Any]]
 _SAMPLE_BYTES = 2**20
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
+
+
+_WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
+"""Bytes written by raw byte of Alpaca; docs/operations.md, "What a shard costs"."""
+_WRITTEN_BEHIND_PACK = 2.0
+_COLUMNAR = 4.0
+"""Raw bytes of a Parquet or Arrow file by byte of it, about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,21 +97,19 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     samples: dict[str, _Counted] = {}
     num_over = 0
     for validate, tokenize in zip(plan.validate, plan.tokenize, strict=True):
-        shard = validate.shard
-        assert shard is not None
-        assert validate.source is not None
-        receipt = workspace.steps.peek("tokenize", tokenize.key)
+        shard, source = validate.parameters.shard, validate.parameters.source
+        receipt = TOKENIZE.peek(tokenize.key, workspace)
         if receipt is not None:
             counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe)
         else:
             if shard.uri not in samples:
-                samples[shard.uri] = _sample(recipe, validate.source, shard.uri, workspace)
+                samples[shard.uri] = _sample(recipe, source, shard.uri, workspace)
             sample = samples[shard.uri]
-            checked = workspace.steps.peek("validate", validate.key)
+            checked = VALIDATE.peek(validate.key, workspace)
             size = shard.byte_end - shard.byte_start
-            share = checked.facts["rows_out"] / max(1, sample.num_read) if checked else None
+            share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
-        lengths.setdefault(source_name(validate.source), []).append(counted.packed)
+        lengths.setdefault(source_name(source), []).append(counted.packed)
         num_over += int((counted.every > recipe.pack.seq_len).sum())
         line = sources.setdefault(shard.file, {"rows": 0, "tokens": 0})
         line["rows"] += len(counted.every)
@@ -115,6 +125,22 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         sources=sources,
         notes=(*_on_over_length(recipe, num_over), *_not_counted(recipe)),
     )
+
+
+def bytes_needed(plan: Plan, workspace: Workspace) -> int:
+    """Return about how many bytes a run will add to the cache, by what Alpaca took."""
+    num_shards = Counter(shard.uri for shard in plan.shards)
+    raw = needed = 0.0
+    for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
+        shard, size = jobs[0].parameters.shard, float(jobs[0].size)
+        if shard.file_format in ("parquet", "arrow"):  # each shard is given the file's whole size
+            size *= _COLUMNAR / num_shards[shard.uri]
+        raw += size
+        todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)
+        needed += sum(_WRITTEN[step] * size for step in todo)
+    if PUBLISH.peek(plan.publish.key, workspace) is None:
+        needed += _WRITTEN_BEHIND_PACK * raw
+    return round(needed)
 
 
 _OVER_LENGTH = {

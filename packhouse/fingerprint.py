@@ -1,7 +1,8 @@
 """Content keys: the same inputs give the same key in every process, and nothing else does.
 
 A key is the sha256 of canonical JSON (sorted keys, no spaces, no sets, no floats that differ by
-spelling). What goes into a step's key is decided in `packhouse.jobs`; this module only hashes.
+spelling). Each step says what goes into its keys (`packhouse.engine.step`); this module only
+hashes.
 """
 
 import hashlib

@@ -15,12 +15,11 @@ import pyarrow as pa
 from packhouse.confine import run_confined
 from packhouse.errors import TemplateError, TokenizerError
 from packhouse.recipe import Recipe
-from packhouse.tables import FORMATTED
+from packhouse.tables import FORMATTED, read_table, write_table
 from packhouse.templates import WindowRule, make_renderer, rewrites
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot, tokenize_table
 from packhouse.tokenization.encoders import load_tokenizer
-from packhouse.tokenization.loading import tokenizer_bytes
-from packhouse.workspace import read_table, write_table
+from packhouse.tokenization.loading import MEMORY_PER_BYTE, tokenizer_bytes
 
 __all__ = [
     "REFUSED",
@@ -40,11 +39,13 @@ REFUSED = "refused.arrow"
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
     """Do a call in a child that renders, and may tokenize, `num_bytes` of rows."""
+    num_bytes += tokenizer_bytes(recipe.tokenizer)
     return run_confined(
         call,
         what=f"template '{recipe.format.template}' with tokenizer '{recipe.tokenizer}'",
         blames=TemplateError,
-        num_bytes=num_bytes + tokenizer_bytes(recipe.tokenizer),
+        num_bytes=num_bytes,
+        more_memory=num_bytes * MEMORY_PER_BYTE,
     )
 
 
@@ -55,6 +56,7 @@ def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -
         what=f"tokenizer '{tokenizer}'",
         blames=TokenizerError,
         num_bytes=num_bytes,
+        more_memory=num_bytes * MEMORY_PER_BYTE,
     )
 
 

@@ -8,8 +8,8 @@
 
 `check_golden`, `check_quarantine` and `check_audit` return these results. If one failed they raise
 instead, and the error carries the same results as its fact `gates`. So the refusal that a person
-reads and the summary of a CI job come from one object. Limits are in no key: every run checks them
-again, also for a version that is published already.
+reads, the page of a run and the summary of a CI job come from one object. Limits are in no key:
+every run checks them again, also for a version that is published already.
 """
 
 import time
@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["GateLog", "GateOutcome", "GateResult"]
+from packhouse.escaping import for_markdown
+
+__all__ = ["GateLog", "GateOutcome", "GateResult", "gates_table"]
 
 GateOutcome = Literal["passed", "failed", "not reached"]
 
@@ -85,20 +87,42 @@ class GateLog:
     def __init__(self) -> None:
         self.results: list[GateResult] = []
         self._started = time.monotonic()
-        self._counted_s = 0.0
 
     def add(self, results: Iterable[GateResult], seconds: float | None = None) -> None:
-        """Add results that became known together; the first one gets their time.
+        """Add results; they replace earlier results of the same gates.
 
         Args:
-            results: of one gate or several.
+            results: of one gate or several; the first one gets their time.
             seconds: that they took; by default all time that no result has yet.
         """
+        results = list(results)
+        gates = {result.gate for result in results}
+        self.results = [result for result in self.results if result.gate not in gates]
+        counted_s = sum(result.seconds for result in self.results)
         if seconds is None:
-            seconds = max(0.0, time.monotonic() - self._started - self._counted_s)
+            seconds = max(0.0, time.monotonic() - self._started - counted_s)
         for number, result in enumerate(results):
             self.results.append(replace(result, seconds=0.0 if number else seconds))
-            self._counted_s += 0.0 if number else seconds
+
+
+def gates_table(gates: Iterable[GateResult]) -> list[str]:
+    """Return the lines of a markdown table, one for each result.
+
+    Example:
+        >>> gate = GateResult(name="quarantine", outcome="failed", value=0.0296, limit=0.01)
+        >>> gates_table([gate])[2]
+        '| quarantine | **FAILED** | 2.96% | at most 1.00% |  |'
+    """
+    marks = {"passed": "passed", "failed": "**FAILED**", "not reached": "not reached"}
+    return [
+        "| gate | outcome | value | limit | |",
+        "|---|---|---:|---:|---|",
+        *(
+            f"| {gate.name} | {marks[gate.outcome]} | {gate.shown_value} | {gate.shown_limit} "
+            f"| {for_markdown(gate.detail)} |"
+            for gate in gates
+        ),
+    ]
 
 
 def _shown(number: float) -> str:

@@ -164,7 +164,7 @@ def _prompt_texts(flat: FlatMessages) -> pa.Array:
 
 
 def _after_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
-    """Whether an assistant turn lies before the message in its conversation."""
+    """Return, for each message, if an assistant turn comes before it in its conversation."""
     answers = np.concatenate([[0], np.cumsum(codes == ASSISTANT)])
     before = answers[:-1] - np.repeat(answers[flat.starts], flat.counts)
     return np.asarray(before > 0, np.bool_)
@@ -192,7 +192,7 @@ def _normalised(texts: pa.Array) -> list[bytes]:
 
 
 def _untidy(folded: bytes, offsets: Ints) -> Bools:
-    """Whether a text has white space at an end, or two in a row."""
+    """Return, for each text, if it has white space at an end, or two in a row."""
     is_space = np.frombuffer(folded, np.uint8) == 0x20
     untidy = np.zeros(len(offsets) - 1, np.bool_)
     twice = np.flatnonzero(is_space[1:] & is_space[:-1])

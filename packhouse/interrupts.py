@@ -14,6 +14,7 @@ __all__ = [
     "check_interrupted",
     "handle_signals",
     "ignore_signals",
+    "interruption",
 ]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,9 +47,18 @@ def handle_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Let no further signal stop the command: it is ending, and what it writes last is short."""
+    """Let no further signal stop the command: it is ending, and what it writes last is short.
+
+    Does nothing in a process that is not the command's own (`handle_signals` was not called).
+    """
     for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def interruption() -> Interrupted | None:
+    """Return the interruption if a signal came, also one whose exception was lost."""
+    return None if _received is None else Interrupted(_received)
 
 
 def check_interrupted() -> None:
@@ -57,8 +67,9 @@ def check_interrupted() -> None:
     Raises:
         Interrupted: a signal came.
     """
-    if _received is not None:
-        raise Interrupted(_received)
+    error = interruption()
+    if error is not None:
+        raise error
 
 
 def _on_signal(number: int, frame: Any) -> None:

@@ -9,15 +9,14 @@ It is asserted, not hoped for: a run whose ledger does not add up publishes noth
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
 
 from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
 from packhouse.gates import GateResult
-from packhouse.step_store import Receipt
 
-__all__ = ["ROW_STEPS", "LedgerLine", "check_quarantine", "ledger_of"]
+__all__ = ["ROW_STEPS", "LedgerLine", "RowCounts", "check_ledger", "check_quarantine", "ledger_of"]
 
 
 ROW_STEPS = ("validate", "format", "tokenize")
@@ -25,10 +24,9 @@ ROW_STEPS = ("validate", "format", "tokenize")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerLine:
-    """Rows and tokens into and out of one step, with a reason for each that did not pass."""
+class RowCounts:
+    """Rows and tokens into and out of one job, with a reason for each that did not pass."""
 
-    step: str
     rows_in: int
     rows_out: int
     added: Mapping[str, int] = field(default_factory=dict)
@@ -41,6 +39,13 @@ class LedgerLine:
     tokens_out: int | None = None
     tokens_dropped: Mapping[str, int] = field(default_factory=dict)
     tokens_added: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerLine(RowCounts):
+    """The counts of all jobs of one step."""
+
+    step: str
 
     def check(self) -> None:
         """Assert that nothing was lost.
@@ -82,18 +87,38 @@ class LedgerLine:
         }
 
 
-def ledger_of(receipts: Iterable[Receipt]) -> list[LedgerLine]:
-    """Add up the receipts of a run, step by step, check each line, and that the lines join.
+class Counted(Protocol):
+    """A receipt: its facts are `RowCounts` if rows went through its step."""
+
+    @property
+    def step(self) -> str: ...
+    @property
+    def facts(self) -> object: ...
+
+
+def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:
+    """Add up the receipts of a run, step by step, and check the sum; see `check_ledger`.
 
     Raises:
-        ContractError: a step lost rows or tokens, or got other rows than the step before put out.
+        ContractError: it does not add up.
     """
     lines: dict[str, LedgerLine] = {}
     for receipt in receipts:
-        if "rows_in" in receipt.facts:
-            line = _line(receipt)
+        if isinstance(receipt.facts, RowCounts):
+            counts = {each.name: getattr(receipt.facts, each.name) for each in fields(RowCounts)}
+            line = LedgerLine(step=receipt.step, **counts)
             lines[receipt.step] = _add(lines[receipt.step], line) if receipt.step in lines else line
     ledger = list(lines.values())
+    check_ledger(ledger)
+    return ledger
+
+
+def check_ledger(ledger: Sequence[LedgerLine]) -> None:
+    """Check each line, and that each step took in the rows and tokens that the one before put out.
+
+    Raises:
+        ContractError: a step lost rows or tokens, or got others than the step before put out.
+    """
     for line in ledger:
         line.check()
     for before, after in itertools.pairwise(ledger):
@@ -103,21 +128,24 @@ def ledger_of(receipts: Iterable[Receipt]) -> list[LedgerLine]:
                 f"but '{after.step}' took in {after.rows_in:,}",
                 step=after.step,
             )
-    return ledger
+        if before.tokens_out != after.tokens_in:
+            raise ContractError(
+                f"step '{before.step}' put out {before.tokens_out} tokens "
+                f"but '{after.step}' took in {after.tokens_in}",
+                step=after.step,
+            )
 
 
-def check_quarantine(
-    ledger: list[LedgerLine], limit: float, places: Iterable[str] = ()
-) -> GateResult:
+def check_quarantine(ledger: list[LedgerLine], limit: float) -> GateResult:
     """Refuse to go on when too many rows are bad, or none is left.
 
     Args:
         ledger: lines so far.
         limit: share of the rows read that may be quarantined.
-        places: files in which the quarantined rows lie, for the message.
 
     Raises:
-        QuarantineLimitError: over the limit; names the reasons and their counts.
+        QuarantineLimitError: over the limit; names the reasons and their counts. Where the rows
+            are at hand, `packhouse.quarantine.explain_bad_rows` says more.
         EmptyDatasetError: no row is left.
     """
     rows = ledger[0].rows_in + sum(_sum(line.added) for line in ledger) if ledger else 0
@@ -126,8 +154,6 @@ def check_quarantine(
         reasons.update(line.quarantined)
     bad = reasons.total()
     counts = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
-    places = list(places)
-    where = f"; see {', '.join(places)}" if places else ""
     result = GateResult(
         name="quarantine",
         outcome="failed" if bad == rows or bad / rows > limit else "passed",
@@ -144,18 +170,16 @@ def check_quarantine(
         )
     elif bad == rows:
         error = EmptyDatasetError(
-            f"all {rows:,} rows are bad ({counts}): nothing to publish{where}",
+            f"all {rows:,} rows are bad ({counts}): nothing to publish",
             reasons=dict(reasons),
             rows=rows,
-            places=places,
         )
     else:
         error = QuarantineLimitError(
             f"{bad:,} of {rows:,} rows ({bad / rows:.2%}) are bad, over the limit of {limit:.2%}: "
-            f"{counts}{where}. Mend the rows, or raise validate.max_quarantined",
+            f"{counts}. Mend the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
             rows=rows,
-            places=places,
         )
     error.facts["gates"] = (result,)
     raise error
@@ -165,40 +189,13 @@ def _sum(counts: Mapping[str, int]) -> int:
     return sum(counts.values())
 
 
-def _line(receipt: Receipt) -> LedgerLine:
-    facts = receipt.facts
-    return LedgerLine(
-        step=receipt.step,
-        rows_in=facts["rows_in"],
-        rows_out=facts["rows_out"],
-        added=facts.get("added", {}),
-        quarantined=facts.get("quarantined", {}),
-        dropped=facts.get("dropped", {}),
-        tokens_in=facts.get("tokens_in"),
-        tokens_out=facts.get("tokens_out"),
-        tokens_dropped=facts.get("tokens_dropped", {}),
-        tokens_added=facts.get("tokens_added", {}),
-    )
-
-
 def _add(a: LedgerLine, b: LedgerLine) -> LedgerLine:
-    return LedgerLine(
-        step=a.step,
-        rows_in=a.rows_in + b.rows_in,
-        rows_out=a.rows_out + b.rows_out,
-        added=_both(a.added, b.added),
-        quarantined=_both(a.quarantined, b.quarantined),
-        dropped=_both(a.dropped, b.dropped),
-        tokens_in=_plus(a.tokens_in, b.tokens_in),
-        tokens_out=_plus(a.tokens_out, b.tokens_out),
-        tokens_dropped=_both(a.tokens_dropped, b.tokens_dropped),
-        tokens_added=_both(a.tokens_added, b.tokens_added),
-    )
-
-
-def _both(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-    return dict(Counter(a) + Counter(b))
-
-
-def _plus(a: int | None, b: int | None) -> int | None:
-    return None if a is None and b is None else (a or 0) + (b or 0)
+    """Add up two lines of one step: numbers, and counts by reason; None is no number."""
+    sums: dict[str, Any] = {}
+    for name in (each.name for each in fields(RowCounts)):
+        one, other = getattr(a, name), getattr(b, name)
+        if isinstance(one, Mapping):
+            sums[name] = dict(Counter(one) + Counter(other))
+        else:
+            sums[name] = None if one is None and other is None else (one or 0) + (other or 0)
+    return LedgerLine(step=a.step, **sums)

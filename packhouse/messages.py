@@ -157,7 +157,7 @@ class FlatMessages:
         return np.asarray(pc.fill_null(found, UNKNOWN)).astype(np.int8)
 
     def is_blank(self, name: str) -> Bools:
-        """Whether a text field is null or only white space."""
+        """Return, for each message, if a text field is null or only white space."""
         column = self.fields[name]
         sizes = np.asarray(pc.fill_null(pc.binary_length(column), 0))
         blank: Bools = sizes == 0

@@ -7,13 +7,15 @@
 
 The last line is a bar, and only a terminal gets it; the lines above it stay. Elsewhere a phase also
 says when it begins, so that a log shows what a run waits for. All goes to stderr: stdout stays
-clean for `--json`. Other displays ask `current_step`.
+clean for `--json`. Warnings that packhouse logs stand between these lines. Other displays ask
+`current_step`.
 
 A step's total is its number of jobs. Library code calls `advance(0.1)` where it has done a tenth
 of a job; it neither knows nor cares who watches. A bar appears once its step has run for a second
 (pulsing until the first job or part of one is done).
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock, Timer
 from typing import Any
+
+from typing_extensions import override
 
 from packhouse.terminal import console, echo
 
@@ -132,6 +136,8 @@ def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
     """Show on stderr how far the run is while the block runs, with bars in a terminal."""
     global _display, _is_shown, _phase
     _is_shown = True
+    warnings, log = _Warnings(logging.WARNING), logging.getLogger("packhouse")
+    log.addHandler(warnings)
     try:
         if sys.stderr.isatty() if is_terminal is None else is_terminal:
             with _rich_progress() as _display:
@@ -141,14 +147,26 @@ def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
             yield
             _end_phase()
     finally:
+        log.removeHandler(warnings)
         _display, _is_shown, _phase = None, False, None
+
+
+class _Warnings(logging.Handler):
+    """Shows what is logged on lines that stay."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        _print_line(record.getMessage())
 
 
 def say(text: str, seconds: float) -> None:
     """Show what is done and how long it took, on a line that stays."""
     if not _is_shown:
         return
-    line = f"{text:<34} {seconds:>8.1f} s"
+    _print_line(f"{text:<34} {seconds:>8.1f} s")
+
+
+def _print_line(line: str) -> None:
     if _display is not None:
         _display.console.print(line, markup=False, highlight=False)
     else:

@@ -9,25 +9,45 @@ source. Works on the bad rows of one dataset in memory: a few KB each.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
 from packhouse.disks import temporary_folder
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, PackhouseError
 from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
-from packhouse.sources.records import parse_lines
-from packhouse.sources.shapes import row_format_of
-from packhouse.workspace import read_table, write_table
+from packhouse.sources.json_lines import parse_lines
+from packhouse.sources.row_formats import row_format_of
+from packhouse.store import OpenVersion
+from packhouse.tables import QUARANTINED, read_table, write_table
 
-__all__ = ["MendedSource", "Retried", "check_mended", "count_reasons", "editable", "likely_causes"]
+__all__ = [
+    "MendedSource",
+    "Retried",
+    "check_mended",
+    "count_reasons",
+    "editable",
+    "explain_bad_rows",
+    "likely_causes",
+    "read_bad_rows",
+    "read_quarantine_file",
+    "read_quarantined",
+]
+
+_MOST_FILES = 200
+"""Files of bad rows that are opened for samples; counts are always of all rows."""
+_MOST_ROWS = 1000
+_MOST_DETAIL = 120
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _REPLACEMENT = "\ufffd"
@@ -90,6 +110,31 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
     ]
 
 
+def read_quarantined(opened: OpenVersion) -> pa.Table:
+    """Read the quarantined rows of a published version, schema `tables.QUARANTINED`."""
+    with temporary_folder("quarantine") as folder:
+        parts = [
+            read_quarantine_file(opened.fetch(entry, folder / f"{number}.parquet"))
+            for number, entry in enumerate(opened.files("quarantine"))
+        ]
+    return pa.concat_tables([QUARANTINED.empty_table(), *parts])
+
+
+def read_quarantine_file(path: Path) -> pa.Table:
+    """Read a file of quarantined rows, Parquet or Arrow.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path) if path.suffix == ".parquet" else read_table(path)
+        return table.select(QUARANTINED.names).cast(QUARANTINED)
+    except (pa.ArrowException, KeyError) as error:
+        raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
+
+
 def editable(row: Mapping[str, Any]) -> dict[str, Any]:
     """Turn a quarantined row into a line to mend.
 
@@ -149,6 +194,48 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
                 f"try `format: {found}`"
             )
     return causes
+
+
+def read_bad_rows(files: Iterable[Path]) -> pa.Table | None:
+    """Read the first bad rows of the first files; None if there are none on this machine.
+
+    A run's files may lie on another worker.
+    """
+    tables = []
+    for file in islice(files, _MOST_FILES):
+        with suppress(OSError, pa.ArrowException):
+            tables.append(read_table(file).slice(0, _MOST_ROWS))
+    return pa.concat_tables(tables) if tables else None
+
+
+def explain_bad_rows(
+    error: PackhouseError, files: Sequence[Path], recipe: Recipe, target: str = "RECIPE"
+) -> PackhouseError:
+    """Return a refusal that also says where a bad row stands, what is wrong, and what to type.
+
+    The command line, the page of a run and the summaries of a CI job all print this sentence.
+
+    Args:
+        error: of `check_quarantine`.
+        files: the quarantined rows; they become its fact `places`.
+        recipe: what the rows were read for.
+        target: what `packhouse quarantine show` is to look at.
+    """
+    bad = read_bad_rows(files)
+    if bad is None:
+        return error
+    line = count_reasons(bad)[0]
+    sample = line["samples"][0]
+    causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
+    more = (
+        f"first '{line['reason']}': {sample['source']} row {sample['row']:,}, "
+        f"{sample['detail'][:_MOST_DETAIL]}{causes}"
+    )
+    gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
+    return type(error)(
+        f"{error}; {more}; to see them: `packhouse quarantine show {target}`",
+        **error.facts | {"gates": gates, "places": [str(file) for file in files]},
+    )
 
 
 def check_mended(lines: Iterable[Mapping[str, Any]], recipe: Recipe) -> Retried:

@@ -1,47 +1,66 @@
-"""Decide what a refresh has to do, and what became of it: nothing, a new version, or a question.
+"""Decide what a refresh has to do, and say what it did: nothing, a new version, or a question.
 
-A recipe is refreshed against the version that its ref points to. The plan of a run is made first:
-the id of a version is an address of its inputs, so equal ids mean that neither a source nor the
-tokenizer, the recipe, the engines or the libraries changed, and there is nothing to do but to hold
-the version against the recipe's limits, which may have changed. Otherwise the
-chain runs, and the ref moves; or, if someone is to approve it, a second ref `<ref>.candidate` does,
-and what would change for readers is said.
+A recipe is refreshed against the version that its ref points to. The plan of a run is made first.
+The id of a version is an address of its inputs, so equal ids mean that neither a source nor the
+tokenizer, the recipe, the engines or the libraries changed. Then there is nothing to do but to
+check the version against the recipe's limits, which may have changed. Otherwise the chain runs and
+the ref moves.
+
+With approval the ref stays, and `<ref>.candidate` moves to every new version. Schema and drift are
+measured against the version that the ref points to, never against the last candidate: ten
+candidates, each 1% away from the one before, are 10% away from what readers have.
 """
 
 import json
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from packhouse.audit import check_audit
+from packhouse.cache.holds import forget_tries
 from packhouse.chain import Prepared
 from packhouse.disks import write_whole
+from packhouse.engine.last_run import touch_last_run
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.fingerprint import canonical_json, digest, library_versions
 from packhouse.gates import GateResult
 from packhouse.golden import check_golden
-from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, Plan, plan_jobs
-from packhouse.last_run import touch_last_run
 from packhouse.ledger import ROW_STEPS, LedgerLine, check_quarantine
-from packhouse.recipe import Recipe, SourceConfig
+from packhouse.recipe import PublishConfig, Recipe, SourceConfig
 from packhouse.sources.files import find_files
-from packhouse.store import Drift, Manifest, OpenVersion, load_ref, open_store, open_version
+from packhouse.steps import ALL_LIBRARIES, ENGINE_VERSIONS
+from packhouse.steps.plan import Plan, plan_jobs
+from packhouse.steps.publish import ref_gates
+from packhouse.store import (
+    Drift,
+    Manifest,
+    OpenVersion,
+    load_ref,
+    open_store,
+    open_version,
+    set_ref,
+)
 from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.layout import split_version
+from packhouse.store.refs import changed_manifest
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
-from packhouse.workspace import Workspace
 
 __all__ = [
     "Look",
     "Planned",
     "Refreshed",
     "candidate_of",
+    "candidate_recipe",
     "compare",
+    "finish_refresh",
     "look",
-    "outcome_of",
+    "open_current",
     "planned_version",
     "unchanged",
 ]
@@ -70,6 +89,8 @@ class Look:
     """Version that the ref points to."""
     candidate: str | None = None
     """Version that waits for approval."""
+    manifest_ids: Mapping[str, str] = field(default_factory=dict)
+    """Version -> id of its manifest, as the refs recorded them."""
     is_moved_back: bool = False
     """True if someone pointed the ref to a version that it had pointed to before: no publication
     does that."""
@@ -78,12 +99,12 @@ class Look:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the ref's version is what the sources would give."""
+        """True if the ref's version is what the sources would give."""
         return _is_of(self.current, self.version_id)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether that version is published already and waits for approval."""
+        """True if that version is published already and waits for approval."""
         return _is_of(self.candidate, self.version_id)
 
 
@@ -95,7 +116,7 @@ class Refreshed:
     ref: str
     outcome: Outcome
     """`unchanged`: nothing to do; `published`: the ref moved; `waiting`: published, and someone is
-    to move the ref; `held`: published, and the ref stays for the reasons in `message`."""
+    to move the ref; `held`: published, and a limit or a later version keeps the ref where it is."""
     version: str
     message: str
     """One sentence for people."""
@@ -116,6 +137,19 @@ def candidate_of(ref: str) -> str:
     return f"{ref}.candidate"
 
 
+def candidate_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of a run whose version someone is to approve.
+
+    It moves the candidate, whatever the distance from the last candidate: `finish_refresh` checks
+    the recipe's limits against the version that readers have.
+    """
+    no_limits: dict[str, Any] = {
+        name: None for name in PublishConfig.model_fields if name.endswith("_drift")
+    }
+    update = {"ref": candidate_of(recipe.publish.ref), "allow_breaking_schema": True, **no_limits}
+    return recipe.model_copy(update={"publish": recipe.publish.model_copy(update=update)})
+
+
 def look(recipe: Recipe, planned: Planned) -> Look:
     """Compare the plan of a run with the recipe's ref; two small reads of the store."""
     store, ref = open_store(recipe.publish.store), recipe.publish.ref
@@ -128,22 +162,25 @@ def look(recipe: Recipe, planned: Planned) -> Look:
         plan=planned.plan,
         current=found.version if found else None,
         candidate=waiting.version if waiting else None,
+        manifest_ids={each.version: each.manifest_id for each in (waiting, found) if each},
         is_moved_back=found is not None and any(m.version == found.version for m in found.past),
     )
 
 
-def compare(recipe: Recipe, before: str | None, version: str) -> dict[str, Any]:
+def compare(recipe: Recipe, found: Look, version: str) -> dict[str, Any]:
     """Say how a version differs from the one that readers have: settings, counts, drift, schema.
 
     Reads the two manifests, no data. Empty where there was none before.
+
+    Raises:
+        IntegrityError: a manifest was changed since a ref recorded it.
     """
-    if before is None or before == version:
+    if found.current == version:
         return {}
-    try:
-        old = _open(recipe, before)
-    except VersionNotFoundError:
+    old = open_current(recipe, found)
+    if old is None:
         return {}
-    new = _open(recipe, version)
+    new = _open(recipe, found, version)
     return {
         "diff": diff_versions(old, new, records=False),
         "drift": measure_drift(old.manifest, new.manifest),
@@ -151,8 +188,22 @@ def compare(recipe: Recipe, before: str | None, version: str) -> dict[str, Any]:
     }
 
 
+def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:
+    """Open the version that readers have; None if there is none, or it was removed.
+
+    Raises:
+        IntegrityError: its manifest was changed since the ref recorded it.
+    """
+    if found.current is None:
+        return None
+    try:
+        return _open(recipe, found, found.current)
+    except VersionNotFoundError:
+        return None
+
+
 def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
-    """Hold the version that is published already against today's limits; there is nothing to do.
+    """Check a version that is published already against today's limits; nothing else is to do.
 
     Limits and golden conversations are in no key, so another limit gives the same version. What
     was found of its rows and tokens stands in its manifest.
@@ -162,41 +213,53 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         found: whose `is_unchanged` or `is_waiting` holds.
         cache: folder under which tokenizer snapshots lie.
 
+    Returns:
+        `unchanged`; or `held`, for a candidate that is too far from the version readers have.
+
     Raises:
         PackhouseError: a gate refuses the version; it stays published.
     """
     version = found.current if found.is_unchanged else found.candidate
     assert version is not None
-    if found.is_unchanged:
-        message = f"nothing changed: '{found.ref}' is at {version} already"
-    else:
-        message = f"nothing changed: {version} still waits for approval"
-    manifest = _open(recipe, version).manifest
+    manifest = _open(recipe, found, version).manifest
     gates: list[GateResult] = []
     try:
         gates.append(check_golden(recipe, Workspace(cache=cache).tokenizers))
         gates.append(_published_quarantine(manifest, recipe.validate_.max_quarantined))
         gates += check_audit(manifest.audit, recipe.audit)
+        facts = compare(recipe, found, version)
     except PackhouseError as error:
-        facts = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
+        known = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
         text = f"{error} ({version} is published already, and stays)"
-        raise type(error)(text, **facts) from None
+        raise type(error)(text, **known) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
             f"the manifest of '{found.dataset}' {version} does not say what its gates look at "
             f"({type(error).__name__}: {error}); look at it with `packhouse verify`"
         ) from None
-    gates += [
-        GateResult(name=name, outcome="not reached", detail=message)
-        for name in ("schema", "drift", "publish")
-    ]
+    with suppress(OSError):  # nothing was ever done in this cache, or it cannot be written
+        forget_tries(cache, found.version_id)
+    limits = _limits(recipe, found, facts)
+    reasons = _reasons(found, limits)
+    outcome: Outcome = "held" if reasons else "unchanged"
+    if found.is_unchanged:
+        message = f"nothing changed: '{found.ref}' is at {version} already"
+    elif reasons:
+        message = f"nothing changed: {_held_message(recipe, found, version, reasons)}"
+    else:
+        message = f"nothing changed: {version} still waits for approval"
     return Refreshed(
         dataset=found.dataset,
         ref=found.ref,
-        outcome="unchanged",
+        outcome=outcome,
         version=version,
         message=message,
-        gates=tuple(gates),
+        gates=(
+            *gates,
+            *limits,
+            GateResult(name="publish", outcome="not reached", detail=message),
+        ),
+        **facts,
     )
 
 
@@ -206,51 +269,112 @@ def _published_quarantine(manifest: Manifest, limit: float) -> GateResult:
     return [check_quarantine(ledger[: n + 1], limit) for n in range(len(ROW_STEPS))][-1]
 
 
-def outcome_of(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
-    """Say what came of a refresh that ran the chain."""
-    facts = compare(recipe, found.current, prepared.version)
-    at = prepared.facts["ref_version"]
-    place = f"{recipe.publish.store.rstrip('/')}/{recipe.dataset}"
-    command = f"packhouse ref set {place} {found.ref} {prepared.version}"
+def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
+    """Say what came of a refresh that ran the chain.
+
+    Args:
+        recipe: with the limits of its ref, also where `candidate_recipe` ran.
+        found: what the refresh saw before it ran.
+        prepared: what the run did.
+
+    Raises:
+        ConflictError: another run moved the candidate meanwhile.
+    """
+    facts = compare(recipe, found, prepared.version)
+    at, ref = prepared.published.ref_version, prepared.published.ref
+    gates: Sequence[GateResult] = prepared.gates
+    reasons: Sequence[str] = prepared.published.held_back
+    is_candidate = ref == candidate_of(found.ref)
+    if is_candidate:
+        # A publication moves a ref to a version only once. The candidate follows the sources, also
+        # back to a version that it pointed to before; a run that came later keeps its place.
+        if at != prepared.version and at == found.candidate:
+            store = open_store(recipe.publish.store)
+            at = set_ref(store, recipe.dataset, ref, prepared.version, expected=at).version
+        limits = _limits(recipe, found, facts)
+        reasons = _reasons(found, limits)
+        others = [gate for gate in gates if gate.gate not in ("schema", "drift")]
+        gates = (*others, *limits)
     outcome: Outcome
-    if prepared.facts["held_back"]:  # also of a candidate, which then still is the former version
+    if at not in (None, prepared.version):
         outcome = "held"
-        ref, reasons = prepared.facts["ref"], "; ".join(prepared.facts["held_back"])
-        message = f"{prepared.version} is published, '{ref}' stays: {reasons}; {command}"
-    elif prepared.facts["ref"] == candidate_of(found.ref):
-        outcome = "waiting"
-        message = f"{prepared.version} waits for approval; to promote it: {command}"
-    elif at != prepared.version:
-        outcome = "held"
-        why = "someone moved it back there" if found.is_moved_back else "which was published later"
+        why = "which was published later"
+        if found.is_moved_back and not is_candidate:
+            why = "someone moved it back there"
         message = (
-            f"the sources give {prepared.version}, which is published, but '{found.ref}' points to "
-            f"{at} ({why}), and a refresh leaves that alone; to move it: {command}"
+            f"the sources give {prepared.version}, which is published, but '{ref}' points to "
+            f"{at} ({why}), and a refresh leaves that alone; "
+            f"to move it: {_command(recipe, ref, prepared.version)}"
         )
+    elif reasons:
+        outcome = "held"
+        message = _held_message(recipe, found, prepared.version, reasons)
+    elif is_candidate:
+        outcome = "waiting"
+        command = _command(recipe, found.ref, prepared.version)
+        message = f"{prepared.version} waits for approval; to promote it: {command}"
     else:
         outcome = "published"
         message = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
+    is_shown = any(gate.outcome == "failed" for gate in gates)
+    publish = GateResult(
+        name="publish",
+        outcome="failed" if outcome == "held" and not is_shown else "passed",
+        detail=message,
+    )
+    published = replace(prepared.published, held_back=tuple(reasons), ref_version=at)
     return Refreshed(
         dataset=recipe.dataset,
         ref=found.ref,
         outcome=outcome,
         version=prepared.version,
         message=message,
-        gates=(*prepared.facts["gates"], _publish_gate(prepared, outcome, message)),
-        prepared=prepared,
+        gates=(*gates, publish),
+        prepared=replace(prepared, gates=tuple(gates), published=published),
         **facts,
     )
 
 
-def _publish_gate(prepared: Prepared, outcome: Outcome, message: str) -> GateResult:
-    """Passed, unless the ref stays for a reason that no other gate shows."""
-    is_shown = any(gate.outcome == "failed" for gate in prepared.facts["gates"])
-    failed = outcome == "held" and not is_shown
-    return GateResult(name="publish", outcome="failed" if failed else "passed", detail=message)
+def _limits(recipe: Recipe, found: Look, facts: Mapping[str, Any]) -> list[GateResult]:
+    """Hold what `compare` found against the limits of the recipe's ref."""
+    breaking = facts.get("breaking", ())
+    return ref_gates(recipe.publish, found.ref, facts.get("drift"), breaking)
 
 
-def _open(recipe: Recipe, version: str) -> OpenVersion:
-    return open_version(recipe.publish.store, recipe.dataset, version)
+def _reasons(found: Look, limits: Sequence[GateResult]) -> list[str]:
+    """Return why the ref may not move, a sentence for each limit that is passed."""
+    return [
+        f"readers of {found.current} would break: {each.detail}"
+        if each.name == "schema"
+        else each.detail
+        for each in limits
+        if each.outcome == "failed"
+    ]
+
+
+def _held_message(recipe: Recipe, found: Look, version: str, reasons: Sequence[str]) -> str:
+    command = _command(recipe, found.ref, version)
+    return (
+        f"{version} is published, '{found.ref}' stays: {'; '.join(reasons)}; "
+        f"to move it all the same: {command}"
+    )
+
+
+def _command(recipe: Recipe, ref: str, version: str) -> str:
+    place = f"{recipe.publish.store.rstrip('/')}/{recipe.dataset}"
+    return f"packhouse ref set {place} {ref} {version}"
+
+
+def _open(recipe: Recipe, found: Look, version: str) -> OpenVersion:
+    """Open a version; a manifest that was changed since a ref recorded it is refused.
+
+    A gate would otherwise believe counts that somebody changed in the store.
+    """
+    opened = open_version(recipe.publish.store, recipe.dataset, version)
+    recorded = found.manifest_ids.get(version, "")
+    if recorded not in ("", opened.manifest.manifest_id):
+        raise changed_manifest(opened.manifest, recorded)
+    return opened
 
 
 def _is_of(version: str | None, version_id: str) -> bool:
@@ -276,7 +400,7 @@ def planned_version(recipe: Recipe, cache: Path) -> Planned:
         return Planned(known)
     plan = plan_jobs(recipe)
     if key is not None:
-        dates = sorted({str(job.parts["date"]) for job in plan.format if job.parts["date"]})
+        dates = sorted({job.parameters.date for job in plan.format if job.parameters.date})
         _write_answer(place, {"version_id": plan.version_id, "dates": dates})
     return Planned(plan.version_id, plan)
 

@@ -1,12 +1,19 @@
 """What a run prints when it ends: what was published, the ledger, and how to load it."""
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
-from packhouse.jobs import STEPS
+from packhouse.packing import PackStatistics
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
+from packhouse.steps import STEPS
+from packhouse.steps.pack import Side, SplitCounts
+from packhouse.steps.publish import Published
+from packhouse.steps.shard_io import ShardCounts
+from packhouse.steps.validate import ValidateFacts
 from packhouse.terminal import console
 
 __all__ = ["audit_table", "ledger_table", "print_report", "report_json"]
@@ -14,6 +21,7 @@ __all__ = ["audit_table", "ledger_table", "print_report", "report_json"]
 
 def report_json(prepared: Prepared) -> dict[str, Any]:
     """Return the result of a run as plain JSON."""
+    published = prepared.published
     return {
         "dataset": prepared.dataset,
         "version": prepared.version,
@@ -21,18 +29,18 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "created": prepared.created,
         "ledger": [line.to_json() for line in prepared.ledger],
         "steps": _steps(prepared),
-        "quarantine": prepared.facts.get("quarantine"),
-        "statistics": prepared.facts.get("statistics"),
-        "ref": prepared.facts.get("ref"),
-        "ref_version": prepared.facts.get("ref_version"),
-        "held_back": prepared.facts.get("held_back"),
-        "mirrors": prepared.facts.get("mirrors"),
-        "golden": prepared.facts.get("golden"),
-        "audit": prepared.facts.get("audit"),
+        "quarantine": published.quarantine,
+        "statistics": {side: each.to_dict() for side, each in published.statistics.items()},
+        "ref": published.ref,
+        "ref_version": published.ref_version,
+        "held_back": list(published.held_back),
+        "mirrors": dict(published.mirrors),
+        "golden": prepared.golden,
+        "audit": published.audit,
         "unused_fields": _unused_fields(prepared),
-        "sources": _pack_facts(prepared).get("sources"),
-        "dedup": _pack_facts(prepared).get("dedup"),
-        "split": _pack_facts(prepared).get("split"),
+        "sources": published.mixed,
+        "dedup": published.dedup.to_json() if published.dedup else None,
+        "split": asdict(published.split) if published.split else None,
     }
 
 
@@ -40,7 +48,7 @@ def print_report(prepared: Prepared) -> None:
     """Print the result of a run for people."""
     from rich.text import Text
 
-    out = console()
+    out, published = console(), prepared.published
     verb = "published" if prepared.created else "unchanged, already published:"
     dataset = f" {prepared.dataset} "
     out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
@@ -52,36 +60,36 @@ def print_report(prepared: Prepared) -> None:
         _print_reasons(out, line)
     _print_notes(out, prepared)
     _print_unused_fields(out, prepared)
-    _print_mixing(out, prepared)
-    _print_repeats(out, prepared)
-    _print_uneven_split(out, _pack_facts(prepared).get("split"))
-    out.print(_splits_table(prepared.facts["statistics"]))
-    out.print(audit_table(prepared.facts["audit"]))
-    if "contamination" in prepared.facts["audit"]:
-        found = prepared.facts["audit"]["contamination"]
+    _print_mixing(out, published)
+    _print_repeats(out, published)
+    _print_uneven_split(out, published.split)
+    out.print(_splits_table(published.statistics))
+    out.print(audit_table(published.audit))
+    if "contamination" in published.audit:
+        found = published.audit["contamination"]
         out.print(
             f"contamination: {found['contaminated']:,} of {found['rows']:,} rows share "
             f"{found['ngram']} words in a row with a benchmark"
         )
-    if prepared.facts.get("golden"):
-        out.print(f"golden: {prepared.facts['golden']:,} conversations came out as pinned")
-    for target, name in prepared.facts["mirrors"].items():
+    if prepared.golden:
+        out.print(f"golden: {prepared.golden:,} conversations came out as pinned")
+    for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
     out.print("steps: " + _steps_line(prepared))
-    if prepared.facts.get("quarantine"):
+    if published.quarantine:
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
-        out.print(f"quarantine: {rows:,} rows in {prepared.facts['quarantine']}")
+        out.print(f"quarantine: {rows:,} rows in {published.quarantine}")
     out.print("\nload it:")
     out.print("  from packhouse.loaders import load_packed")
     out.print(f'  train = load_packed("{uri}", split="train")')
 
 
 def _ref(prepared: Prepared, uri: str) -> str:
-    ref, at = prepared.facts["ref"], prepared.facts["ref_version"]
+    ref, at = prepared.published.ref, prepared.published.ref_version
     if at == prepared.version:
         return f"ref '{ref}'"
-    if prepared.facts["held_back"]:
-        reasons = "; ".join(prepared.facts["held_back"])
+    if prepared.published.held_back:
+        reasons = "; ".join(prepared.published.held_back)
         return (
             f"but ref '{ref}' was held back: {reasons}; to move it all the same: "
             f"packhouse ref set {uri} {ref} {prepared.version}"
@@ -162,7 +170,8 @@ _NOTES = {
 def _print_notes(out: Any, prepared: Prepared) -> None:
     counts: Counter[str] = Counter()
     for receipt in prepared.receipts:
-        counts.update(receipt.facts.get("notes", {}))
+        if isinstance(receipt.facts, ShardCounts):
+            counts.update(receipt.facts.notes)
     for note, meaning in _NOTES.items():
         if counts[note]:
             out.print(f"  note: {counts[note]:,} {meaning}")
@@ -172,9 +181,9 @@ def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
     """Rows of each source by name of a field that no format reads."""
     found: dict[str, Counter[str]] = {}
     for receipt in prepared.receipts:
-        if receipt.facts.get("extra_fields"):
-            source = receipt.facts["origin"]["file"].split("/")[0]
-            found.setdefault(source, Counter()).update(receipt.facts["extra_fields"])
+        if isinstance(receipt.facts, ValidateFacts) and receipt.facts.extra_fields:
+            source = receipt.facts.origin.source
+            found.setdefault(source, Counter()).update(receipt.facts.extra_fields)
     return {source: dict(sorted(counts.items())) for source, counts in sorted(found.items())}
 
 
@@ -205,9 +214,9 @@ def _bare(name: str) -> str:
     return name.removeprefix(IN_MESSAGES)
 
 
-def _print_mixing(out: Any, prepared: Prepared) -> None:
+def _print_mixing(out: Any, published: Published) -> None:
     """What was taken of each source, where a source's settings took more or less than all."""
-    lines = _pack_facts(prepared).get("sources", {})
+    lines = published.mixed
     if not any(line.get("sampled_out") or line["repeated"] for line in lines.values()):
         return
     for name, line in lines.items():
@@ -217,55 +226,50 @@ def _print_mixing(out: Any, prepared: Prepared) -> None:
         )
 
 
-def _print_repeats(out: Any, prepared: Prepared) -> None:
+def _print_repeats(out: Any, published: Published) -> None:
     """How many rows repeat another, and one of each kind."""
-    found = _pack_facts(prepared).get("dedup", {})
-    for kind in ("equal", "near"):
-        facts = found.get(kind, {})
-        if not facts.get("rows"):
+    found = published.dedup
+    for kind, repeats in (("equal", found.equal), ("near", found.near)) if found else ():
+        if not repeats.rows:
             continue
-        row = facts["samples"][0]
+        row = repeats.samples[0]
         first = row["repeats"]
-        apart = facts.get("on_both_sides", 0)
+        apart = repeats.on_both_sides
         split = f"{apart:,} pairs are in train and eval; " if apart else ""
         out.print(
-            f"  {kind}: {facts['rows']:,} rows repeat another, {facts['dropped']:,} dropped; "
+            f"  {kind}: {repeats.rows:,} rows repeat another, {repeats.dropped:,} dropped; "
             f"{split}such as {row['source']} row {row['row']:,} of {first['source']} row "
             f"{first['row']:,} ({row['similarity']:.0%})",
             markup=False,
         )
 
 
-def _print_uneven_split(out: Any, facts: dict[str, int] | None) -> None:
+def _print_uneven_split(out: Any, split: SplitCounts | None) -> None:
     """Say so where eval has far more or fewer records than were asked for."""
-    if facts is None or not is_uneven(**facts):
+    if split is None or not is_uneven(split):
         return
-    joined = f"; {facts['joined']:,} records were joined to others' groups" * bool(facts["joined"])
+    joined = f"; {split.joined:,} records were joined to others' groups" * bool(split.joined)
     out.print(
-        f"  note: eval has {facts['eval']:,} of {facts['records']:,} records, {facts['asked']:,} "
+        f"  note: eval has {split.eval:,} of {split.records:,} records, {split.asked:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe"
     )
 
 
-def is_uneven(*, records: int, eval: int, asked: int, joined: int) -> bool:
-    """Whether eval is so far from what was asked for that neither chance nor one group explains it.
+def is_uneven(split: SplitCounts) -> bool:
+    """Return True if eval is too far from what was asked for to be chance, or one group.
 
     Example:
-        >>> is_uneven(records=1000, eval=40, asked=50, joined=0)
+        >>> is_uneven(SplitCounts(records=1000, eval=40, asked=50, joined=0))
         False
-        >>> is_uneven(records=1000, eval=10, asked=50, joined=700)
+        >>> is_uneven(SplitCounts(records=1000, eval=10, asked=50, joined=700))
         True
     """
-    by_chance = 3 * (asked * (1 - min(1.0, asked / max(records, 1)))) ** 0.5
-    return abs(eval - asked) > max(asked / 5, by_chance) or (eval == 0) != (asked == 0)
+    asked, found = split.asked, split.eval
+    by_chance = 3 * (asked * (1 - min(1.0, asked / max(split.records, 1)))) ** 0.5
+    return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
 
 
-def _pack_facts(prepared: Prepared) -> dict[str, Any]:
-    found = [receipt.facts for receipt in prepared.receipts if receipt.step == "pack"]
-    return dict(found[0]) if found else {}
-
-
-def _splits_table(statistics: dict[str, Any]) -> Any:
+def _splits_table(statistics: Mapping[Side, PackStatistics]) -> Any:
     from rich.table import Table
 
     table = Table(title="\nsplits", title_justify="left", box=None, pad_edge=False)
@@ -273,24 +277,24 @@ def _splits_table(statistics: dict[str, Any]) -> Any:
     for name in ("packs", "records", "tokens", "trained", "fill", "lower bound"):
         table.add_column(name, justify="right")
     for split in sorted(statistics, reverse=True):  # train before eval
-        facts = statistics[split]
-        if not facts["num_packs"]:
+        side = statistics[split]
+        if not side.num_packs:
             continue
         table.add_row(
             split,
-            f"{facts['num_packs']:,}",
-            f"{facts['num_sequences']:,}",
-            f"{facts['num_tokens']:,}",
-            f"{facts['num_trained']:,}",
-            f"{facts['fill']:.2%}",
-            f"{facts['lower_bound']:,}",
+            f"{side.num_packs:,}",
+            f"{side.num_sequences:,}",
+            f"{side.num_tokens:,}",
+            f"{side.num_trained:,}",
+            f"{side.fill:.2%}",
+            f"{side.lower_bound:,}",
         )
     return table
 
 
 def _steps(prepared: Prepared) -> list[dict[str, Any]]:
     rows = []
-    for step in STEPS:
+    for step in (step.name for step in STEPS):
         receipts = [receipt for receipt in prepared.receipts if receipt.step == step]
         rows.append(
             {

@@ -5,6 +5,8 @@ Spans and ranges are half-open `[start, end)`. Text spans count **UTF-8 bytes** 
 characters: byte offsets add up without decoding, and Arrow strings are UTF-8 already.
 """
 
+from pathlib import Path
+
 import pyarrow as pa
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "TOKENIZED",
     "VALIDATED",
     "WEIGHTS",
+    "read_table",
+    "write_table",
 ]
 
 # One turn. `context` is Alpaca's `input` or Dolly's `context`: text that belongs to a user turn but
@@ -126,3 +130,16 @@ PACKED = pa.schema(
         _LABEL,  # only with strategy `none`: a pack of several records has no one label
     ]
 )
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table as an uncompressed Arrow IPC file, which readers map instead of loading."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.unify_dictionaries())  # a file holds one dictionary per column
+
+
+def read_table(path: Path) -> pa.Table:
+    """Map an Arrow IPC file: its pages are read when they are touched, and can be dropped again."""
+    with pa.memory_map(str(path)) as source:
+        # One buffer for all columns: for each one read by itself the kernel walks its pages.
+        return pa.ipc.open_file(source.read_buffer()).read_all()

@@ -25,7 +25,7 @@ def rows_where(expression: pl.Expr, name: str) -> pandera.Check:
 
 
 def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> pl.Series:
-    """Whether a row's spans are inside [0, size), not empty, sorted and disjoint; for each row.
+    """Return, for each row, if its spans are inside [0, size), not empty, sorted and disjoint.
 
     On all spans at once: `list.eval` of polars takes ten times as long.
 

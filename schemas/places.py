@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.recipe.reading import expand_variables
+from packhouse.recipe.reading import expand_variables, tokenizer_at
 from packhouse.recipe.section import Uri
 
 __all__ = ["Places", "RecipeName", "StorePlace", "load_places", "refuse_credentials"]
@@ -177,6 +177,7 @@ def _anchored(places: Places, folder: Path) -> Places:
 
     kinds = ("sources", "tokenizers", "stores", "files", "recipes")
     named = {kind: {n: at(p) for n, p in getattr(places, kind).items()} for kind in kinds}
+    named["tokenizers"] = {n: tokenizer_at(p, folder) for n, p in places.tokenizers.items()}
     allow = _Allowed(
         read=[at(p) for p in places.allow.read], write=[at(p) for p in places.allow.write]
     )

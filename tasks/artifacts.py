@@ -9,8 +9,6 @@ the cache: who reads it may not reach it, and `packhouse quarantine` finds it by
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,18 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
-from packhouse.errors import AuditError, PackhouseError
+from packhouse.errors import PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code
+from packhouse.gates import gates_table
 from packhouse.ledger import LedgerLine
-from packhouse.quarantine import count_reasons, likely_causes
-from packhouse.recipe import PublishConfig, Recipe
+from packhouse.packing import PackStatistics
+from packhouse.quarantine import count_reasons, read_bad_rows
+from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed
-from packhouse.store import Drift, Ref, VerifyReport
+from packhouse.steps.pack import Side
+from packhouse.steps.validate import ValidateFacts
+from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
-from packhouse.workspace import read_table
 from tasks.backfill import Runs
 from tasks.events import gate_of
 from tasks.pictures import artifact_key, lengths_picture
@@ -44,9 +45,6 @@ __all__ = [
     "verify_artifacts",
 ]
 
-_MOST_FILES = 200
-"""Files of bad rows that are opened for samples; counts are always of all rows."""
-_MOST_ROWS = 1000
 _MOST_DETAIL = 120
 _MOST_SHOWN = 10
 _MOST_RAW = 160
@@ -68,11 +66,11 @@ def publish_artifacts(prepared: Prepared) -> None:
     )
     _create_table(
         key=artifact_key(name, "audit"),
-        rows=audit_rows(prepared.facts["audit"]),
+        rows=audit_rows(prepared.published.audit),
         description="What the tokens teach, by source",
     )
-    bad = _read_bad_rows(
-        r.path("quarantined.arrow") for r in prepared.receipts if r.facts.get("quarantined")
+    bad = read_bad_rows(
+        r.path("quarantined.arrow") for r in prepared.receipts if "quarantined.arrow" in r.files
     )
     found = {(s["step"], s["reason"]): s for s in ([] if bad is None else count_reasons(bad))}
     quarantined = [
@@ -93,14 +91,10 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
     """Create the page that says why nothing was published, and a table of the bad rows."""
     gate = gate_of(error)
     what = f"refused by its {gate} gate" if gate else "failed"
-    bad = _read_bad_rows(Path(place) for place in error.facts.get("places", ()))
-    lines = [f"# {recipe.dataset} {what}", _sentence(error), "", "Nothing was published."]
-    if isinstance(error, AuditError) and error.facts.get("breaches"):
-        rows = [
-            (b["limit"], b["source"] or "all", f"{b['number']:,}", b["text"])
-            for b in error.facts["breaches"]
-        ]
-        lines += ["", *markdown_table(("limit", "source", "number", "finding"), rows)]
+    bad = read_bad_rows(Path(place) for place in error.facts.get("places", ()))
+    lines = [f"# {recipe.dataset} {what}", for_markdown(str(error)), "", "Nothing was published."]
+    if error.facts.get("gates"):
+        lines += ["", "## Gates", *gates_table(error.facts["gates"])]
     if bad is not None:
         lines += _refused_rows(recipe, bad)
     create_markdown_artifact(
@@ -117,9 +111,8 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
 
 
 def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
-    """The first bad rows, what is probably wrong with them, and what to type next."""
+    """The first bad rows, and what to type next."""
     first = bad.slice(0, _MOST_SHOWN).to_pylist()
-    causes = likely_causes(bad.slice(0, _MOST_ROWS).to_pylist(), recipe)
     reason = count_reasons(bad)[0]["reason"]  # the most frequent
     rows = [
         f"| {for_markdown(row['source'])} row {row['row']:,} | {for_markdown(row['reason'])} "
@@ -131,7 +124,6 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
         recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=False
     )
     return [
-        *(["", "**Likely cause**:", *(f"- {cause}" for cause in causes)] if causes else []),
         "",
         f"## The first {len(rows)} bad rows",
         *markdown_table(("row", "reason", "what is wrong", "the row begins with"), ()),
@@ -245,12 +237,6 @@ def _cell(value: object) -> str:
     return "-" if value in (None, "-") else for_markdown(str(value))  # a dash is no list in a cell
 
 
-def _sentence(error: PackhouseError) -> str:
-    """What the error says, without the places in the cache that it names."""
-    places = ", ".join(map(str, error.facts.get("places", ())))
-    return for_markdown(str(error).replace(f"; see {places}", ""))
-
-
 def fenced(text: str, language: str) -> list[str]:
     """Return the lines of a block of code; no line of the text can end it.
 
@@ -276,12 +262,12 @@ def _version_page(prepared: Prepared) -> str:
         *_reason_lines(prepared.ledger),
         "",
         "## Splits",
-        *_splits(prepared.facts["statistics"]),
+        *_splits(prepared.published.statistics),
         "",
-        *lengths_picture(prepared.facts["statistics"]),
+        *lengths_picture(prepared.published.statistics),
         "",
         "## Audit",
-        *_audit(prepared.facts["audit"]),
+        *_audit(prepared.published.audit),
         "",
         "## Where",
         *_links(prepared, place),
@@ -312,36 +298,36 @@ def _reason_lines(ledger: Sequence[LedgerLine]) -> list[str]:
 
 
 def _held(prepared: Prepared) -> list[str]:
-    at, ref = prepared.facts["ref_version"], prepared.facts["ref"]
-    if prepared.facts["held_back"]:
+    at, ref = prepared.published.ref_version, prepared.published.ref
+    if prepared.published.held_back:
         place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
         return [
             "",
             f"## Held: {markdown_code(ref)} stays where it is",
-            *(f"- {for_markdown(reason)}" for reason in prepared.facts["held_back"]),
+            *(f"- {for_markdown(reason)}" for reason in prepared.published.held_back),
             "",
             "## To promote it",
             *_how_to_promote(place, prepared.dataset, ref, prepared.version),
         ]
-    if at != prepared.version:
+    if at is not None and at != prepared.version:
         return [f"The ref {markdown_code(ref)} stays at {markdown_code(at)}, published after it."]
     return [f"The ref {markdown_code(ref)} points to it."]
 
 
-def _splits(statistics: Mapping[str, Any]) -> list[str]:
+def _splits(statistics: Mapping[Side, PackStatistics]) -> list[str]:
     columns = ("split", "packs", "records", "tokens", "trained", "fill", "lower bound")
     rows = [
         (
             split,
-            facts["num_packs"],
-            facts["num_sequences"],
-            facts["num_tokens"],
-            facts["num_trained"],
-            f"{facts['fill']:.2%}",
-            facts["lower_bound"],
+            side.num_packs,
+            side.num_sequences,
+            side.num_tokens,
+            side.num_trained,
+            f"{side.fill:.2%}",
+            side.lower_bound,
         )
-        for split, facts in sorted(statistics.items(), reverse=True)  # train before eval
-        if facts["num_packs"]
+        for split, side in sorted(statistics.items(), reverse=True)  # train before eval
+        if side.num_packs
     ]
     return markdown_table(columns, rows)
 
@@ -353,10 +339,10 @@ def _audit(audit: Mapping[str, Any]) -> list[str]:
 
 def _links(prepared: Prepared, place: str) -> list[str]:
     lines = [f"- version: {markdown_code(f'{place}/v/{prepared.version}/manifest.json')}"]
-    if prepared.facts.get("quarantine"):
-        lines.append(f"- quarantine: {markdown_code(prepared.facts['quarantine'])}")
-    for uri, name in prepared.facts.get("mirrors", {}).items():
-        lines.append(f"- also in {_mirror(uri, str(name))}")
+    if bad := prepared.published.quarantine:
+        lines.append(f"- quarantine: {markdown_code(bad)}")
+    for uri, name in prepared.published.mirrors.items():
+        lines.append(f"- also in {_mirror(uri, name)}")
     lines.append(f"- look at it: {markdown_code(f'packhouse inspect {place}@{prepared.version}')}")
     return lines
 
@@ -376,14 +362,11 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
     """Rows read, quarantined and kept, and tokens, by source."""
     read: Counter[str] = Counter()
     bad: Counter[str] = Counter()
-    source_of: dict[str, str] = {}
-    for receipt in prepared.receipts:
-        if "origin" in receipt.facts:
-            source = receipt.facts["origin"]["file"].split("/")[0]
-            source_of[receipt.key] = source
-            read[source] += receipt.facts["rows_in"]
-            bad[source] += sum(receipt.facts["quarantined"].values())
-    audited: Mapping[str, Any] = prepared.facts["audit"]["sources"]
+    for facts in (receipt.facts for receipt in prepared.receipts):
+        if isinstance(facts, ValidateFacts):
+            read[facts.origin.source] += facts.rows_in
+            bad[facts.origin.source] += sum(facts.quarantined.values())
+    audited: Mapping[str, Any] = prepared.published.audit["sources"]
     return [
         {
             "source": source,
@@ -406,15 +389,6 @@ def _quarantine_table(dataset: str, rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _read_bad_rows(places: Iterable[Path]) -> pa.Table | None:
-    """Return the first bad rows of the first files, if any; a worker may lack another's files."""
-    tables = []
-    for place in islice(places, _MOST_FILES):
-        with suppress(OSError, pa.ArrowException):
-            tables.append(read_table(place).slice(0, _MOST_ROWS))
-    return pa.concat_tables(tables) if tables else None
-
-
 def _samples(line: Mapping[str, Any] | None) -> dict[str, str]:
     if line is None:
         return {"samples": ""}
@@ -434,14 +408,8 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
             "## To promote it",
             *_how_to_promote(place, refreshed.dataset, refreshed.ref, refreshed.version),
         ]
-    if refreshed.breaking:
-        lines += [
-            "",
-            "**Readers would break**:",
-            *(f"- {for_markdown(b)}" for b in refreshed.breaking),
-        ]
-    if refreshed.drift:
-        lines += ["", "## Drift", *_drift_table(refreshed.drift, recipe.publish)]
+    if refreshed.gates:
+        lines += ["", "## Gates", *gates_table(refreshed.gates)]
     if refreshed.diff:
         changes: dict[str, list[tuple[object, ...]]] = defaultdict(list)
         for name in ("totals", "configuration", "lineage", "engines", "libraries"):
@@ -461,24 +429,6 @@ def _how_to_promote(place: str, dataset: str, ref: str, version: str) -> list[st
         "and the store of this run",
         f"- in a shell: {markdown_code(f'packhouse ref set {place} {ref} {version}')}",
     ]
-
-
-def _drift_table(drift: Drift, publish: PublishConfig) -> list[str]:
-    measures = (
-        ("lengths", drift.lengths, publish.max_length_drift),
-        ("sources", drift.sources, publish.max_source_drift),
-        ("quarantined", drift.quarantined, publish.max_quarantine_drift),
-        ("trained", drift.trained, publish.max_trained_drift),
-    )
-    rows = []
-    for name, value, limit in measures:
-        is_over = value is not None and limit is not None and value > limit
-        rows.append((name, _share(value), _share(limit), "over its limit" if is_over else ""))
-    return markdown_table(("measure", "distance (0 to 1)", "limit", ""), rows)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _short(value: object) -> str:

@@ -11,16 +11,17 @@ from prefect import Task
 from prefect.context import FlowRunContext
 from prefect.states import Completed
 
+from packhouse.cache.mirror import open_mirror
+from packhouse.cache.places import CachePlace
+from packhouse.cache.steps import AnyReceipt
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
+from packhouse.engine.step import AnyJob
 from packhouse.errors import PackhouseError
-from packhouse.jobs import Job, Plan
 from packhouse.progress import start_phase
 from packhouse.recipe import Recipe
-from packhouse.refresh import Refreshed, candidate_of, outcome_of, unchanged
-from packhouse.step_mirror import open_mirror
-from packhouse.step_store import Receipt
-from packhouse.workspace import CachePlace
+from packhouse.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
+from packhouse.steps.plan import Plan
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published
@@ -66,8 +67,8 @@ def run_chain(
                 prefect_runner(recipe, str(folder), steps, runner) as run,
             ):
 
-                def run_step(jobs: Sequence[Job]) -> list[Receipt]:
-                    if jobs and jobs[0].step == "publish":
+                def run_step(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
+                    if jobs and jobs[0].step.name == "publish":
                         publication.enter_context(_sigterm_waits())
                     return run(jobs)
 
@@ -83,7 +84,7 @@ def run_chain(
         is_repeated = flow_run is not None and flow_run.run_count > 1
         if prepared.created or is_repeated:  # a run that was killed may not have announced it
             announce_published(prepared)
-        if prepared.facts["held_back"]:
+        if prepared.published.held_back:
             announce_held(prepared)
     return prepared
 
@@ -113,7 +114,7 @@ def prepared_state(prepared: Prepared) -> Any:
     """Return the state of a run that prepared a version: Completed, or Held if its ref stays."""
     verb = "published" if prepared.created else "unchanged, already published:"
     message = f"{verb} {prepared.dataset} {prepared.version}"
-    held = "; ".join(prepared.facts["held_back"])
+    held = "; ".join(prepared.published.held_back)
     if held:
         return Completed(name="Held", data=prepared, message=f"{message}; ref held: {held}")
     return Completed(data=prepared, message=message)
@@ -138,11 +139,12 @@ def refresh_chain(
         except PackhouseError as error:
             refusal_artifacts(recipe, error)
             raise
-    update = {"ref": candidate_of(found.ref)} if approval else {}
-    publish = recipe.publish.model_copy(update=update)
-    published = recipe.model_copy(update={"publish": publish})
+    published = candidate_recipe(recipe) if approval else recipe
     prepared = run_chain(published, cache, steps, runner, found.plan)
-    return _completed(recipe, outcome_of(recipe, found, prepared))
+    refreshed = finish_refresh(recipe, found, prepared)
+    if approval and refreshed.prepared and refreshed.prepared.published.held_back:
+        announce_held(refreshed.prepared)
+    return _completed(recipe, refreshed)
 
 
 def _completed(recipe: Recipe, refreshed: Refreshed) -> Any:

@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from packhouse.engine.local_pool import end_with_parent
 from packhouse.errors import ConfigError, TransientError
-from packhouse.local_pool import end_with_parent
 
 __all__ = ["ENGINES", "Engine", "Runner", "choose_engine", "is_lost_worker", "started"]
 
@@ -32,7 +32,7 @@ Runner = Literal["threads", "processes", "dask", "ray"]
 ENGINES: tuple[str, ...] = get_args(Runner)
 
 _LEAST_BYTES = {"threads": 2**20, "processes": 2**25, "dask": 2**25, "ray": 2**25}
-"""Bytes of a task that keep handing it out under 5% of its time; see `packhouse.grouping`."""
+"""Bytes of a task that keep handing it out under 5% of its time; see `engine.grouping`."""
 
 _RAY_STORE_BYTES = 128 * 2**20  # only keys and receipts travel
 

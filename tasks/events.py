@@ -58,17 +58,18 @@ def gate_of(error: PackhouseError) -> str | None:
 
 def announce_published(prepared: Prepared) -> None:
     """Say that a version is there."""
-    statistics = prepared.facts["statistics"]
+    published = prepared.published
+    splits = published.statistics.items()
     payload = {
         "dataset": prepared.dataset,
         "version": prepared.version,
-        "ref": prepared.facts["ref"],
+        "ref": published.ref,
         "created": prepared.created,
-        "ref_version": prepared.facts["ref_version"],
-        "rows": {split: facts["num_sequences"] for split, facts in statistics.items()},
-        "packs": {split: facts["num_packs"] for split, facts in statistics.items()},
-        "tokens": {split: facts["num_tokens"] for split, facts in statistics.items()},
-        "trained_tokens": {split: facts["num_trained"] for split, facts in statistics.items()},
+        "ref_version": published.ref_version,
+        "rows": {split: side.num_sequences for split, side in splits},
+        "packs": {split: side.num_packs for split, side in splits},
+        "tokens": {split: side.num_tokens for split, side in splits},
+        "trained_tokens": {split: side.num_trained for split, side in splits},
         "quarantined": sum(sum(line.quarantined.values()) for line in prepared.ledger),
     }
     emit_event("packhouse.version.published", resource=_resource(prepared), payload=payload)
@@ -117,7 +118,7 @@ def _asset(place: str, properties: AssetProperties | None = None) -> Asset | Non
 
 def announce_held(prepared: Prepared) -> None:
     """Say that a version is published, and that its ref stays where it was."""
-    payload = {"gate": "drift", "reasons": prepared.facts["held_back"]}
+    payload = {"gate": "drift", "reasons": list(prepared.published.held_back)}
     emit_event("packhouse.version.refused", resource=_resource(prepared), payload=payload)
 
 
@@ -165,5 +166,5 @@ def _resource(prepared: Prepared) -> dict[str, str]:
         "prefect.resource.name": prepared.dataset,
         "packhouse.version": prepared.version,
         "packhouse.store": prepared.store,
-        "packhouse.ref": prepared.facts["ref"],
+        "packhouse.ref": prepared.published.ref,
     }

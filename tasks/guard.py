@@ -30,9 +30,10 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import deployment
 
+from packhouse.cache.places import CachePlace, find_cache
 from packhouse.errors import ConfigError
-from packhouse.recipe import Recipe, load_recipe
-from packhouse.workspace import CachePlace, find_cache
+from packhouse.given import pinned, read_recipe
+from packhouse.recipe import Recipe
 from schemas.places import Places, load_places
 
 __all__ = [
@@ -67,7 +68,7 @@ def allowed_recipe(
     if isinstance(recipe, str):
         found = named_recipe(recipe)
     else:
-        found = recipe if places is None else places.recipe(recipe)
+        found = pinned(recipe if places is None else places.recipe(recipe))
     if store is None:
         return found
     root = store if places is None else places.store(store)
@@ -86,7 +87,7 @@ def named_recipe(name: str) -> Recipe:
         known = ", ".join(sorted(places.recipes)) or "none"
         raise ConfigError(f"this worker has no recipe '{name}' ({known}); see {_places_file()}")
     _take_secrets(places)
-    return load_recipe(places.recipes[name])
+    return read_recipe(places.recipes[name])
 
 
 def allowed_store(store: str) -> str:
@@ -152,7 +153,7 @@ def slot_name(recipe: Recipe) -> str:
 
 
 def _is_deployed() -> bool:
-    """Whether this run is of a deployment, or below one that is.
+    """Return True if this run is of a deployment, or below one that is.
 
     A run of its own knows; `deployment.id` asks the server for what it has just been told.
     """

@@ -7,7 +7,9 @@ fetched. Bars are shares of a split's records by length class (a quarter octave 
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from packhouse.packing import PackStatistics
+from packhouse.steps.pack import Side
 
 __all__ = ["artifact_key", "lengths_picture", "lengths_svg"]
 
@@ -25,28 +27,27 @@ def artifact_key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-def lengths_picture(statistics: Mapping[str, Any]) -> list[str]:
+def lengths_picture(statistics: Mapping[Side, PackStatistics]) -> list[str]:
     """Return the lines of a markdown image, with its facts as alternative text."""
-    splits = {name: facts for name, facts in statistics.items() if facts["num_packs"]}
+    splits = {name: side for name, side in statistics.items() if side.num_packs}
     if not splits:
         return []
     image = b64encode(lengths_svg(splits).encode()).decode()
     said = "; ".join(
-        f"{name}: {facts['num_sequences']:,} records in {facts['num_packs']:,} packs, "
-        f"{facts['fill']:.2%} full"
-        for name, facts in sorted(splits.items(), reverse=True)
+        f"{name}: {side.num_sequences:,} records in {side.num_packs:,} packs, {side.fill:.2%} full"
+        for name, side in sorted(splits.items(), reverse=True)
     )
     return ["## Lengths and fill", f"![{said}](data:image/svg+xml;base64,{image})"]
 
 
-def lengths_svg(splits: Mapping[str, Any]) -> str:
+def lengths_svg(splits: Mapping[Side, PackStatistics]) -> str:
     """Draw a row of bars for each split, and under it a gauge of its fill.
 
     Example:
-        >>> facts = {"length_histogram": [[5, 1], [10, 2]], "fill": 0.9, "seq_len": 16,
-        ...          "num_packs": 2, "num_sequences": 3}
-        >>> svg = lengths_svg({"train": facts})
-        >>> svg.count("<rect"), "fill 90.00%" in svg, "seq_len 16" in svg
+        >>> side = PackStatistics(length_histogram=[(5, 1), (10, 2)], seq_len=16, lower_bound=2,
+        ...     strategy="best_fit", num_packs=2, num_sequences=3, num_tokens=24)
+        >>> svg = lengths_svg({"train": side})
+        >>> svg.count("<rect"), "fill 75.00%" in svg, "seq_len 16" in svg
         (4, True, True)
     """
     names = sorted(splits, reverse=True)  # train before eval
@@ -60,21 +61,17 @@ def lengths_svg(splits: Mapping[str, Any]) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _split(name: str, facts: Mapping[str, Any], top: int) -> list[str]:
+def _split(name: str, side: PackStatistics, top: int) -> list[str]:
     color = _COLORS.get(name, "#2ca02c")
-    bars = facts["length_histogram"]
-    title = (
-        f"{name}: {facts['num_sequences']:,} records by length in tokens, "
-        f"seq_len {facts['seq_len']:,}"
-    )
+    title = f"{name}: {side.num_sequences:,} records by length in tokens, seq_len {side.seq_len:,}"
     fill_top = top + _HEIGHT - 14
     full = _WIDTH - _LEFT - 10
     return [
         f'<text x="{_LEFT}" y="{top + 14}">{title}</text>',
-        *_bars(bars, top + 20, color),
-        f'<text x="4" y="{fill_top + 9}">fill {facts["fill"]:.2%}</text>',
+        *_bars(side.length_histogram, top + 20, color),
+        f'<text x="4" y="{fill_top + 9}">fill {side.fill:.2%}</text>',
         f'<rect x="{_LEFT + 24}" y="{fill_top}" width="{full - 24}" height="10" fill="#ddd"/>',
-        f'<rect x="{_LEFT + 24}" y="{fill_top}" width="{(full - 24) * facts["fill"]:.1f}" '
+        f'<rect x="{_LEFT + 24}" y="{fill_top}" width="{(full - 24) * side.fill:.1f}" '
         f'height="10" fill="{color}"/>',
     ]
 

@@ -16,12 +16,12 @@ from uuid import UUID
 from prefect import Task
 from prefect.client.schemas.objects import TaskRunResult
 
+from packhouse.cache.steps import AnyReceipt
+from packhouse.engine.grouping import JobGroup, group_jobs
+from packhouse.engine.step import AnyJob
 from packhouse.errors import TransientError
-from packhouse.grouping import JobGroup, group_jobs
-from packhouse.jobs import Job
 from packhouse.progress import job_done, step_progress
 from packhouse.recipe import Recipe
-from packhouse.step_store import Receipt
 from tasks.engines import Engine, choose_engine, is_lost_worker, started
 
 __all__ = ["PrefectRunner", "prefect_runner"]
@@ -69,7 +69,7 @@ class PrefectRunner:
     _before: dict[UUID, set[UUID]] = field(default_factory=dict)
     """Task run -> all task runs that its inputs come from, by any way."""
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Receipt]:
+    def __call__(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         """Submit the jobs of one step in groups and wait for all of them.
 
         What a lost worker was doing is done again: by the cluster itself where it can, else on an
@@ -79,8 +79,8 @@ class PrefectRunner:
             TransientError: workers were lost again and again.
         """
         groups = group_jobs(jobs, self.engine.workers, self.engine.least_bytes)
-        done: dict[int, list[Receipt]] = {}
-        with step_progress(jobs[0].step if jobs else "", len(jobs)):
+        done: dict[int, list[AnyReceipt]] = {}
+        with step_progress(jobs[0].step.name if jobs else "", len(jobs)):
             for _ in range(1 + _MOST_RESTARTS):
                 lost = self._try(groups, done)
                 if lost is None:
@@ -90,11 +90,11 @@ class PrefectRunner:
                 self._task_runner = None
         raise TransientError(
             f"workers of runner '{self.engine.runner}' were lost {1 + _MOST_RESTARTS} times in "
-            f"step '{jobs[0].step}' (the last time: {lost!r}); is there enough memory for a shard? "
-            "What was done is cached: run again, with fewer workers (PACKHOUSE_WORKERS)"
+            f"step '{jobs[0].step.name}' (the last time: {lost!r}); is there enough memory for a "
+            "shard? What was done is cached: run again, with fewer workers (PACKHOUSE_WORKERS)"
         )
 
-    def _try(self, groups: list[JobGroup], done: dict[int, list[Receipt]]) -> Exception | None:
+    def _try(self, groups: list[JobGroup], done: dict[int, list[AnyReceipt]]) -> Exception | None:
         """Do the groups that are not done; return why the rest is still not, if so."""
         futures = {n: self._submit(group) for n, group in enumerate(groups) if n not in done}
         lost = None

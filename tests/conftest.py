@@ -1,6 +1,7 @@
-"""Fixtures that every room shares, and what holds for all tests."""
+"""Fixtures that all tests share, and what holds for all of them."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,16 @@ from hypothesis import HealthCheck, settings
 
 from tests.server_logs import new_errors
 
-# Tests assert no seconds: a busy machine would fail them.
-settings.register_profile("packhouse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Tests assert no seconds: a busy machine would fail them. The build tries the same inputs in every
+# run, so that it fails by its commit alone. `--hypothesis-profile random` looks for new ones.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("packhouse", settings.get_profile("random"), derandomize=True)
 settings.load_profile("packhouse")
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests for `--dist loadgroup`: one process has the stack, the rest goes by files."""
-    for item in items:
-        uses_stack = "stack" in getattr(item, "fixturenames", ())
-        group = "stack" if uses_stack else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+# Prefect 3.8.8: once a process ran a flow, its forks end with exit code 1, for what Prefect does
+# when threads end fails there. Some tests fork, or use a DataLoader's workers. The list of what is
+# called then is private to `threading`: nothing public empties it.
+os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""An S3 server in this process, for rooms that read and write a bucket and test nothing of S3."""
+"""An S3 server in this process, for tests that read and write a bucket and test nothing of S3."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

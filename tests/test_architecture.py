@@ -1,4 +1,4 @@
-"""Promises about the house itself."""
+"""Promises about the packages themselves."""
 
 import ast
 import importlib
@@ -15,7 +15,7 @@ import packhouse
 from packhouse.cli import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("packhouse", "schemas", "tasks", "flows")
+PACKAGES = ("packhouse", "schemas", "tasks", "flows")
 FLOW_FILES = sorted((ROOT / "flows").glob("*.py"))
 
 
@@ -68,7 +68,7 @@ def test_no_flow_file_shadows_a_module(path):
     if path.stem == "__init__":
         return
     assert path.stem not in sys.stdlib_module_names
-    assert path.stem not in {*ROOMS, "docker", "tests", "bench", "deployments"}
+    assert path.stem not in {*PACKAGES, "docker", "tests", "bench", "deployments"}
     found = importlib.util.find_spec(path.stem)
     assert found is None, f"{path.stem} is also {found}"
 

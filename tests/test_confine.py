@@ -1,14 +1,17 @@
 """The child that runs foreign code: what it gets, what it may send, how it ends."""
 
+import itertools
 import operator
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from packhouse import confine
@@ -34,6 +37,12 @@ def open_files():
 
 def test_a_child_is_kept_for_the_next_call():
     assert in_child(os.getpid) == in_child(os.getpid) != os.getpid()
+
+
+def test_a_child_works_where_its_parent_does(tmp_path, monkeypatch):
+    in_child(os.getpid)
+    monkeypatch.chdir(tmp_path)
+    assert in_child(os.getcwd) == str(tmp_path)
 
 
 def test_a_child_sees_no_credentials(monkeypatch):
@@ -117,3 +126,198 @@ def test_an_answer_that_is_too_long_is_an_error_and_no_wait(monkeypatch):
     monkeypatch.setattr(confine, "_MAX_REPLY_BYTES", 1000)
     with pytest.raises(TemplateError, match="no JSON, or over 1,000 bytes"):
         in_child(partial(operator.mul, "a", 500_000))  # more than the pipe holds
+
+
+def spin(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def spin_often(times, each, row=None):
+    for number in range(times):
+        if row is not None:
+            confine.at(row.format(number))
+        with confine.limited():
+            spin(each)
+    return "done"
+
+
+def spin_nested(times, each):
+    confine.at("row 7")
+    with confine.limited():
+        spin_often(times, each)
+
+
+def test_a_child_that_sleeps_is_ended_by_its_parent(monkeypatch):
+    monkeypatch.setenv(confine.SECONDS, "1")
+    monkeypatch.setattr(confine, "_QUIET_S", 1)
+    with pytest.raises(TemplateError, match=r"did nothing for 2 s.*sleeps or is blocked"):
+        in_child(partial(time.sleep, 3600))
+
+
+def test_a_child_that_is_stopped_is_ended_by_its_parent(monkeypatch):
+    monkeypatch.setenv(confine.SECONDS, "1")
+    monkeypatch.setattr(confine, "_QUIET_S", 1)
+    with pytest.raises(TemplateError, match="sleeps or is blocked"):
+        in_child(partial(kill_itself, signal.SIGSTOP))
+
+
+def test_many_short_renderings_do_not_add_up_to_a_limit(monkeypatch):
+    monkeypatch.setenv(confine.SECONDS, "1")
+    assert in_child(partial(spin_often, 15, 0.1, "row {}")) == "done"
+
+
+def test_what_runs_inside_of_a_limit_counts_for_it(monkeypatch):
+    monkeypatch.setenv(confine.SECONDS, "1")
+    with pytest.raises(TemplateError, match="row 7: takes more CPU time than the 1 s that it may"):
+        in_child(partial(spin_nested, 40, 0.1))
+
+
+def test_renderings_of_one_row_count_for_it(monkeypatch):
+    monkeypatch.setenv(confine.SECONDS, "1")
+    monkeypatch.setattr(confine, "_ROW_TIMES", 2)
+    with pytest.raises(TemplateError, match="row 3: takes more CPU time than the 2 s that it may"):
+        in_child(partial(spin_often, 40, 0.1, "row 3"))
+
+
+def place_after_a_limit():
+    with confine.limited():
+        confine.at("while it is compiled")
+    kill_itself(signal.SIGABRT)
+
+
+def test_a_place_is_left_with_its_limit():
+    with pytest.raises(TemplateError, match="before the first row: ended by signal 6"):
+        in_child(place_after_a_limit)
+
+
+def test_text_that_is_no_unicode_does_not_break_the_answer():
+    with pytest.raises(TemplateError, match=r"ValueError: \\ud800"):
+        in_child(partial(raise_, ValueError("\ud800")))
+    with pytest.raises(TokenizerError, match="ud800"):
+        in_child(partial(raise_, TokenizerError("\ud800", name="\ud800")))
+    with pytest.raises(FileNotFoundError, match=r"gone-.*udcff"):
+        in_child(Path("gone-\udcff").read_bytes)
+    assert in_child(partial(operator.add, 1, 2)) == 3
+
+
+def raise_(error):
+    raise error
+
+
+def batches(count):
+    for number in range(count):
+        yield pa.record_batch({"n": [number]})
+
+
+def end_after_an_item():
+    yield "item"
+    confine._replies.flush()
+    os._exit(0)
+
+
+def read_twice():
+    with confine.file_of_parent() as file:
+        yield file.read(5).decode()
+        file.seek(-4, os.SEEK_END)
+        yield file.read().decode()
+
+
+def stream(call, **limits):
+    return confine.stream_confined(call, what="file 'toy'", blames=TemplateError, **limits)
+
+
+def test_batches_come_one_by_one_and_who_stops_listening_ends_the_child():
+    found = stream(partial(batches, 3))
+    assert [batch["n"].to_pylist() for batch in found] == [[0], [1], [2]]
+
+    child = in_child(os.getpid)
+    endless = stream(partial(batches, 10**9))
+    assert [batch["n"][0].as_py() for batch in itertools.islice(endless, 2)] == [0, 1]
+    endless.close()
+    assert in_child(os.getpid) != child
+
+
+def test_a_kept_child_that_ends_in_the_middle_of_a_call_is_an_error_and_no_item_comes_twice():
+    in_child(os.getpid)
+    items = stream(end_after_an_item)
+    assert next(items) == "item"
+    with pytest.raises(TemplateError, match="exit code 0"):
+        next(items)
+
+
+def test_a_child_that_fails_to_read_its_call_says_why():
+    with pytest.raises(TemplateError, match="ZeroDivisionError"):
+        in_child(NotReadable())
+
+
+class NotReadable:
+    """A call whose pickle cannot be read."""
+
+    def __reduce__(self):
+        return operator.truediv, (1, 0)
+
+
+def test_a_child_reads_the_open_file_of_its_parent(tmp_path):
+    (tmp_path / "file").write_bytes(b"first" + b"x" * 3_000_000 + b"last")
+    with (tmp_path / "file").open("rb") as file:
+        (tmp_path / "file").unlink()
+        assert list(stream(read_twice, file=file)) == ["first", "last"]
+
+
+def test_a_fork_leaves_its_parents_children_alone():
+    """Torch's DataLoader forks: a child must not wait for the fork to end, nor the fork use it."""
+    code = """
+import os, sys
+from packhouse import confine
+from packhouse.errors import TemplateError
+
+def ask():
+    return confine.run_confined(os.getpid, what="", blames=TemplateError)
+
+child, parent = ask(), os.getpid()
+theirs = {os.readlink(f"/proc/{child}/fd/{number}") for number in os.listdir(f"/proc/{child}/fd")}
+theirs = {name for name in theirs if name.startswith("pipe:")}
+assert len(theirs) == 2
+fork = os.fork()
+if not fork:
+    for number in os.listdir(f"/proc/{parent}/fd"):
+        if int(number) > 2 and os.readlink(f"/proc/{parent}/fd/{number}") in theirs:
+            assert not os.path.exists(f"/proc/self/fd/{number}"), number
+    assert ask() != child
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 7
+assert ask() == child
+"""
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr == b""
+
+
+def test_a_fork_while_a_child_works_goes_on():
+    """A thread waits for its child; the fork has no such thread, and must not wait for it."""
+    code = """
+import os, threading, time
+from functools import partial
+from packhouse import confine
+from packhouse.errors import TemplateError
+
+def ask(call):
+    return confine.run_confined(call, what="", blames=TemplateError)
+
+thread = threading.Thread(target=ask, args=[partial(time.sleep, 3)])
+thread.start()
+while not confine._living:
+    time.sleep(0.01)
+time.sleep(1)
+fork = os.fork()
+if not fork:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 7
+thread.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr.decode()

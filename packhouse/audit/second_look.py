@@ -18,7 +18,7 @@ _MAX_TAIL = 8  # tokens
 
 
 def ends_blank(tokens: Tokens, at: int, control: int) -> bool:
-    r"""Whether nothing but white space follows the last control token of a range.
+    r"""Return True if nothing but white space follows the last control token of a range.
 
     For rows whose tokens do not spell their text, as where a tokenizer normalises: what is content
     is not known there, but a line break behind `<|im_end|>` is the template's.
@@ -38,7 +38,7 @@ def ends_blank(tokens: Tokens, at: int, control: int) -> bool:
 
 
 def has_no_end(tokens: Tokens, at: int, messages: pa.ListArray) -> bool:
-    """Whether a range ends with a message of another role than the assistant's that has no end.
+    """Return True if a range ends with a message that is not the assistant's and has no end.
 
     So does Mistral's system turn, which stands in the user's: the template writes no control token
     between it and the next content.

@@ -85,11 +85,11 @@ class Tokens:
         return np.searchsorted(self.offsets, places, "right") - 1
 
     def holds_content(self, first: Int64s, last: Int64s) -> Bools:
-        """Whether content lies in the bytes from token `first` to token `last`, inclusive."""
+        """Return, for each range of tokens (`last` included), if content lies in its bytes."""
         return np.asarray(self.content.within(self.starts[first], self.ends[last]) > 0)
 
     def are_content(self, first: Int64s, last: Int64s) -> Bools:
-        """Whether content is known to lie in tokens `first` to `last`, inclusive."""
+        """Return, for each range of tokens (`last` included), if it is known to hold content."""
         return self.holds_content(first, last) & self.is_exact[self.row_of(first)]
 
 

@@ -1,16 +1,25 @@
 """`packhouse cache`: what finished steps lie on this machine, and which of them may go."""
 
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from packhouse.cache import Cached, cache_room, choose_steps, list_steps, remove_steps
-from packhouse.cache_holds import file_clock
+from packhouse.cache.holds import file_clock, forget_tries
+from packhouse.cache.limits import (
+    Cached,
+    cache_room,
+    choose_steps,
+    find_unfinished,
+    list_steps,
+    remove_steps,
+)
+from packhouse.cache.places import check_cache, default_cache
 from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.disks import disk_errors
 from packhouse.terminal import echo
-from packhouse.workspace import check_cache, default_cache
 
 __all__ = ["cache"]
 
@@ -30,6 +39,7 @@ def cache() -> None:
     packhouse cache ls
     packhouse cache gc --max-gb 50
     packhouse cache gc --max-gb 50 --delete
+    packhouse cache gc --unfinished --delete
     """
 
 
@@ -61,26 +71,50 @@ def list_command(folder: Path | None, as_json: bool) -> None:
     show_default=True,
     help="Leave steps alone that were made or used in the last hours.",
 )
+@click.option(
+    "--unfinished",
+    is_flag=True,
+    help="Remove what runs hold that ended without success, whatever the grace.",
+)
 @click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
 @as_json
 def gc_command(
-    folder: Path | None, max_gb: float | None, grace_hours: float, delete: bool, as_json: bool
+    folder: Path | None,
+    max_gb: float | None,
+    grace_hours: float,
+    unfinished: bool,
+    delete: bool,
+    as_json: bool,
 ) -> None:
     """Remove steps that the last run of no dataset used; shows what first.
 
     With --max-gb only as many as needed, those used longest ago first, and then, if that is not
-    enough, steps in use, too. Never those of a run that goes on, or that ended without success in
-    the last week. What is gone is done again when a run needs it.
+    enough, steps in use, too. Never those of a run that goes on. Those of a run that failed or was
+    killed stay for a week, so that its next try goes on there, unless you say --unfinished. What is
+    gone is done again when a run needs it.
     """
     place = check_cache(folder or default_cache())
+    if not all(map(math.isfinite, (max_gb or 0, grace_hours))):
+        raise click.UsageError("--max-gb and --grace-hours must be numbers, not nan or inf")
     most_bytes = None if max_gb is None else int(max_gb * 10**9)
     oldest = file_clock(place) - grace_hours * 3600
-    chosen = choose_steps(list_steps(place), most_bytes, oldest=oldest)
+    found = list_steps(place)
+    kept = find_unfinished(place, found)
+    chosen = list(kept.steps) if unfinished else []
+    rest = [entry for entry in found if entry not in chosen]
+    chosen += choose_steps(rest, most_bytes, oldest=oldest)
+    if unfinished and delete and kept.steps:
+        with disk_errors(place):
+            forget_tries(place)
     freed = remove_steps(place, chosen) if delete else 0
     num_bytes = sum(entry.num_bytes for entry in chosen)
+    kept_bytes = sum(entry.num_bytes for entry in kept.steps)
+    until = kept.until and kept.until.isoformat(sep=" ", timespec="minutes")
     if as_json:
         removable = [{"step": e.step, "key": e.key, "bytes": e.num_bytes} for e in chosen]
-        echo_json({"dry_run": not delete, "bytes": num_bytes, "freed": freed, "steps": removable})
+        facts = {"dry_run": not delete, "bytes": num_bytes, "freed": freed, "steps": removable}
+        held = {"runs": kept.num_runs, "bytes": kept_bytes, "until": until}
+        echo_json(facts | {"unfinished": held})
         return
     print_table(
         ("step", "key", "bytes", "in use"),
@@ -88,6 +122,12 @@ def gc_command(
     )
     verb = f"{freed:,} bytes freed" if delete else "nothing deleted; add --delete"
     echo(f"{num_bytes:,} bytes in {len(chosen):,} jobs: {verb}")
+    if kept.steps and not unfinished:
+        runs = f"{kept.num_runs:,} unfinished run{'s' * (kept.num_runs > 1)}"
+        echo(
+            f"{kept_bytes:,} bytes in {len(kept.steps):,} jobs are held for {runs} to go on from, "
+            f"until {until} at the latest; --unfinished frees them"
+        )
 
 
 def _json(entries: list[Cached]) -> dict[str, Any]:

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import click
 
-from packhouse.cache import bytes_needed, cache_room, in_mb
-from packhouse.cache_holds import cache_lock, hold_steps
+from packhouse.cache.holds import cache_lock, hold_steps
+from packhouse.cache.limits import cache_room, in_mb
+from packhouse.cache.mirror import open_mirror
+from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import DiskError, PackhouseError, StoreRefusedError
-from packhouse.jobs import plan_jobs
-from packhouse.recipe import load_recipe
-from packhouse.step_mirror import open_mirror
+from packhouse.estimate import bytes_needed
+from packhouse.given import read_recipe
+from packhouse.steps.plan import plan_jobs
 from packhouse.store.doctor import Check, examine
 from packhouse.store.objects import ObjectNotFoundError, open_store
-from packhouse.workspace import CachePlace, Workspace, check_cache, find_cache
 
 __all__ = ["doctor"]
 
@@ -59,7 +61,7 @@ def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
         _check("mirror", lambda: _try_mirror(place)),
     ]
     if recipe_path is not None:
-        needed = bytes_needed(plan_jobs(load_recipe(recipe_path)), Workspace(cache=folder).steps)
+        needed = bytes_needed(plan_jobs(read_recipe(recipe_path)), Workspace(cache=folder))
         is_enough = needed <= cache_room(folder).free_bytes
         detail = f"a run of {recipe_path} adds about {in_mb(needed)} to the cache"
         checks.append(Check("run", "pass" if is_enough else "fail", detail))

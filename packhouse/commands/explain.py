@@ -7,12 +7,16 @@ from typing import Any
 import click
 
 from packhouse.commands.options import recipe_options
-from packhouse.jobs import STEPS, Job, Plan, plan_jobs
-from packhouse.last_run import changed_parts, load_last_run
-from packhouse.output_jobs import output_jobs
-from packhouse.recipe import Recipe, load_recipe
+from packhouse.engine.last_run import changed_parts, load_last_run
+from packhouse.engine.step import AnyJob
+from packhouse.engine.workspace import Workspace
+from packhouse.given import read_recipe
+from packhouse.ledger import ROW_STEPS
+from packhouse.recipe import Recipe
+from packhouse.steps import STEPS
+from packhouse.steps.pack import PACK
+from packhouse.steps.plan import Plan, output_jobs, plan_jobs
 from packhouse.terminal import console, echo
-from packhouse.workspace import Workspace
 
 __all__ = ["explain", "explain_plan"]
 
@@ -24,7 +28,7 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
 
     Nothing is computed: sources and tokenizer are hashed, cached files are checked.
     """
-    recipe = load_recipe(recipe_path, overrides)
+    recipe = read_recipe(recipe_path, overrides)
     plan = plan_jobs(recipe)
     rows = explain_plan(plan, Workspace(cache=cache), recipe)
     if as_json:
@@ -39,14 +43,15 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
     The jobs behind pack follow from its result: where it is not done, a row says so for each step.
     """
     last = load_last_run(workspace.cache, recipe.dataset)
-    packed = workspace.steps.peek("pack", plan.pack.key)
+    packed = PACK.peek(plan.pack.key, workspace)
     if packed is None:
         rows = [_explain_job(job, workspace, last) for job in plan]
         rows += [_unplanned(step) for step in ("gather", "audit", "files")]
     else:
         jobs = (*tuple(plan)[:-1], *output_jobs(plan, recipe, packed.facts))
         rows = [_explain_job(job, workspace, last) for job in jobs]
-    rows.sort(key=lambda row: STEPS.index(row["step"]))
+    order = [step.name for step in STEPS]
+    rows.sort(key=lambda row: order.index(row["step"]))
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
         (pack,) = [row for row in rows if row["step"] == "pack"]
@@ -60,14 +65,15 @@ def _unplanned(step: str) -> dict[str, Any]:
 
 
 def _explain_job(
-    job: Job, workspace: Workspace, last: dict[tuple[str, str], dict[str, Any]]
+    job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], dict[str, Any]]
 ) -> dict[str, Any]:
-    row = {"step": job.step, "label": job.label, "key": job.key, "cached": True, "why": []}
-    if workspace.steps.find(job.step, job.key) is not None:
+    step = job.step.name
+    row = {"step": step, "label": job.label, "key": job.key, "cached": True, "why": []}
+    if workspace.steps.find(step, job.key, job.step.read_facts) is not None:
         return row
-    before = last.get((job.step, job.label))
+    before = last.get((step, job.label))
     if before is None:
-        why = ["new shard" if last and job.shard else "never done"]
+        why = ["new shard" if last and step in ROW_STEPS else "never done"]
     elif before["key"] == job.key:
         why = ["its files are gone or were altered"]
     else:
@@ -81,7 +87,7 @@ def _print(rows: list[dict[str, Any]], version_id: str) -> None:
     from rich.text import Text
 
     out = console()
-    for step in STEPS:
+    for step in (step.name for step in STEPS):
         jobs = [row for row in rows if row["step"] == step]
         runs = [row for row in jobs if not row["cached"]]
         if not runs:

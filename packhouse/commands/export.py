@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
+from packhouse.cache.places import default_cache
 from packhouse.exports import FORMATS, export_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
-from packhouse.workspace import default_cache
 
 __all__ = ["export"]
 

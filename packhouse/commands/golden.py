@@ -8,13 +8,15 @@ from typing import Any
 import click
 
 from packhouse.commands.options import recipe_options
+from packhouse.engine.step import execute
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
+from packhouse.given import read_recipe
 from packhouse.golden import check_golden, pin, read_golden, write_golden
-from packhouse.jobs import plan_jobs
-from packhouse.recipe import Recipe, load_recipe
-from packhouse.steps import execute
+from packhouse.recipe import Recipe
+from packhouse.steps.plan import plan_jobs
+from packhouse.tables import read_table
 from packhouse.terminal import echo
-from packhouse.workspace import Workspace, read_table
 
 __all__ = ["golden"]
 
@@ -36,7 +38,7 @@ def golden() -> None:
 @recipe_options
 def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
     """Check the golden conversations of RECIPE, as every build does."""
-    recipe = load_recipe(recipe_path, overrides)
+    recipe = read_recipe(recipe_path, overrides)
     if recipe.golden is None:
         raise ConfigError(f"recipe '{recipe_path}' has no `golden: FILE`")
     result = check_golden(recipe, Workspace(cache=cache).tokenizers)
@@ -70,7 +72,7 @@ def write(
 
     Look at the file before you trust it: it pins whatever comes out now.
     """
-    recipe = load_recipe(recipe_path, overrides)
+    recipe = read_recipe(recipe_path, overrides)
     path = out or (Path(recipe.golden) if recipe.golden else None)
     if path is None:
         path = Path(recipe_path).parent / "golden.yaml"

@@ -10,12 +10,15 @@ from typing import Any
 import click
 import numpy as np
 
+from packhouse.cache.places import default_cache
+from packhouse.confine import run_confined
 from packhouse.disks import temporary_folder
-from packhouse.errors import ConfigError
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import ConfigError, IntegrityError
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
+from packhouse.store.contracts import read_batches
 from packhouse.terminal import console, echo
-from packhouse.workspace import Workspace, default_cache
 
 __all__ = ["inspect"]
 
@@ -77,17 +80,27 @@ def _packs(
             low, high = max(skip, first), min(skip + count, first + entry.rows)
             if low < high:
                 path = opened.fetch(entry, folder / Path(entry.key).name)
-                rows = _read_rows(path, low - first, high - low)
+                rows = run_confined(  # some kilobytes of a file may stand for gigabytes
+                    partial(_read_rows, path, low - first, high - low),
+                    what=f"file '{entry.key}'",
+                    blames=IntegrityError,
+                    num_bytes=entry.size,
+                )
                 yield from zip(range(low, high), rows, strict=True)
             first += entry.rows
 
 
 def _read_rows(path: Path, start: int, count: int) -> list[dict[str, Any]]:
-    import pyarrow.dataset as ds
-
-    formats = {".parquet": "parquet", ".arrow": "ipc", ".jsonl": "json"}
-    data = ds.dataset(path, format=formats[path.suffix])
-    rows: list[dict[str, Any]] = data.take(range(start, start + count)).to_pylist()
+    """In a child: rows [start, start + count) of a file."""
+    rows: list[dict[str, Any]] = []
+    first = 0
+    for batch in read_batches(path):
+        low, high = max(start - first, 0), min(start + count - first, batch.num_rows)
+        if low < high:
+            rows += batch.slice(low, high - low).to_pylist()
+        first += batch.num_rows
+        if first >= start + count:
+            break
     return rows
 
 

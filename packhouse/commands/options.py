@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from packhouse.workspace import default_cache
+from packhouse.cache.places import default_cache
 
 __all__ = ["recipe_options"]
 

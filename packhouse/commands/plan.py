@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
-from packhouse.cache import bytes_needed, cache_room, in_mb
+from packhouse.cache.limits import cache_room, in_mb
 from packhouse.commands.explain import explain_plan
 from packhouse.commands.options import recipe_options
-from packhouse.estimate import Estimate, estimate
-from packhouse.jobs import STEPS, plan_jobs
-from packhouse.recipe import load_recipe
+from packhouse.engine.workspace import Workspace
+from packhouse.estimate import Estimate, bytes_needed, estimate
+from packhouse.given import read_recipe
+from packhouse.steps import STEPS
+from packhouse.steps.plan import plan_jobs
 from packhouse.terminal import console, echo
-from packhouse.workspace import Workspace
 
 __all__ = ["plan"]
 
@@ -27,15 +28,16 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     Says how much room the run will take in the cache, and how much there is. Reads a sample of each
     source; counts exactly what is tokenized already.
     """
-    recipe = load_recipe(recipe_path, overrides)
+    recipe = read_recipe(recipe_path, overrides)
     workspace = Workspace(cache=cache)
     jobs = plan_jobs(recipe)
     rows = explain_plan(jobs, workspace, recipe)
     hits = Counter(row["step"] for row in rows if row["cached"])
     totals = Counter(row["step"] for row in rows if row["key"])
     estimated = estimate(recipe, jobs, workspace)
-    room, needed = cache_room(cache), bytes_needed(jobs, workspace.steps)
-    cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in STEPS}
+    room, needed = cache_room(cache), bytes_needed(jobs, workspace)
+    names = [step.name for step in STEPS]
+    cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in names}
     if as_json:
         facts = {"version_id": jobs.version_id, **asdict(estimated), "steps": cached}
         facts["cache"] = {"needed_bytes": needed, **asdict(room)}

@@ -9,16 +9,25 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.disks import temporary_folder
+from packhouse.cache.places import default_cache
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.escaping import for_terminal
-from packhouse.jobs import plan_jobs
-from packhouse.quarantine import MendedSource, Retried, check_mended, count_reasons, editable
-from packhouse.recipe import Recipe, load_recipe
+from packhouse.given import read_recipe
+from packhouse.quarantine import (
+    MendedSource,
+    Retried,
+    check_mended,
+    count_reasons,
+    editable,
+    read_quarantine_file,
+    read_quarantined,
+)
+from packhouse.recipe import Recipe
+from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
-from packhouse.tables import QUARANTINED
+from packhouse.tables import QUARANTINED, read_table
 from packhouse.terminal import echo
-from packhouse.workspace import Workspace, default_cache, read_table
 
 __all__ = ["quarantine"]
 
@@ -158,25 +167,18 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
     """
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):
-        return _of_recipe(load_recipe(path), Workspace(cache=cache))
+        return _of_recipe(read_recipe(path), Workspace(cache=cache))
     if path.suffix in (".parquet", ".arrow") and "://" not in target:
         if not path.is_file():
             raise ConfigError(f"no file at '{target}'")
-        return _read_file(path)
-    opened = open_address(target)
-    with temporary_folder("quarantine") as folder:
-        entries = opened.files("quarantine")
-        parts = [
-            _read_file(opened.fetch(entry, folder / f"{number}.parquet"))
-            for number, entry in enumerate(entries)
-        ]
-    return pa.concat_tables([QUARANTINED.empty_table(), *parts])
+        return read_quarantine_file(path)
+    return read_quarantined(open_address(target))
 
 
 def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     plan = plan_jobs(recipe)
     jobs = (*plan.validate, *plan.format, *plan.tokenize)
-    receipts = [workspace.steps.peek(job.step, job.key) for job in jobs]
+    receipts = [workspace.steps.peek(*job.ref) for job in jobs]
     done = [receipt for receipt in receipts if receipt is not None]
     if not done:
         raise ConfigError(
@@ -185,16 +187,6 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
         )
     paths = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
     return pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
-
-
-def _read_file(path: Path) -> pa.Table:
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path) if path.suffix == ".parquet" else read_table(path)
-        return table.select(QUARANTINED.names).cast(QUARANTINED)
-    except (pa.ArrowException, KeyError) as error:
-        raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
 
 
 def _chosen(
@@ -242,7 +234,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 def _recipe_of(target: str, path: str | None) -> Recipe:
     if path is None and not target.endswith((".yaml", ".yml")):
         raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
-    return load_recipe(path or target)
+    return read_recipe(path or target)
 
 
 def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:

@@ -12,13 +12,15 @@ from packhouse.dedup.fingerprints import (
     near_libraries,
     needs_fingerprints,
 )
-from packhouse.dedup.policy import Deduplicated, deduplicate, facts_of
+from packhouse.dedup.policy import DedupFacts, Deduplicated, Repeats, deduplicate, facts_of
 from packhouse.dedup.units import unit_numbers
 
 __all__ = [
     "FINGERPRINTS",
     "VERSION",
+    "DedupFacts",
     "Deduplicated",
+    "Repeats",
     "deduplicate",
     "facts_of",
     "fingerprint_table",

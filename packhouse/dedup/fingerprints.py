@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.errors import ConfigError
+from packhouse.extras import import_extra
 from packhouse.fingerprint import library_versions
 from packhouse.identity import conversation_ids
 from packhouse.messages import assemble
+from packhouse.ngrams import Int64s, Words, hash_words, run_hashes, words_of
 from packhouse.packing.lists import list_array, list_offsets, one_chunk
 from packhouse.recipe import DedupConfig
-from packhouse.words import Int64s, Words, hash_words, run_hashes, words_of
 
 __all__ = ["FINGERPRINTS", "fingerprint_table", "near_libraries", "needs_fingerprints"]
 
@@ -223,10 +223,5 @@ def _minhashes(shingles: Uint32s, offsets: Int64s, num_permutations: int) -> Uin
 
 def _sketch(num_permutations: int) -> Any:
     """An empty MinHash that takes numbers as they are."""
-    try:
-        from datasketch import MinHash
-    except ImportError:
-        raise ConfigError(
-            "dedup.near needs datasketch, which is not installed: pip install 'packhouse[dedup]'"
-        ) from None
-    return MinHash(num_permutations, seed=_SEED, hashfunc=int, scheme="affine32")
+    datasketch = import_extra("datasketch", "dedup", "dedup.near")
+    return datasketch.MinHash(num_permutations, seed=_SEED, hashfunc=int, scheme="affine32")

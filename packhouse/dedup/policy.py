@@ -8,7 +8,7 @@ side: the groups of alike rows are joined, see `splitting.join_groups`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,22 @@ import pyarrow as pa
 
 from packhouse.dedup.near import Near, find_near
 from packhouse.dedup.units import merged, numbered, spread
+from packhouse.ngrams import Int64s
 from packhouse.packing import Admitted
 from packhouse.packing.lists import string_bytes
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import DedupConfig
 from packhouse.splitting import join_groups
-from packhouse.words import Int64s
 
-__all__ = ["Deduplicated", "Found", "deduplicate", "facts_of", "first_of_each"]
+__all__ = [
+    "DedupFacts",
+    "Deduplicated",
+    "Found",
+    "Repeats",
+    "deduplicate",
+    "facts_of",
+    "first_of_each",
+]
 
 _DIGITS = 20  # of a normal id
 _KEPT, _DUPLICATE = REASONS.index("kept"), REASONS.index("duplicate")
@@ -192,35 +200,58 @@ def _without(each: Admitted, reasons: npt.NDArray[np.uint8]) -> Admitted:
     return replace(each, rows=each.rows[stays], lengths=each.lengths[stays], reasons=merged)
 
 
-def facts_of(done: Deduplicated, records: pa.Table, config: DedupConfig) -> dict[str, Any]:
-    """What was found, for report and manifest, as plain JSON.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repeats:
+    """Rows that repeat an earlier one."""
+
+    rows: int
+    dropped: int
+    samples: list[dict[str, Any]]
+    """Some of them, as plain JSON: which row repeats which, and how nearly."""
+    on_both_sides: int | None = None
+    """Pairs of near rows of which one is in train and one in eval; None: not counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DedupFacts:
+    """What was found, for report and manifest."""
+
+    policy: dict[str, Any]
+    """The `dedup` section of the recipe, as plain JSON."""
+    equal: Repeats
+    near: Repeats
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON, without what was not counted."""
+        facts = asdict(self)
+        for kind in ("equal", "near"):
+            facts[kind] = {name: value for name, value in facts[kind].items() if value is not None}
+        return facts
+
+
+def facts_of(done: Deduplicated, records: pa.Table, config: DedupConfig) -> DedupFacts:
+    """Say what was found.
 
     Args:
         done: the result of `deduplicate`.
         records: `source`, `row`, `record_id` of all rows.
         config: the policies.
-
-    Returns:
-        Numbers of rows that repeat an earlier one, by kind and dropped or not, and samples: which
-        row repeats which, and for near ones how nearly.
     """
+
+    def repeats(pairs: Pairs, shares: npt.NDArray[np.float64]) -> Repeats:
+        return Repeats(
+            rows=len(pairs),
+            dropped=int((done.repeats_of[pairs[:, 1]] >= 0).sum()),
+            samples=_samples(done, records, pairs[:_NUM_SAMPLES], shares),
+        )
+
     found = done.found
     _, place = np.unique(found.near[:, 1], return_index=True)
-    kinds: dict[str, Any] = {
-        "equal": (found.equal, np.ones(len(found.equal))),
-        "near": (found.near[place], found.similarity[place]),
-    }
-    return {
-        "policy": config.model_dump(mode="json"),
-        **{
-            kind: {
-                "rows": len(pairs),
-                "dropped": int((done.repeats_of[pairs[:, 1]] >= 0).sum()),
-                "samples": _samples(done, records, pairs[:_NUM_SAMPLES], shares),
-            }
-            for kind, (pairs, shares) in kinds.items()
-        },
-    }
+    return DedupFacts(
+        policy=config.model_dump(mode="json"),
+        equal=repeats(found.equal, np.ones(len(found.equal))),
+        near=repeats(found.near[place], found.similarity[place]),
+    )
 
 
 def _samples(

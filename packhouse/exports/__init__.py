@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +29,19 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.fingerprint import file_sha256
-from packhouse.store import FileEntry, OpenVersion
-from packhouse.workspace import check_cache, default_cache
+from packhouse.loaders.versions import cache_folder, read_rows, verified_file
+from packhouse.store import OpenVersion
 
-__all__ = ["FORMATS", "VERSION", "Export", "export_version", "write_export"]
+__all__ = ["FORMATS", "FORMAT_KEYS", "VERSION", "Export", "export_version", "write_export"]
 
 VERSION = 1
-"""Raised whenever an export of the same rows has other bytes."""
+"""Raised whenever an export of the same rows has other bytes in every format."""
 
-# format -> (module, function)
-_WRITERS = {
-    "trl": ("tables", "write_trl"),
-    "axolotl": ("tables", "write_axolotl"),
-    "megatron": ("tables", "write_megatron"),
-    "mds": ("mds", "write_mds"),
-    "msgpack": ("streams", "write_msgpack"),
-    "jsonl": ("streams", "write_jsonl"),
-    "arrow": ("tables", "write_arrow"),
-}
-
-FORMATS = tuple(_WRITERS)
+FORMATS = ("trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow")
 """Names that `export_version` takes."""
+
+FORMAT_KEYS = {"msgpack": "msgpack.2"}
+"""Name in the keys of a run of a format whose bytes changed; `.1` was a writer of our own."""
 
 MARKER = ".packhouse.json"
 """Hidden, so that `datasets.load_dataset(folder)` does not take it for data."""
@@ -93,13 +86,13 @@ def export_version(
         VersionNotFoundError: no such split.
         IntegrityError: the store's bytes are not the published ones.
     """
-    if export_format not in _WRITERS:
+    if export_format not in FORMATS:
         raise ConfigError(f"no export format '{export_format}'; known: {', '.join(FORMATS)}")
     dest = Path(os.path.abspath(dest))  # noqa: PTH100 - Path.resolve would follow links
     _check_place(opened, dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
-    folder = check_cache(Path(cache) if cache is not None else default_cache())
+    folder = cache_folder(cache)
     wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
     staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
     try:
@@ -109,7 +102,18 @@ def export_version(
     try:
         for split in wanted:
             _write_split(opened, export_format, split, staged, folder)
-        export = _describe(opened, export_format, wanted, staged, dest)
+        paths = sorted(path for path in staged.rglob("*") if path.is_file())
+        files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
+        told: dict[str, Any] = {
+            "dataset": opened.dataset,
+            "version": opened.version,
+            "content_id": opened.manifest.content_id,
+            "format": export_format,
+            "splits": list(wanted),
+            "files": files,
+        }
+        text = json.dumps(told, sort_keys=True, indent=2)
+        (staged / MARKER).write_text(text + "\n", encoding="utf-8")
         if dest.exists():
             dest.rmdir()
         os.replace(staged, dest)
@@ -120,7 +124,34 @@ def export_version(
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return export
+    return Export(
+        folder=dest,
+        export_format=export_format,
+        dataset=opened.dataset,
+        version=opened.version,
+        splits=wanted,
+        files=files,
+    )
+
+
+def _write_split(
+    opened: OpenVersion, export_format: str, split: str, folder: Path, cache: Path
+) -> None:
+    """Copy what the version carries of this export, or make it from the rows."""
+    home = f"exports/{export_format}/"
+    carried = [e for e in opened.files("exports", split) if e.key.startswith(home)]
+    for entry in carried:
+        opened.fetch(entry, folder / entry.key.removeprefix(home))
+    if carried:
+        return
+    entries = opened.files(split=split)
+    if not entries:
+        raise VersionNotFoundError(
+            f"{opened.dataset} {opened.version} has no split '{split}'; it has "
+            f"{', '.join(opened.manifest.splits())}"
+        )
+    rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in entries)
+    write_export(rows, export_format, split, folder)
 
 
 def write_export(
@@ -134,23 +165,11 @@ def write_export(
     Raises:
         ConfigError: the format cannot hold the rows' class.
     """
-    module, function = _WRITERS[export_format]
     before = set(folder.rglob("*"))
-    write = getattr(import_module(f"{__name__}.{module}"), function)
-    write(_unlabelled(batches, export_format), split, folder)
+    module = "mds" if export_format == "mds" else "formats"
+    write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
+    write(_refuse_lossy(batches, export_format), split, folder)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
-
-
-def _write_split(
-    opened: OpenVersion, export_format: str, split: str, folder: Path, cache: Path
-) -> None:
-    """Copy what the version carries of this export, or make it from the rows."""
-    home = f"exports/{export_format}/"
-    carried = [e for e in opened.files("exports", split) if e.key.startswith(home)]
-    if not carried:
-        write_export(_batches(opened, split, cache), export_format, split, folder)
-    for entry in carried:
-        opened.fetch(entry, folder / entry.key.removeprefix(home))
 
 
 def _check_place(opened: OpenVersion, dest: Path) -> None:
@@ -164,8 +183,8 @@ def _check_place(opened: OpenVersion, dest: Path) -> None:
             raise ConfigError(f"'{dest}' lies in the store '{store}'; export outside of it")
 
 
-def _unlabelled(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[pa.RecordBatch]:
-    """The rows, unless they have a class that the format cannot hold."""
+def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows, unless they have a class or weights that the format cannot hold."""
     for batch in rows:
         if export_format != "arrow" and "label" in batch.schema.names:
             raise ConfigError(
@@ -178,41 +197,3 @@ def _unlabelled(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[
                 "the same; export to 'trl', 'arrow', 'megatron', 'mds' or 'jsonl'"
             )
         yield batch
-
-
-def _batches(opened: OpenVersion, split: str, cache: Path) -> Iterator[pa.RecordBatch]:
-    from packhouse.loaders.versions import read_rows, verified_file
-
-    entries: list[FileEntry] = opened.files(split=split)
-    if not entries:
-        raise VersionNotFoundError(
-            f"{opened.dataset} {opened.version} has no split '{split}'; it has "
-            f"{', '.join(opened.manifest.splits())}"
-        )
-    for entry in entries:
-        yield from read_rows(verified_file(opened, entry, cache))
-
-
-def _describe(
-    opened: OpenVersion, export_format: str, splits: tuple[str, ...], staged: Path, dest: Path
-) -> Export:
-    paths = sorted(path for path in staged.rglob("*") if path.is_file())
-    files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
-    facts: dict[str, Any] = {
-        "dataset": opened.dataset,
-        "version": opened.version,
-        "content_id": opened.manifest.content_id,
-        "format": export_format,
-        "splits": list(splits),
-        "files": files,
-    }
-    text = json.dumps(facts, sort_keys=True, indent=2)
-    (staged / MARKER).write_text(text + "\n", encoding="utf-8")
-    return Export(
-        folder=dest,
-        export_format=export_format,
-        dataset=opened.dataset,
-        version=opened.version,
-        splits=splits,
-        files=files,
-    )

@@ -2,13 +2,15 @@
 
 A shard is: number of samples, offsets (uint32), a JSON header, samples; a sample is the byte size
 of each of its columns (in order of name) and then the columns. A column here is a one-dimensional
-array of int32 (float32: `loss_weights`, where there are some): one byte for number of dimensions
-and width of the length, the length, the values.
-`index.json` is written last, so that a folder with one is whole.
+array of int32 (float32: `loss_weights`, if there are any): one byte for number of dimensions and
+width of the length, the length, the values. `index.json` is written last, so that a folder with one
+is whole.
+
+Written here because no release of mosaicml-streaming installs beside our pins.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.packing.lists import flat_list, zero_based
+from packhouse.exports.formats import split_rows
 
 __all__ = ["write_mds"]
 
@@ -29,46 +31,10 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
     """`<split>/shard.00000.mds`, ... and `<split>/index.json`."""
     place = folder / split
     place.mkdir()
-    shards: list[dict[str, Any]] = []
-    samples: list[bytes] = []
-    num_bytes = 0
     first = next(batches, None)
-    names = [name for name in _COLUMNS if first is not None and name in first.schema.names]
-    for sample in _samples(chain([] if first is None else [first], batches), names):
-        if samples and num_bytes + len(sample) > _SHARD_BYTES:
-            shards.append(_write_shard(place, len(shards), samples, names))
-            samples, num_bytes = [], 0
-        samples.append(sample)
-        num_bytes += len(sample) + 4
-    if samples:
-        shards.append(_write_shard(place, len(shards), samples, names))
-    index = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
-    (place / "index.json").write_text(index, encoding="utf-8")
-
-
-def _samples(batches: Iterable[pa.RecordBatch], names: list[str]) -> Iterator[bytes]:
-    for batch in batches:
-        columns = [zero_based(*flat_list(batch[name])) for name in names]
-        for row in range(batch.num_rows):
-            coded = [_encode(v[offsets[row] : offsets[row + 1]]) for v, offsets in columns]
-            sizes = np.array([len(each) for each in coded], dtype="<u4")
-            yield sizes.tobytes() + b"".join(coded)
-
-
-_KINDS = {np.dtype(np.int32): "<i4", np.dtype(np.float32): "<f4"}
-
-
-def _encode(values: npt.NDArray[Any]) -> bytes:
-    """One dimension, its length in the narrowest of uint8, uint16, uint32, the values."""
-    code = 0 if len(values) < 2**8 else 1 if len(values) < 2**16 else 2
-    length = len(values).to_bytes(1 << code, "little")
-    return (
-        bytes([1 << 2 | code]) + length + values.astype(_KINDS[values.dtype], copy=False).tobytes()
-    )
-
-
-def _settings(names: list[str]) -> dict[str, Any]:
-    return {
+    columns = () if first is None else first.schema.names
+    names = [name for name in _COLUMNS if name in columns]
+    settings = {
         "version": 2,
         "format": "mds",
         "compression": None,
@@ -80,12 +46,36 @@ def _settings(names: list[str]) -> dict[str, Any]:
         ],
         "column_sizes": [None] * len(names),
     }
+    shards: list[dict[str, Any]] = []
+    samples: list[bytes] = []
+    num_bytes = 0
+    for row in split_rows(chain([] if first is None else [first], batches), _COLUMNS):
+        coded = [_encode(values) for values in row.values()]
+        sizes = np.array([len(each) for each in coded], dtype="<u4")
+        sample = sizes.tobytes() + b"".join(coded)
+        if samples and num_bytes + len(sample) > _SHARD_BYTES:
+            shards.append(_write_shard(place, len(shards), samples, settings))
+            samples, num_bytes = [], 0
+        samples.append(sample)
+        num_bytes += len(sample) + 4
+    if samples:
+        shards.append(_write_shard(place, len(shards), samples, settings))
+    index = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
+    (place / "index.json").write_text(index, encoding="utf-8")
+
+
+def _encode(values: npt.NDArray[Any]) -> bytes:
+    """One dimension, its length in the narrowest of uint8, uint16, uint32, the values."""
+    code = 0 if len(values) < 2**8 else 1 if len(values) < 2**16 else 2
+    length = len(values).to_bytes(1 << code, "little")
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return bytes([1 << 2 | code]) + length + little.tobytes()
 
 
 def _write_shard(
-    folder: Path, number: int, samples: list[bytes], names: list[str]
+    folder: Path, number: int, samples: list[bytes], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    header = json.dumps(_settings(names), sort_keys=True).encode()
+    header = json.dumps(settings, sort_keys=True).encode()
     offsets = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int64)
     offsets += 4 + 4 * len(offsets) + len(header)
     parts = [len(samples).to_bytes(4, "little"), offsets.astype("<u4").tobytes(), header, *samples]
@@ -93,4 +83,4 @@ def _write_shard(
     data = b"".join(parts)
     (folder / name).write_bytes(data)
     raw = {"basename": name, "bytes": len(data), "hashes": {}}
-    return _settings(names) | {"samples": len(samples), "raw_data": raw, "zip_data": None}
+    return settings | {"samples": len(samples), "raw_data": raw, "zip_data": None}

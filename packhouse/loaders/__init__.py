@@ -15,7 +15,7 @@ _MODULES = {
     "PackingHandle": "enabling",
     "PackingReport": "checking",
     "StreamingPackedDataset": "streaming",
-    "TokenizedDataset": "supervised",
+    "TokenizedDataset": "dataset",
     "balance_rows": "microbatches",
     "block_causal_mask": "masks",
     "block_mask": "masks",
@@ -24,7 +24,7 @@ _MODULES = {
     "cu_seqlens": "masks",
     "enable_packing": "enabling",
     "load_packed": "versions",
-    "make_supervised_dataset": "supervised",
+    "make_supervised_dataset": ".supervised",  # of packhouse: it runs steps, loaders know none
     "packed_mask_mod": "masks",
     "prepare_finetuning_batch": "microbatches",
     "segment_ids": "masks",
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     try:
-        module = import_module(f"{__name__}.{_MODULES[name]}")
+        module = import_module(f".{_MODULES[name]}", __name__)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from packhouse.errors import ContractError
-from packhouse.loaders.masks import segment_ids
+from packhouse.loaders.masks import record_starts
 
 __all__ = ["PackingReport", "check_packing"]
 
@@ -17,10 +18,15 @@ __all__ = ["PackingReport", "check_packing"]
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _HALF_TOLERANCE = 3e-2
 
+_NOT_INPUTS = ("labels", "shift_labels", "loss_weights", "seq_lengths", "record_ids")
+
+Record = tuple[int, int, int]
+"""Row of the batch, first token, token after the last."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingReport:
-    """What `check_packing` measured, all in units of logits."""
+    """What `check_packing` measured, in units of logits."""
 
     max_difference: float
     """Largest |packed - alone| over all records."""
@@ -36,14 +42,14 @@ class PackingReport:
 
     @property
     def has_neighbours(self) -> bool:
-        """Whether a row held two records or more: else nothing was tested."""
+        """Return True if a row held two records or more: else nothing was tested."""
         return self.num_records > self.num_rows
 
     @property
     def is_safe(self) -> bool:
-        """Whether records do not see each other and come out as if alone, as proven here.
+        """Return True if it was proven that no record sees another, and each comes out as if alone.
 
-        False where a logit was not a number, and where no row held two records.
+        False if a logit was not a number, or if no row held two records.
         """
         is_apart = self.max_difference <= self.tolerance and self.max_leak <= self.tolerance
         return is_apart and self.has_neighbours
@@ -72,12 +78,12 @@ class PackingReport:
 
 
 def check_packing(
-    model: Any, batch: Mapping[str, Any], *, tolerance: float | None = None
+    model: torch.nn.Module, batch: Mapping[str, Any], *, tolerance: float | None = None
 ) -> PackingReport:
     """Run a packed batch, each record alone, and the batch with records exchanged, and compare.
 
-    The batch is given to the model as it is, mask and all, so that what is proven is what is
-    trained. Costs 1 + N + 2 log2(N) forward passes for N records, without gradients and dropout.
+    The model gets the batch as it is, mask and all, so that what is proven is what is trained.
+    Costs 1 + N + 2 log2(N) forward passes for N records, without gradients and dropout.
 
     Args:
         model: a causal language model; its mode is left as it was.
@@ -89,19 +95,18 @@ def check_packing(
     Raises:
         ContractError: nothing in the batch says where records end.
     """
-    device = next(model.parameters()).device
-    skip = ("labels", "shift_labels", "loss_weights", "seq_lengths", "record_ids")
+    parameter = next(model.parameters())
     inputs = {
-        key: value.to(device) if isinstance(value, torch.Tensor) else value
-        for key, value in batch.items()
-        if key not in skip
+        name: value.to(parameter.device) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+        if name not in _NOT_INPUTS
     }
-    records = _records(batch)
+    records = _find_records(batch)
     with _inference(model):
         packed = _logits(model, inputs)
-        difference, largest = _against_alone(model, inputs["input_ids"], packed, records)
-        leak = _leak(model, inputs, packed, records)
-    share = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
+        difference, largest = _compare_alone(model, inputs["input_ids"], packed, records)
+        leak = _find_leak(model, inputs, packed, records)
+    share = _TOLERANCE.get(parameter.dtype, _HALF_TOLERANCE)
     return PackingReport(
         max_difference=difference,
         max_leak=leak,
@@ -112,12 +117,8 @@ def check_packing(
     )
 
 
-Record = tuple[int, int, int]
-"""Row of the batch, first token, token behind the last."""
-
-
 @contextmanager
-def _inference(model: Any) -> Iterator[None]:
+def _inference(model: torch.nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -128,100 +129,87 @@ def _inference(model: Any) -> Iterator[None]:
             module.training = mode
 
 
-def _records(batch: Mapping[str, Any]) -> list[Record]:
-    segments = _cuts(batch).cumsum(-1)
-    mask = batch.get("attention_mask")
-    padded = mask.cpu() if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
+def _find_records(batch: Mapping[str, Any]) -> list[Record]:
+    """Cut the batch wherever anything in it says that a record begins; padding is left out."""
+    marks = {name: value.cpu() for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    mask = marks.get("attention_mask")
+    if mask is not None and mask.ndim != 2:
+        mask = None
+    is_start = torch.zeros(batch["input_ids"].shape, dtype=torch.bool)
+    numbers = [marks[name] for name in ("seq_idx",) if name in marks]
+    if mask is not None and mask.dtype != torch.bool and (mask > 1).any():
+        numbers.append(mask)  # [1, 1, 2, 2, 0]: records 1 and 2, and padding
+    bounds = [marks[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in marks]
+    if batch.get("seq_lengths") is not None:
+        bounds.append(torch.as_tensor(batch["seq_lengths"]).flatten().cumsum(0))
+    if "position_ids" in marks:
+        is_start |= record_starts(marks["position_ids"])
+    elif not numbers and not bounds:
+        raise ContractError("check_packing needs position_ids that restart at each record")
+    for each in numbers:
+        is_start[:, 1:] |= torch.diff(each, dim=-1) != 0
+    for each in bounds:
+        is_start.view(-1)[each[each < is_start.numel()].long()] = True
+    is_start[:, 0] = True
+
+    is_token = torch.ones_like(is_start) if mask is None else mask != 0
     records = []
-    for row, numbers in enumerate(segments):
-        _, lengths = torch.unique_consecutive(numbers, return_counts=True)
-        start = 0
-        for length in lengths.tolist():
-            place = torch.arange(start, start + length)
-            if padded is not None:
-                place = place[padded[row, start : start + length] != 0]
-            if len(place):
-                records.append((row, int(place[0]), int(place[-1]) + 1))
-            start += length
+    for row, starts in enumerate(is_start):
+        for first, last in pairwise([*starts.nonzero().flatten().tolist(), len(starts)]):
+            tokens = is_token[row, first:last].nonzero().flatten().tolist()
+            if tokens:
+                records.append((row, first + tokens[0], first + tokens[-1] + 1))
     return records
 
 
-def _cuts(batch: Mapping[str, Any]) -> torch.Tensor:
-    """Where records begin, bool [batch, T], by anything in the batch that says so."""
-    cuts = torch.zeros(batch["input_ids"].shape, dtype=torch.bool)
-    positions, mask, numbers = (
-        None if batch.get(name) is None else batch[name].cpu()
-        for name in ("position_ids", "attention_mask", "seq_idx")
-    )
-    numbered = [] if numbers is None else [numbers]
-    if mask is not None and mask.ndim == 2 and mask.dtype != torch.bool and (mask > 1).any():
-        numbered.append(mask)
-    ends = [batch[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in batch]
-    if batch.get("seq_lengths") is not None:
-        lengths = torch.as_tensor(batch["seq_lengths"]).flatten()
-        ends.append(lengths.cumsum(0))
-    if positions is None and not numbered and not ends:
-        raise ContractError("check_packing needs position_ids that restart at each record")
-    if positions is not None:
-        cuts[:, 1:] |= torch.diff(segment_ids(positions), dim=-1) != 0
-    for each in numbered:
-        cuts[:, 1:] |= torch.diff(each, dim=-1) != 0
-    for each in ends:
-        places = each.cpu().long()
-        cuts.view(-1)[places[places < cuts.numel()]] = True
-    return cuts
-
-
 def _larger(largest: float, values: torch.Tensor) -> float:
-    """The larger of both, or NaN if any is: `max` of Python would pass over it."""
+    """Return the larger of both, or NaN if any is: Python's `max` would pass over it."""
     found = float(values.max())
     return math.nan if math.isnan(found + largest) else max(largest, found)
 
 
-def _logits(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+def _logits(model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
     output = model(**inputs)
     logits = output.logits if hasattr(output, "logits") else output.last_hidden_state
     return logits.float()
 
 
-def _against_alone(
-    model: Any, ids: torch.Tensor, packed: torch.Tensor, records: list[Record]
+def _compare_alone(
+    model: torch.nn.Module, input_ids: torch.Tensor, packed: torch.Tensor, records: list[Record]
 ) -> tuple[float, float]:
+    """Return the largest |packed - alone| and the largest |logit| over all records."""
     difference = largest = 0.0
     for row, start, end in records:
+        ids = input_ids[row : row + 1, start:end]
         positions = torch.arange(end - start, device=ids.device)[None]
-        alone = _logits(
-            model,
-            {
-                "input_ids": ids[row : row + 1, start:end],
-                "position_ids": positions,
-                "use_cache": False,
-            },
-        )
+        alone = _logits(model, {"input_ids": ids, "position_ids": positions, "use_cache": False})
         difference = _larger(difference, (packed[row, start:end] - alone[0]).abs())
         largest = _larger(largest, alone.abs())
     return difference, largest
 
 
-def _leak(
-    model: Any, inputs: Mapping[str, Any], packed: torch.Tensor, records: list[Record]
+def _find_leak(
+    model: torch.nn.Module,
+    inputs: Mapping[str, Any],
+    packed: torch.Tensor,
+    records: list[Record],
 ) -> float:
-    """Largest change of a record's logits while tokens of other records are exchanged.
+    """Return the largest change of a record's logits while tokens of other records change.
 
     Half of the records change at a time, once for each bit of a record's number and once for its
     opposite, so that every record is watched while each other one changes.
     """
     leak = 0.0
     for bit in range((len(records) - 1).bit_length()):
-        for side in (0, 1):
+        for half in (0, 1):
             ids = inputs["input_ids"].clone()
             watched = []
             for number, (row, start, end) in enumerate(records):
-                if number >> bit & 1 == side:
+                if number >> bit & 1 == half:
                     ids[row, start:end] = (ids[row, start:end].roll(1) - 1).abs()
                 else:
                     watched.append((row, start, end))
-            moved = (_logits(model, dict(inputs) | {"input_ids": ids}) - packed).abs()
+            changed = (_logits(model, {**inputs, "input_ids": ids}) - packed).abs()
             for row, start, end in watched:
-                leak = _larger(leak, moved[row, start:end])
+                leak = _larger(leak, changed[row, start:end])
     return leak

@@ -12,7 +12,7 @@ it). Pads are found by length, never by id: where the pad token is EOS, an EOS s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -69,8 +69,7 @@ class PackedCollator:
     `ignore`: each weighs 1, whatever the rows say. None refuses rows that bring weights."""
 
     def __post_init__(self) -> None:
-        _check_choice("loss_weights", self.loss_weights, (None, "column", "record", "ignore"))
-        _check_multiple(self.pad_to_multiple_of)
+        _check_choices(self, loss_weights=(None, "column", "record", "ignore"))
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
@@ -78,7 +77,7 @@ class PackedCollator:
         Raises:
             ContractError: a row does not say where its records end, or its lengths do not fit.
         """
-        read = _read(rows, self.whole_rows)
+        read = _read_rows(rows, self.whole_rows)
         ids = np.concatenate([row.input_ids for row in read])
         labels = np.concatenate([row.labels for row in read])
         lengths = np.concatenate([row.seq_lengths for row in read])
@@ -87,16 +86,27 @@ class PackedCollator:
             ids = np.pad(ids, (0, pad), constant_values=self.pad_token_id)
             labels = np.pad(labels, (0, pad), constant_values=IGNORE_INDEX)
             lengths = np.append(lengths, pad)
-        batch = _packed_batch(ids, labels, lengths)
+        bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        longest = int(lengths.max())
+        batch: Batch = {
+            "input_ids": torch.from_numpy(ids)[None],
+            "labels": torch.from_numpy(labels)[None],
+            "position_ids": torch.from_numpy(position_ids(lengths, np.int64))[None],
+            "cu_seq_lens_q": torch.from_numpy(bounds),
+            "cu_seq_lens_k": torch.from_numpy(bounds.copy()),
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
         if self.seq_idx:
             numbers = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
             batch["seq_idx"] = torch.from_numpy(numbers)[None]
         if self.shift_labels:
             batch["shift_labels"] = shift_left(batch["labels"])
-        weights = _weights(read, self.loss_weights)
+        weights = _loss_weights(read, self.loss_weights)
         if weights is not None:
-            flat = np.pad(np.concatenate(weights), (0, pad))
-            batch["loss_weights"] = torch.from_numpy(flat)[None]
+            batch["loss_weights"] = torch.from_numpy(np.pad(np.concatenate(weights), (0, pad)))[
+                None
+            ]
         return batch
 
 
@@ -142,13 +152,29 @@ class PaddedCollator:
     """As in `PackedCollator`."""
 
     def __post_init__(self) -> None:
-        _check_choice("padding", self.padding, ("longest", "max_length"))
-        _check_choice("side", self.side, ("left", "right"))
-        _check_choice("too_long", self.too_long, ("error", "truncate"))
-        _check_choice("loss_weights", self.loss_weights, (None, "column", "record", "ignore"))
-        _check_multiple(self.pad_to_multiple_of)
-        _check_padding(self.padding, self.max_length, self.prefix_tokens)
-        _check_window(self.max_length, self.pad_to_multiple_of)
+        _check_choices(
+            self,
+            padding=("longest", "max_length"),
+            side=("left", "right"),
+            too_long=("error", "truncate"),
+            loss_weights=(None, "column", "record", "ignore"),
+        )
+        if self.prefix_tokens < 0:
+            raise ConfigError(f"prefix_tokens is {self.prefix_tokens}; it must not be negative")
+        if self.max_length is None:
+            if self.padding == "max_length":
+                raise ConfigError("padding='max_length' needs max_length")
+            return
+        if self.max_length <= self.prefix_tokens:
+            raise ConfigError(
+                f"max_length {self.max_length} leaves no room beside {self.prefix_tokens} prefix"
+            )
+        if self.max_length % (self.pad_to_multiple_of or 1):
+            raise ConfigError(
+                f"max_length {self.max_length} is no multiple of pad_to_multiple_of "
+                f"{self.pad_to_multiple_of}, so batches would be padded over it; set max_length to "
+                "a multiple, or leave the other out"
+            )
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
@@ -157,11 +183,19 @@ class PaddedCollator:
             ContractError: a row holds several records; a mask of pads cannot keep them apart.
             SequenceTooLongError: a row does not fit, and `too_long` is `error`.
         """
-        read = [self._fit(row, n) for n, row in enumerate(_read(rows, whole_rows=True))]
-        width = self._width(max(len(row.input_ids) for row in read))
+        read = [self._fit(row, n) for n, row in enumerate(_read_rows(rows, whole_rows=True))]
+        width = max(len(row.input_ids) for row in read) + self.prefix_tokens
+        if self.padding == "max_length" and self.max_length is not None:
+            width = self.max_length
+        width += -width % (self.pad_to_multiple_of or 1)  # longest 3 + prefix 16, multiple 8 -> 24
+        width -= self.prefix_tokens
 
         def rectangle(parts: list[npt.NDArray[Any]], fill: float) -> torch.Tensor:
-            return torch.from_numpy(_pad(parts, width, fill, self.side))
+            out = np.full((len(parts), width), fill, dtype=parts[0].dtype)
+            for line, part in zip(out, parts, strict=True):
+                start = 0 if self.side == "right" else width - len(part)
+                line[start : start + len(part)] = part
+            return torch.from_numpy(out)
 
         ids = [row.input_ids for row in read]
         batch = {
@@ -171,7 +205,7 @@ class PaddedCollator:
         }
         if self.shift_labels:
             batch["shift_labels"] = shift_left(batch["labels"])
-        weights = _weights(read, self.loss_weights)
+        weights = _loss_weights(read, self.loss_weights)
         if weights is not None:
             batch["loss_weights"] = rectangle(weights, 0.0)
         return batch
@@ -193,20 +227,18 @@ class PaddedCollator:
                 "too_long='truncate', raise max_length, or prepare with a smaller seq_len",
                 row=number,
             )
-        weights = None if row.loss_weights is None else row.loss_weights[:room]
-        lengths = np.array([room], dtype=np.int64)
-        return Row(row.input_ids[:room], row.labels[:room], lengths, weights, row.label)
-
-    def _width(self, longest: int) -> int:
-        wanted = self.max_length if self.padding == "max_length" else longest + self.prefix_tokens
-        assert wanted is not None
-        wanted += -wanted % (self.pad_to_multiple_of or 1)
-        return wanted - self.prefix_tokens
+        return replace(
+            row,
+            input_ids=row.input_ids[:room],
+            labels=row.labels[:room],
+            seq_lengths=np.array([room]),
+            loss_weights=None if row.loss_weights is None else row.loss_weights[:room],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationCollator:
-    """Pad texts to a rectangle, with one class each: `labels` int64 [B].
+class ClassificationCollator(PaddedCollator):
+    """Pad texts to a rectangle as `PaddedCollator` does, with one class each: `labels` int64 [B].
 
     Example:
         >>> rows = [{"input_ids": [101, 7, 102], "label": 1}, {"input_ids": [101, 102], "label": 0}]
@@ -215,41 +247,41 @@ class ClassificationCollator:
         ([1, 0], [[1, 1, 1], [1, 1, 0]])
     """
 
-    pad_token_id: int
-    padding: Literal["longest", "max_length"] = "longest"
-    max_length: int | None = None
-    side: Literal["left", "right"] = "right"
-    pad_to_multiple_of: int | None = None
-    too_long: Literal["error", "truncate"] = "error"
-
     def __post_init__(self) -> None:
-        self._padded()
+        super().__post_init__()
+        if self.shift_labels or self.loss_weights is not None:
+            raise ConfigError("a class has no shift_labels and no loss_weights; leave them out")
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
 
         Raises:
             ContractError: a row has no `label`, or one that is no whole number.
+            SequenceTooLongError: a row does not fit, and `too_long` is `error`.
         """
-        classes = [_class(row, number) for number, row in enumerate(rows)]
-        texts = [{k: v for k, v in row.items() if k not in _NOT_TEXT} for row in rows]
-        return self._padded()(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
-
-    def _padded(self) -> PaddedCollator:
-        return PaddedCollator(
-            pad_token_id=self.pad_token_id,
-            padding=self.padding,
-            max_length=self.max_length,
-            side=self.side,
-            pad_to_multiple_of=self.pad_to_multiple_of,
-            too_long=self.too_long,
-        )
+        classes = [_read_class(row, number) for number, row in enumerate(rows)]
+        not_text = ("label", "labels", "trained_ranges", "loss_weights")
+        texts = [{k: v for k, v in row.items() if k not in not_text} for row in rows]
+        return super().__call__(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
 
 
-_NOT_TEXT = ("label", "labels", "trained_ranges", "loss_weights")
+def shift_left(labels: torch.Tensor, fill: float = IGNORE_INDEX) -> torch.Tensor:
+    """Unshifted labels [..., T] to targets: position t gets the label of t + 1, the last `fill`.
+
+    Example:
+        >>> shift_left(torch.tensor([[-100, 8, 9, -100, 6]])).tolist()
+        [[8, 9, -100, 6, -100]]
+    """
+    return torch.nn.functional.pad(labels[..., 1:], (0, 1), value=fill)
 
 
-def _class(row: Mapping[str, Any], number: int) -> int:
+def _read_rows(rows: Sequence[Mapping[str, Any]], whole_rows: bool) -> list[Row]:
+    if not rows:
+        raise ContractError("a batch needs at least one row")
+    return [read_row(row, whole_rows=whole_rows, where=f"row {n}") for n, row in enumerate(rows)]
+
+
+def _read_class(row: Mapping[str, Any], number: int) -> int:
     label = row.get("label")
     if label is None:
         raise ContractError(f"row {number} has no label; is this classification data?", row=number)
@@ -263,101 +295,49 @@ def _class(row: Mapping[str, Any], number: int) -> int:
     return int(value)
 
 
-def shift_left(labels: torch.Tensor) -> torch.Tensor:
-    """Unshifted labels [..., T] to targets: position t gets the label of t + 1, the last -100.
+def _loss_weights(
+    rows: Sequence[Row], kind: Weights | None
+) -> list[npt.NDArray[np.float32]] | None:
+    """Return the weight of each token of each row; None where every trained token weighs 1.
 
     Example:
-        >>> shift_left(torch.tensor([[-100, 8, 9, -100, 6]])).tolist()
-        [[8, 9, -100, 6, -100]]
+        >>> row = read_row({"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]})
+        >>> [weights.tolist() for weights in _loss_weights([row], "record")]
+        [[0.0, 0.5, 0.5, 0.0, 1.0]]
     """
-    return torch.nn.functional.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)
-
-
-def _packed_batch(
-    ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> Batch:
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    positions = position_ids(lengths).astype(np.int64)
-    longest = int(lengths.max())
-    return {
-        "input_ids": torch.from_numpy(ids)[None],
-        "labels": torch.from_numpy(labels)[None],
-        "position_ids": torch.from_numpy(positions)[None],
-        "cu_seq_lens_q": torch.from_numpy(ends),
-        "cu_seq_lens_k": torch.from_numpy(ends.copy()),
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
-
-
-def _read(rows: Sequence[Mapping[str, Any]], whole_rows: bool) -> list[Row]:
-    if not rows:
-        raise ContractError("a batch needs at least one row")
-    return [read_row(row, whole_rows=whole_rows, where=f"row {n}") for n, row in enumerate(rows)]
-
-
-def _weights(rows: Sequence[Row], kind: Weights | None) -> list[npt.NDArray[np.float32]] | None:
-    if kind is None:
-        brings = [number for number, row in enumerate(rows) if row.loss_weights is not None]
-        if brings:
-            raise ContractError(
-                f"row {brings[0]} brings loss_weights, which nobody would apply. Set "
-                "loss_weights='column' and use token_loss, or loss_weights='ignore' to train each "
-                "token alike",
-                row=brings[0],
-            )
+    weighted = [number for number, row in enumerate(rows) if row.loss_weights is not None]
+    if kind is None and weighted:
+        raise ContractError(
+            f"row {weighted[0]} brings loss_weights, which nobody would apply. Set "
+            "loss_weights='column' and use token_loss, or loss_weights='ignore' to train each "
+            "token alike",
+            row=weighted[0],
+        )
     if kind in (None, "ignore"):
         return None
-    return [_row_weights(row, kind) for row in rows]
-
-
-def _row_weights(row: Row, kind: Weights | None) -> npt.NDArray[np.float32]:
-    trained = row.labels != IGNORE_INDEX
-    if kind == "column":
-        if row.loss_weights is None:
-            raise ContractError("loss_weights='column' needs rows with a loss_weights column")
-        return np.where(trained, row.loss_weights, np.float32(0))
-    record = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
-    num_trained = np.bincount(record[trained], minlength=len(row.seq_lengths))
-    share = 1.0 / np.maximum(num_trained, 1)
-    return np.where(trained, share[record], 0).astype(np.float32)
-
-
-def _pad(parts: list[npt.NDArray[Any]], width: int, fill: float, side: str) -> npt.NDArray[Any]:
-    out = np.full((len(parts), width), fill, dtype=parts[0].dtype)
-    for line, part in zip(out, parts, strict=True):
-        if side == "right":
-            line[: len(part)] = part
+    made = []
+    for row in rows:
+        trained = row.labels != IGNORE_INDEX
+        if kind == "column":
+            if row.loss_weights is None:
+                raise ContractError("loss_weights='column' needs rows with a loss_weights column")
+            weights: npt.NDArray[Any] = row.loss_weights
         else:
-            line[width - len(part) :] = part
-    return out
+            record = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
+            num_trained = np.bincount(record[trained], minlength=len(row.seq_lengths))
+            weights = (1.0 / np.maximum(num_trained, 1))[record]
+        made.append(np.where(trained, weights, 0).astype(np.float32))
+    return made
 
 
-def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"{name} {value!r} is not known; use one of {', '.join(map(repr, known))}"
-        )
-
-
-def _check_multiple(multiple: int | None) -> None:
+def _check_choices(collator: Any, **known: tuple[str | None, ...]) -> None:
+    """Refuse settings that are none of the known ones, and a multiple below 1."""
+    for name, values in known.items():
+        if getattr(collator, name) not in values:
+            raise ConfigError(
+                f"{name} {getattr(collator, name)!r} is not known; use one of "
+                f"{', '.join(map(repr, values))}"
+            )
+    multiple = collator.pad_to_multiple_of
     if multiple is not None and multiple < 1:
         raise ConfigError(f"pad_to_multiple_of is {multiple}; it must be at least 1")
-
-
-def _check_window(max_length: int | None, multiple: int | None) -> None:
-    """Rounding up must not pad over the window."""
-    if max_length is not None and multiple is not None and max_length % multiple:
-        raise ConfigError(
-            f"max_length {max_length} is no multiple of pad_to_multiple_of {multiple}, so batches "
-            f"would be padded over it; set max_length to a multiple, or leave the other out"
-        )
-
-
-def _check_padding(padding: str, max_length: int | None, prefix_tokens: int) -> None:
-    if prefix_tokens < 0:
-        raise ConfigError(f"prefix_tokens is {prefix_tokens}; it must not be negative")
-    if padding == "max_length" and max_length is None:
-        raise ConfigError("padding='max_length' needs max_length")
-    if max_length is not None and max_length <= prefix_tokens:
-        raise ConfigError(f"max_length {max_length} leaves no room beside {prefix_tokens} prefix")

@@ -1,30 +1,31 @@
-"""Map-style torch dataset over packs, or over tokenized rows that it packs itself.
+"""Map-style torch datasets: packs, tokenized records to be packed, and records one a row.
 
 Rows are read from mapped Arrow buffers, several times as fast as by `datasets` in torch format, one
 by one and in batches (docs/training.md has numbers): a batch of packs is checked once as a whole,
-so a row costs little more than its copy. Each item carries
-`position_ids` and `seq_lengths` and never an `attention_mask`, so that `PackedCollator` and
-transformers both know where records end.
+so a row costs little more than its copy. Items of a `PackedDataset` carry `position_ids` and
+`seq_lengths` and never an `attention_mask`, so that `PackedCollator` and transformers both know
+where records end.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError, ContractError
 from packhouse.ledger import LedgerLine
-from packhouse.loaders.rows import ArrowRows, Row, read_row
+from packhouse.loaders.rows import ArrowRows, Row, open_rows
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.plan import PackPlan, plan_packs
-from packhouse.workspace import read_table
+from packhouse.packing.shuffle import permutation
 
-__all__ = ["PackStat", "PackedDataset", "row_to_tensors"]
+__all__ = ["PackStat", "PackedDataset", "TokenizedDataset"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +62,7 @@ class PackStat:
         )
 
 
-class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
+class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]  # to mypy torch is Any
     """Rows as int64 tensors: `input_ids`, `labels`, `position_ids`, `seq_lengths`.
 
     Args:
@@ -104,32 +105,29 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         if over_length not in ("error", "drop"):
             raise ConfigError(f"over_length '{over_length}' is not known; use error or drop")
         self._source = rows
-        self._rows = _readable(rows, whole_rows=seq_len is not None)
+        self._rows = open_rows(rows, whole_rows=seq_len is not None)
         self.seq_len = seq_len
         self.num_dropped = 0
         self.ledger: list[LedgerLine] = []
         self._plan: PackPlan | None = None
-        self._kept: npt.NDArray[np.int64] | None = None
+        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        """With a plan: row numbers, pack after pack."""
         if seq_len is not None:
-            lengths = _lengths(self._rows)
-            if not lengths.all():
-                raise ContractError(
-                    f"row {int(np.argmin(lengths))} has no token; leave empty rows out"
-                )
-            fits = lengths <= seq_len if over_length == "drop" else lengths > 0
-            self._kept = np.flatnonzero(fits)
-            self.num_dropped = len(lengths) - len(self._kept)
-            self._plan = plan_packs(lengths[self._kept], seq_len, strategy, seed)
+            lengths = _record_lengths(self._rows)
+            kept = np.flatnonzero(lengths <= seq_len if over_length == "drop" else lengths > 0)
+            self.num_dropped = len(lengths) - len(kept)
+            self._plan = plan_packs(lengths[kept], seq_len, strategy, seed)
+            self._order = kept[self._plan.order]
         _refuse_shifted(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows) if self._plan is None else self._plan.num_packs
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return row_to_tensors(self._row(index))
+        return self._row(index).to_tensors()
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Rows of a batch, as torch's DataLoader asks for them."""
+        """Return the rows of a batch, as torch's DataLoader asks for them."""
         return [self[index] for index in indices]
 
     def stat(self) -> PackStat:
@@ -155,107 +153,34 @@ class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)
-        if self._plan is None or self._kept is None:
+        if self._plan is None:
             return self._rows[index]
-        low, high = self._plan.pack_offsets[index : index + 2]
-        return _joined([self._rows[int(i)] for i in self._kept[self._plan.order[low:high]]])
+        first, last = self._plan.pack_offsets[index : index + 2]
+        rows = [self._rows[int(number)] for number in self._order[first:last]]
+        weights = [row.loss_weights for row in rows if row.loss_weights is not None]
+        return Row(
+            np.concatenate([row.input_ids for row in rows]),
+            np.concatenate([row.labels for row in rows]),
+            np.concatenate([row.seq_lengths for row in rows]),
+            np.concatenate(weights) if len(weights) == len(rows) else None,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # A mapped table would be copied into every worker; a datasets.Dataset is mapped again.
-        return {key: value for key, value in self.__dict__.items() if key != "_rows"}
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._rows = _readable(self._source, whole_rows=self._plan is not None)
+        self._rows = open_rows(self._source, whole_rows=self._plan is not None)
 
 
-def row_to_tensors(row: Row) -> dict[str, torch.Tensor]:
-    """A row as int64 tensors, with `position_ids` that restart at each record."""
-    item = {
-        "input_ids": _tensor(row.input_ids),
-        "labels": _tensor(row.labels),
-        "position_ids": torch.from_numpy(_positions(row.seq_lengths)),
-        "seq_lengths": _tensor(row.seq_lengths),
-    }
-    if row.loss_weights is not None:
-        item["loss_weights"] = _tensor(row.loss_weights)
-    if row.label is not None:
-        item["label"] = torch.tensor(row.label)
-    return item
-
-
-def _positions(seq_lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Positions as int64 at once: [3, 2] -> [0, 1, 2, 0, 1]."""
-    ends = np.cumsum(seq_lengths)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - seq_lengths, seq_lengths)
-
-
-def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor that may be written to; copies what is a view of a mapped file."""
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
-
-
-class _MappingRows(Sequence[Row]):
-    """Rows of anything indexable that gives mappings."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]], *, whole_rows: bool) -> None:
-        self._rows, self._whole_rows = rows, whole_rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
-        return read_row(self._rows[index], whole_rows=self._whole_rows, where=f"row {index}")
-
-
-class _SelectedRows(Sequence[Row]):
-    """Rows of a shuffled or selected `datasets.Dataset`, without making it anew."""
-
-    def __init__(self, rows: ArrowRows, indices: npt.NDArray[Any]) -> None:
-        self._rows, self._indices = rows, indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
-        return self._rows[int(self._indices[index])]
-
-
-def _readable(rows: Any, *, whole_rows: bool) -> Sequence[Row]:
-    if isinstance(rows, Path):
-        rows = read_table(rows)
-    if isinstance(rows, tuple) and rows and all(isinstance(part, Path) for part in rows):
-        rows = pa.concat_tables([read_table(part) for part in rows])
-    if isinstance(rows, pa.Table):
-        return ArrowRows(rows, whole_rows=whole_rows)
-    _refuse_unindexed(rows)
-    is_dataset = type(rows).__name__ == "Dataset" and type(rows).__module__.startswith("datasets.")
-    if not is_dataset or rows.format["type"] == "custom":
-        return _MappingRows(rows, whole_rows=whole_rows)
-    table = ArrowRows(rows.data.table, whole_rows=whole_rows)
-    if rows._indices is None:
-        return table
-    return _SelectedRows(table, rows._indices.column(0).to_numpy())
-
-
-def _refuse_unindexed(rows: Any) -> None:
-    if isinstance(rows, str):
-        raise ConfigError(f"'{rows}' is a text and no rows; give load_packed('{rows}')")
-    if isinstance(rows, Mapping):
-        raise ConfigError(
-            f"a {type(rows).__name__} of {', '.join(map(str, rows))} is no sequence of rows; give "
-            "one split, or a list of rows"
-        )
-    if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-        raise ConfigError(
-            f"a {type(rows).__name__} has no length or no row by number; give a list of its rows, "
-            "or stream a version with StreamingPackedDataset"
-        )
-
-
-def _lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+def _record_lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+    """Return the tokens of each row, all of which must be single records."""
     if isinstance(rows, ArrowRows) and rows.is_plain:
-        return rows.num_tokens()
+        lengths = rows.num_tokens()
+        if not lengths.all():
+            raise ContractError(f"row {int(np.argmin(lengths))} has no token; leave empty rows out")
+        return lengths
     lengths = np.empty(len(rows), dtype=np.int64)
     for index in range(len(rows)):
         row = rows[index]
@@ -268,9 +193,10 @@ def _lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
 
 
 def _refuse_shifted(rows: Sequence[Row]) -> None:
-    """Labels that name the next token already would be shifted once more by the model."""
+    """Refuse labels that name the next token already: the model would shift them once more."""
     num_trained = 0
-    for row in (rows[number] for number in range(min(len(rows), _ROWS_LOOKED_AT))):
+    for index in range(min(len(rows), 8)):
+        row = rows[index]
         trained = np.flatnonzero(row.labels[:-1] != IGNORE_INDEX)
         num_trained += len(trained)
         if (row.labels[trained] != row.input_ids[trained + 1]).any():
@@ -284,14 +210,103 @@ def _refuse_shifted(rows: Sequence[Row]) -> None:
         )
 
 
-_ROWS_LOOKED_AT = 8
+@dataclass(frozen=True, kw_only=True)
+class _Padding:
+    pad_token_id: int
+    length: int
+    side: Literal["left", "right"]
 
 
-def _joined(rows: Sequence[Row]) -> Row:
-    weights = [row.loss_weights for row in rows if row.loss_weights is not None]
-    return Row(
-        np.concatenate([row.input_ids for row in rows]),
-        np.concatenate([row.labels for row in rows]),
-        np.concatenate([row.seq_lengths for row in rows]),
-        np.concatenate(weights) if len(weights) == len(rows) else None,
-    )
+class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]  # to mypy torch is Any
+    """Tokenized records, one a row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
+
+    Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return another view of the
+    same mapped files; nothing is copied.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, ledger: Sequence[LedgerLine] = ()) -> None:
+        self.ledger = list(ledger)
+        self._paths = tuple(Path(path) for path in paths)
+        self._padding: _Padding | None = None
+        self._rows = open_rows(self._paths, whole_rows=True)
+        self._order: npt.NDArray[np.int64] = np.arange(len(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._rows[int(self._order[index])]
+        item: dict[str, npt.NDArray[Any]] = {
+            "input_ids": row.input_ids,
+            "labels": row.labels,
+            "attention_mask": np.ones_like(row.input_ids),
+        }
+        if row.loss_weights is not None:
+            item["loss_weights"] = row.loss_weights
+        if self._padding is not None:
+            num_pads = self._padding.length - len(row.input_ids)
+            width = (0, num_pads) if self._padding.side == "right" else (num_pads, 0)
+            fill = {"input_ids": self._padding.pad_token_id, "labels": IGNORE_INDEX}
+            for name, values in item.items():
+                item[name] = np.pad(values, width, constant_values=fill.get(name, 0))
+        tensors = {name: torch.from_numpy(values) for name, values in item.items()}
+        return tensors if row.label is None else tensors | {"label": torch.tensor(row.label)}
+
+    @property
+    def num_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each record, in order."""
+        assert isinstance(self._rows, ArrowRows)
+        return self._rows.num_tokens()[self._order]
+
+    def concat(self, *others: "TokenizedDataset") -> "TokenizedDataset":
+        """Return these records and then those of the others, each in its own order.
+
+        Raises:
+            ConfigError: they are padded, and not alike.
+        """
+        parts = [self, *others]
+        if len({part._padding for part in parts}) > 1:
+            raise ConfigError("these records are padded differently; concat first, then pad")
+        made = TokenizedDataset(
+            [path for part in parts for path in part._paths],
+            ledger=list(chain.from_iterable(part.ledger for part in parts)),
+        )
+        starts = np.cumsum([0, *(len(part._rows) for part in parts)])
+        orders = [part._order + start for part, start in zip(parts, starts, strict=False)]
+        made._order = np.concatenate(orders)
+        made._padding = self._padding
+        return made
+
+    def shuffle(self, seed: int = 42) -> "TokenizedDataset":
+        """Return the same records in an order that `seed` decides, on every platform alike."""
+        made = copy.copy(self)
+        made._order = self._order[permutation(len(self), seed)]
+        return made
+
+    def pad(
+        self,
+        pad_token_id: int,
+        length: int | Literal["longest"] = "longest",
+        side: Literal["left", "right"] = "right",
+    ) -> "TokenizedDataset":
+        """Return the same records padded to one length; labels of pads are -100, by length.
+
+        Raises:
+            ConfigError: a record is longer than `length`, or no such side.
+        """
+        if side not in ("left", "right"):
+            raise ConfigError(f"side '{side}' is not known; use left or right")
+        longest = int(self.num_tokens.max(initial=0))
+        width = longest if length == "longest" else length
+        if width < longest:
+            raise ConfigError(f"a record has {longest:,} tokens, more than length {width:,}")
+        made = copy.copy(self)
+        made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._rows = open_rows(self._paths, whole_rows=True)

@@ -1,8 +1,8 @@
 """Masks that keep packed records apart, for attention that does not read `position_ids` itself.
 
-transformers 5 cuts at position restarts by itself if it is given no mask and no cache
+transformers 5 cuts attention where `position_ids` restart if it gets no mask and no cache
 (`enable_packing` sees to that), so most trainers need nothing from here. These are for models of
-your own. Records are the runs in which `position_ids` rise by one.
+your own. A record is a run in which `position_ids` rise by one.
 
 | form | memory at T tokens | for |
 |---|---|---|
@@ -18,39 +18,52 @@ from typing import Any
 
 import torch
 
-__all__ = ["block_causal_mask", "block_mask", "cu_seqlens", "packed_mask_mod", "segment_ids"]
+__all__ = [
+    "block_causal_mask",
+    "block_mask",
+    "cu_seqlens",
+    "packed_mask_mod",
+    "record_starts",
+    "segment_ids",
+]
+
+
+def record_starts(position_ids: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the first token of each record, bool [batch, T].
+
+    Example:
+        >>> record_starts(torch.tensor([[0, 1, 2, 0, 1]])).int().tolist()
+        [[1, 0, 0, 1, 0]]
+    """
+    # The first difference of a row is 0, so a record starts there wherever positions begin.
+    return torch.diff(position_ids, dim=-1, prepend=position_ids[..., :1]) != 1
 
 
 def segment_ids(position_ids: torch.Tensor) -> torch.Tensor:
-    """Number of the record that each token belongs to, int64 [batch, T], from 0 in each row.
+    """Return the number of the record that each token belongs to, int64 [batch, T], from 0 a row.
 
     Example:
         >>> segment_ids(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
         [[0, 0, 0, 1, 1]]
     """
-    steps = torch.diff(position_ids, dim=-1, prepend=position_ids[..., :1] - 1)
-    return (steps != 1).cumsum(-1)
+    return record_starts(position_ids).cumsum(-1) - 1
 
 
 def cu_seqlens(position_ids: torch.Tensor) -> torch.Tensor:
-    """Boundaries of the records of all rows laid behind one another, int32 [num_records + 1].
+    """Return the bounds of the records of all rows, one row after another, int32 [num_records + 1].
 
     Example:
         >>> cu_seqlens(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
         [0, 3, 5]
     """
-    first = torch.zeros_like(position_ids, dtype=torch.bool)
-    first[..., 0] = True
-    first[..., 1:] = torch.diff(position_ids, dim=-1) != 1
-    starts = first.flatten().nonzero().flatten()
-    end = torch.tensor([position_ids.numel()], device=starts.device)
-    return torch.cat([starts, end]).to(torch.int32)
+    starts = record_starts(position_ids).flatten().nonzero().flatten()
+    return torch.nn.functional.pad(starts, (0, 1), value=position_ids.numel()).to(torch.int32)
 
 
 def packed_mask_mod(
     segments: torch.Tensor, sliding_window: int | None = None
 ) -> Callable[[Any, Any, Any, Any], Any]:
-    """`mask_mod` for flex attention: causal, within a record, within the window.
+    """Return a `mask_mod` for flex attention: causal, within a record, within the window.
 
     Args:
         segments: record number per token, int [batch, T] (`segment_ids`).
@@ -65,7 +78,7 @@ def packed_mask_mod(
 
 
 def block_mask(segments: torch.Tensor, sliding_window: int | None = None) -> Any:
-    """BlockMask for flex attention; blocks that no record crosses are skipped.
+    """Return a BlockMask for flex attention, which skips blocks that no record crosses.
 
     Args:
         segments: record number per token, int [batch, T].
@@ -83,7 +96,7 @@ def block_causal_mask(
     dtype: torch.dtype = torch.float32,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    """Additive mask [batch, 1, T, T]: 0 where a token (dim 2) sees another (dim 3), else the least.
+    """Return an additive mask [batch, 1, T, T]: 0 where dim 2 sees dim 3, else the least number.
 
     Args:
         segments: record number per token, int [batch, T].
@@ -95,10 +108,8 @@ def block_causal_mask(
         >>> (mask == 0).int().tolist()
         [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
     """
-    place = torch.arange(segments.shape[-1], device=segments.device)
-    apart = place[:, None] - place[None, :]
-    seen = (segments[:, :, None] == segments[:, None, :]) & (apart >= 0)
-    if sliding_window is not None:
-        seen = seen & (apart < sliding_window)
+    token = torch.arange(segments.shape[-1], device=segments.device)
+    row = torch.arange(len(segments), device=segments.device)[:, None, None]
+    seen = packed_mask_mod(segments, sliding_window)(row, None, token[:, None], token)
     mask = torch.zeros(seen.shape, dtype=dtype, device=segments.device)
     return mask.masked_fill(~seen, torch.finfo(dtype).min)[:, None]

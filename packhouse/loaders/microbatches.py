@@ -7,13 +7,14 @@ summed, is the mean over all tokens, whatever the cut.
 """
 
 import heapq
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from packhouse.errors import ConfigError
+from packhouse.loaders.collators import shift_left
 from packhouse.packing.layout import IGNORE_INDEX
 
 __all__ = [
@@ -25,6 +26,10 @@ __all__ = [
 ]
 
 Batch = dict[str, Any]
+
+
+class MicrobatchError(ConfigError, ValueError):
+    """A batch that cannot be cut as asked; a ValueError too, as peers raise."""
 
 
 def split_batch_into_microbatches(
@@ -51,21 +56,26 @@ def split_batch_into_microbatches(
     """
     if num_microbatches < 1:
         raise MicrobatchError(f"num_microbatches must be positive, got {num_microbatches}")
-    tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and v.ndim}
+    tensors = [v for v in batch.values() if isinstance(v, torch.Tensor) and v.ndim]
     if not tensors:
         raise MicrobatchError("a batch needs at least one tensor with a batch dimension")
-    size = next(iter(tensors.values())).shape[0]
+    size = len(tensors[0])
     if enforce_divisible and size % num_microbatches:
         raise MicrobatchError(
             f"batch size {size} is not divisible by num_microbatches {num_microbatches}; change "
             "one of them, or set enforce_divisible=False"
         )
-    parts = {key: _parts(value, size, num_microbatches) for key, value in batch.items()}
-    return [{key: part[n] for key, part in parts.items()} for n in range(num_microbatches)]
-
-
-class MicrobatchError(ConfigError, ValueError):
-    """A batch that cannot be cut as asked; a ValueError too, as peers raise."""
+    parts: dict[str, Sequence[Any]] = {}
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor) and value.ndim:
+            parts[name] = torch.tensor_split(value, num_microbatches)
+        elif isinstance(value, list) and len(value) == size:
+            # 7 rows in 3 parts: 3 + 2 + 2, as torch cuts them
+            rows = np.array_split(np.arange(size), num_microbatches)
+            parts[name] = [[value[row] for row in part] for part in rows]
+        else:
+            parts[name] = [value] * num_microbatches
+    return [{name: part[n] for name, part in parts.items()} for n in range(num_microbatches)]
 
 
 def prepare_finetuning_batch(
@@ -124,12 +134,12 @@ def balance_rows(num_tokens: Sequence[int], num_microbatches: int) -> list[list[
     """
     if not 1 <= num_microbatches <= len(num_tokens):
         raise MicrobatchError(f"{len(num_tokens)} rows cannot fill {num_microbatches} microbatches")
-    loads = [(0, 0, number) for number in range(num_microbatches)]
+    loads = [(0, 0, number) for number in range(num_microbatches)]  # tokens, rows, microbatch
     dealt: list[list[int]] = [[] for _ in range(num_microbatches)]
     for row in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
-        tokens, rows, number = heapq.heappop(loads)
+        tokens, rows, number = loads[0]
         dealt[number].append(row)
-        heapq.heappush(loads, (tokens + num_tokens[row], rows + 1, number))
+        heapq.heapreplace(loads, (tokens + num_tokens[row], rows + 1, number))
     return [sorted(rows) for rows in dealt]
 
 
@@ -150,23 +160,23 @@ def count_targets(batches: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> f
         >>> count_targets(batch | {"loss_weights": torch.tensor([[1.0, 0.5, 0.0, 2.0]])})
         2.5
     """
-    each = [batches] if isinstance(batches, Mapping) else batches
-    return sum(_count(batch) for batch in each)
-
-
-def _count(batch: Mapping[str, Any]) -> float:
-    if batch.get("shift_labels") is not None:
-        is_target = batch["shift_labels"][..., :-1] != IGNORE_INDEX
-    elif batch.get("labels") is not None:
-        is_target = batch["labels"][..., 1:] != IGNORE_INDEX
-    else:
-        raise MicrobatchError(
-            "a batch has neither labels nor shift_labels to count; count before you pop them"
-        )
-    weights = batch.get("loss_weights")
-    if weights is None:
-        return int(is_target.sum())
-    return float(weights[..., 1:][is_target].double().sum())
+    total: float = 0
+    for batch in [batches] if isinstance(batches, Mapping) else batches:
+        targets = batch.get("shift_labels")
+        if targets is None:
+            if batch.get("labels") is None:
+                raise MicrobatchError(
+                    "a batch has neither labels nor shift_labels to count; count before you pop "
+                    "them"
+                )
+            targets = shift_left(batch["labels"])
+        is_target = targets != IGNORE_INDEX
+        weights = batch.get("loss_weights")
+        if weights is None:
+            total += int(is_target.sum())
+        else:
+            total += float(shift_left(weights, 0)[is_target].double().sum())
+    return total
 
 
 def token_loss(
@@ -196,24 +206,13 @@ def token_loss(
         >>> round(token_loss(logits, labels, num_targets=2).item(), 4)  # ln 4
         1.3863
     """
-    labels = labels[..., :-1] if is_shifted else labels[..., 1:]
-    targets = labels.reshape(-1).to(logits.device)
-    scores = logits[..., :-1, :].reshape(-1, logits.shape[-1]).float()
+    targets = labels if is_shifted else shift_left(labels)
     losses = torch.nn.functional.cross_entropy(
-        scores, targets, ignore_index=IGNORE_INDEX, reduction="none"
+        logits.reshape(-1, logits.shape[-1]).float(),
+        targets.reshape(-1).to(logits.device),
+        ignore_index=IGNORE_INDEX,
+        reduction="none",
     )
     if loss_weights is not None:
-        losses = losses * loss_weights[..., 1:].reshape(-1).to(losses)
+        losses = losses * shift_left(loss_weights, 0).reshape(-1).to(losses)
     return losses.sum() / (num_targets or 1)
-
-
-def _parts(value: Any, size: int, num: int) -> Sequence[Any]:
-    """`num` parts of one entry of a batch of `size` rows."""
-    if isinstance(value, torch.Tensor) and value.ndim:
-        return list(torch.tensor_split(value, num, dim=0))
-    if isinstance(value, list) and len(value) == size:
-        # 7 rows in 3 parts: 3 + 2 + 2, where tensor_split cuts too
-        small, larger = divmod(size, num)
-        ends = [n * small + min(n, larger) for n in range(num + 1)]
-        return [value[low:high] for low, high in itertools.pairwise(ends)]
-    return [value] * num

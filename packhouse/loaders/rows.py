@@ -1,4 +1,4 @@
-"""One row of token data, whoever made it, as numpy arrays: what collators and datasets agree on.
+"""Read one row of token data, whoever made it: what datasets and collators agree on.
 
 Rows come from a published version (`labels` or `compact` layout), from `datasets.Dataset`, from
 torch or as plain lists. A row that does not say where its records end is refused, because reading
@@ -7,24 +7,22 @@ model's `forward` does not name, `seq_lengths` among them, and nothing else woul
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 
-from packhouse.errors import ContractError
+from packhouse.errors import ConfigError, ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
-from packhouse.packing.lists import flat_list, list_offsets, read_ranges
+from packhouse.packing.lists import flat_list, list_offsets, read_ranges, zero_based
+from packhouse.tables import read_table
 
-__all__ = [
-    "ArrowRows",
-    "Row",
-    "position_ids_to_seq_lengths",
-    "read_row",
-]
+__all__ = ["ArrowRows", "Row", "open_rows", "read_row"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -42,6 +40,31 @@ class Row:
     """Weight of each token as a target, unshifted, where the row brings them."""
     label: int | None = None
     """Class of a classification row."""
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """Return int64 tensors, with `position_ids` that restart at each record.
+
+        Example:
+            >>> row = read_row({"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]})
+            >>> row.to_tensors()["position_ids"].tolist()
+            [0, 1, 2, 0, 1]
+        """
+        tensors = {
+            "input_ids": _to_tensor(self.input_ids),
+            "labels": _to_tensor(self.labels),
+            "position_ids": torch.from_numpy(position_ids(self.seq_lengths, np.int64)),
+            "seq_lengths": _to_tensor(self.seq_lengths),
+        }
+        if self.loss_weights is not None:
+            tensors["loss_weights"] = _to_tensor(self.loss_weights)
+        if self.label is not None:
+            tensors["label"] = torch.tensor(self.label)
+        return tensors
+
+
+def _to_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
+    """Return a tensor that may be written to; copies what is a view of a mapped file."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
 def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "row") -> Row:
@@ -69,98 +92,106 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         >>> row.labels.tolist()
         [-100, 8, 9, -100, 6]
     """
-    if "input_ids" not in row:
+    ids = _read_column(row, "input_ids", where)
+    if ids is None:
         raise ContractError(f"{where} has no input_ids; its columns are {', '.join(row)}")
-    ids = _ints(row, "input_ids", where)
-    keep = _unpadded(row, ids, where)
-    if not keep.any():
+    mask = _read_column(row, "attention_mask", where, len(ids), kinds="iubf")
+    keep = slice(None) if mask is None else mask != 0  # without a mask nothing is copied
+    if not len(ids[keep]):
         raise ContractError(f"{where} has no token; leave empty rows out")
-    lengths = _boundaries(row, keep, whole_rows, where)
-    labels = _labels(row, ids, where)
-    weights = _weights(row, ids, where)
-    if not keep.all():
-        ids, labels = ids[keep], labels[keep]
-        weights = None if weights is None else weights[keep]
-    _check_lengths(ids, lengths, where)
+    lengths = _record_lengths(row, len(ids), mask, whole_rows, where)
+    spans = row.get("trained_ranges")
+    ranges = None if spans is None else _range_bounds(spans)
+
+    given = _read_column(row, "labels", where, len(ids))
+    if given is not None:
+        labels = given.copy()
+    elif ranges is not None:
+        labels = np.where(trained_mask(*ranges, len(ids)), ids, IGNORE_INDEX)
+    else:
+        labels = ids.copy()
+
+    weights = _read_column(row, "loss_weights", where, len(ids), kinds="iubf")
+    if weights is not None:
+        weights = weights.astype(np.float32, copy=False)
+        if not (np.isfinite(weights).all() and weights.min() >= 0):
+            raise ContractError(f"{where} has loss_weights that are negative or no numbers")
+    elif ranges is not None and "range_weights" in row:
+        weights = np.zeros(len(ids), dtype=np.float32)
+        of_each = row["range_weights"]
+        of_each = np.ones(len(ranges[0])) if of_each is None else of_each
+        for start, end, weight in zip(*ranges, of_each, strict=True):
+            weights[start:end] = weight
+
+    ids, labels = ids[keep], labels[keep]
+    weights = None if weights is None else weights[keep]
+    if lengths.sum() != len(ids) or lengths.min() < 1:
+        raise ContractError(
+            f"{where} has {len(ids):,} input_ids and seq_lengths {lengths[:8].tolist()} that add "
+            f"up to {int(lengths.sum()):,}; each must be at least 1 and they must fit"
+        )
     labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX
     label = row.get("label")
     return Row(ids, labels, lengths, weights, None if label is None else int(label))
 
 
-def position_ids_to_seq_lengths(positions: Sequence[int] | npt.NDArray[Any]) -> Ints:
-    """Lengths of the runs in which positions rise by one: the boundaries that transformers sees.
+def _read_column(
+    row: Mapping[str, Any], name: str, where: str, size: int | None = None, kinds: str = "iub"
+) -> npt.NDArray[Any] | None:
+    """Return a column of a row as a flat array of `size` numbers; None if the row has none.
 
-    Example:
-        >>> position_ids_to_seq_lengths([0, 1, 2, 0, 1]).tolist()
-        [3, 2]
+    Whole numbers come as int64; `kinds` "iubf" lets other numbers through as they are.
     """
-    positions = np.asarray(positions, dtype=np.int64)
-    starts = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) != 1)
-    return np.diff(starts, append=len(positions))
-
-
-def _ints(row: Mapping[str, Any], name: str, where: str) -> Ints:
-    """A column of a row as int64, if it is a flat list of whole numbers."""
-    values = row[name]
+    values = row.get(name)
+    if values is None:
+        return None
     try:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths
         array = np.asarray(values, dtype=object)
     if array.ndim != 1:
         raise ContractError(f"{where} has {name} of shape {array.shape}; it must be one flat list")
-    if array.size and array.dtype.kind not in "iub":
+    if array.size and array.dtype.kind not in kinds:
         raise ContractError(
-            f"{where} has {name} that are no whole numbers ({array.dtype}, the first is "
-            f"{array[0]!r}); cast them to integers"
+            f"{where} has {name} that are no {'' if 'f' in kinds else 'whole '}numbers "
+            f"({array.dtype}, the first is {array[0]!r}); cast them"
         )
-    return array.astype(np.int64, copy=False)
+    if size is not None and len(array) != size:
+        raise ContractError(f"{where} has {size:,} input_ids and {len(array):,} {name}")
+    return array if "f" in kinds else array.astype(np.int64, copy=False)
 
 
-def _weights(row: Mapping[str, Any], ids: Ints, where: str) -> npt.NDArray[np.float32] | None:
-    """Weight of each token, from `loss_weights` or from those of the trained ranges."""
-    if row.get("loss_weights") is not None:
-        weights = np.asarray(row["loss_weights"], dtype=np.float32)
-        if weights.shape != ids.shape:
-            raise ContractError(
-                f"{where} has {len(ids):,} input_ids and {weights.size:,} loss_weights"
-            )
-        if not (np.isfinite(weights).all() and weights.min(initial=0) >= 0):
-            raise ContractError(f"{where} has loss_weights that are negative or no numbers")
-        return weights
-    if "range_weights" not in row or row.get("trained_ranges") is None:
-        return None
-    weights = np.zeros(len(ids), dtype=np.float32)
-    starts, ends = _range_bounds(row["trained_ranges"])
-    given = row["range_weights"]  # none: each is 1
-    given = np.ones(len(starts)) if given is None else given
-    for start, end, weight in zip(starts, ends, given, strict=True):
-        weights[start:end] = weight
-    return weights
-
-
-def _unpadded(row: Mapping[str, Any], ids: Ints, where: str) -> npt.NDArray[np.bool_]:
-    """Which tokens a row keeps: all but its padding."""
-    if row.get("attention_mask") is None:
-        return np.ones(len(ids), dtype=np.bool_)
-    mask = np.asarray(row["attention_mask"])
-    if mask.shape != ids.shape:
-        raise ContractError(
-            f"{where} has {len(ids):,} input_ids and an attention_mask of {mask.size:,}"
-        )
-    keep: npt.NDArray[np.bool_] = mask != 0
-    return keep
-
-
-def _boundaries(
-    row: Mapping[str, Any], keep: npt.NDArray[np.bool_], whole_rows: bool, where: str
+def _record_lengths(
+    row: Mapping[str, Any],
+    num_tokens: int,
+    mask: npt.NDArray[Any] | None,
+    whole_rows: bool,
+    where: str,
 ) -> Ints:
-    """Lengths of the records of the kept tokens, as every column that speaks of them says."""
-    said = {
-        "seq_lengths": _given_lengths(row, keep, where),
-        "position_ids": _position_lengths(row, keep, where),
-        "attention_mask": _numbered_lengths(row, keep),
-    }
-    told = {name: lengths for name, lengths in said.items() if lengths is not None}
+    """Return the tokens of each record without padding, on which all columns must agree.
+
+    Tokens 7 8 9 5 6 and a pad: seq_lengths [3, 2], position_ids [0, 1, 2, 0, 1, 0] and
+    attention_mask [1, 1, 1, 2, 2, 0] all say [3, 2].
+    """
+    is_token = np.ones(num_tokens, dtype=np.bool_) if mask is None else mask != 0
+    keep = slice(None) if mask is None else is_token
+    num_kept = np.count_nonzero(is_token)
+    told: dict[str, Ints] = {}
+    lengths = _read_column(row, "seq_lengths", where)
+    if lengths is not None:
+        if num_kept < num_tokens and lengths.sum() != num_kept:  # they count the padding
+            if len(lengths) > 1:
+                raise ContractError(
+                    f"{where} is packed and padded, and its seq_lengths count the padding; packed "
+                    "rows carry no attention_mask"
+                )
+            lengths = np.array([num_kept])
+        told["seq_lengths"] = lengths
+    positions = _read_column(row, "position_ids", where, num_tokens)
+    if positions is not None:
+        told["position_ids"] = _run_lengths(np.diff(positions[keep]) != 1)
+    if mask is not None and (mask > 1).any():
+        told["attention_mask"] = _run_lengths(np.diff(mask[keep]) != 0)
     for name, lengths in told.items():
         first, agreed = next(iter(told.items()))
         if not np.array_equal(lengths, agreed):
@@ -169,89 +200,96 @@ def _boundaries(
                 f"and {lengths[:8].tolist()} tokens; leave out the one that is wrong"
             )
     if told:
-        return next(iter(told.values()))
-    is_one_run = np.count_nonzero(np.diff(keep.astype(np.int8), prepend=0) > 0) <= 1
-    if whole_rows and is_one_run:
-        return np.array([np.count_nonzero(keep)], dtype=np.int64)
-    if whole_rows:
+        return agreed
+    if not whole_rows:
+        raise ContractError(
+            f"{where} does not say where its records end: it has neither seq_lengths nor "
+            "position_ids. If transformers.Trainer dropped them, set remove_unused_columns=False; "
+            "if each row is one record, set whole_rows=True"
+        )
+    if np.count_nonzero(np.diff(is_token.astype(np.int8), prepend=0) > 0) > 1:
         raise ContractError(
             f"{where} has padding between its tokens; say with seq_lengths whether these are "
             "several records"
         )
-    raise ContractError(
-        f"{where} does not say where its records end: it has neither seq_lengths nor position_ids. "
-        "If transformers.Trainer dropped them, set remove_unused_columns=False; if each row is one "
-        "record, set whole_rows=True"
-    )
+    return np.array([num_kept])
 
 
-def _given_lengths(row: Mapping[str, Any], keep: npt.NDArray[np.bool_], where: str) -> Ints | None:
-    """`seq_lengths`; of a single record they may count its padding."""
-    if row.get("seq_lengths") is None:
-        return None
-    lengths = _ints(row, "seq_lengths", where)
-    num_real = np.count_nonzero(keep)
-    if num_real == len(keep) or lengths.sum() == num_real:
-        return lengths
-    if len(lengths) > 1:
-        raise ContractError(
-            f"{where} is packed and padded, and its seq_lengths count the padding; packed rows "
-            "carry no attention_mask"
-        )
-    return np.array([num_real], dtype=np.int64)
+def _run_lengths(is_cut: npt.NDArray[np.bool_]) -> Ints:
+    """Lengths of the runs between cuts: no, no, cut, no -> [3, 2]."""
+    return np.diff(np.flatnonzero(is_cut) + 1, prepend=0, append=len(is_cut) + 1)
 
 
-def _position_lengths(
-    row: Mapping[str, Any], keep: npt.NDArray[np.bool_], where: str
-) -> Ints | None:
-    if row.get("position_ids") is None:
-        return None
-    positions = _ints(row, "position_ids", where)
-    if positions.shape != keep.shape:
-        raise ContractError(
-            f"{where} has {len(keep):,} input_ids and {positions.size:,} position_ids"
-        )
-    return position_ids_to_seq_lengths(positions[keep])
-
-
-def _numbered_lengths(row: Mapping[str, Any], keep: npt.NDArray[np.bool_]) -> Ints | None:
-    """Lengths of the runs of a mask that numbers records; None for a mask of ones."""
-    if row.get("attention_mask") is None:
-        return None
-    numbers = np.asarray(row["attention_mask"], dtype=np.int64)[keep]
-    if not (numbers > 1).any():
-        return None
-    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 1))
-    return np.diff(starts, append=len(numbers))
-
-
-def _labels(row: Mapping[str, Any], ids: Ints, where: str) -> Ints:
-    if row.get("labels") is not None:
-        labels = _ints(row, "labels", where).copy()
-        if labels.shape != ids.shape:
-            raise ContractError(f"{where} has {len(ids):,} input_ids and {labels.size:,} labels")
-        return labels
-    if row.get("trained_ranges") is None:
-        return ids.copy()
-    starts, ends = _range_bounds(row["trained_ranges"])
-    return np.where(trained_mask(starts, ends, len(ids)), ids, IGNORE_INDEX)
-
-
-def _range_bounds(spans: Any) -> tuple[Ints, Ints]:
+def _range_bounds(ranges: Any) -> tuple[Ints, Ints]:
     """Starts and ends of trained ranges, given as such or as a list of both."""
-    if isinstance(spans, tuple):
-        return spans
-    bounds = [(span["start"], span["end"]) for span in spans]
+    if isinstance(ranges, tuple):
+        return ranges
+    bounds = [(each["start"], each["end"]) for each in ranges]
     starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
     return starts, ends
 
 
-def _check_lengths(ids: Ints, lengths: Ints, where: str) -> None:
-    if lengths.sum() != len(ids) or (len(lengths) and lengths.min() < 1):
-        raise ContractError(
-            f"{where} has {len(ids):,} input_ids and seq_lengths {lengths[:8].tolist()} that add "
-            f"up to {int(lengths.sum()):,}; each must be at least 1 and they must fit"
+def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
+    """Make rows of any kind readable by number; nothing is copied.
+
+    Args:
+        rows: a `datasets.Dataset`, an Arrow table, the path of an Arrow file or a tuple of such
+            paths, or a sequence of mappings.
+        whole_rows: as for `read_row`.
+
+    Raises:
+        ConfigError: `rows` is no sequence of rows.
+    """
+    if isinstance(rows, Path):
+        rows = (rows,)
+    if isinstance(rows, tuple) and rows and all(isinstance(part, Path) for part in rows):
+        rows = pa.concat_tables([read_table(part) for part in rows])
+    if isinstance(rows, pa.Table):
+        return ArrowRows(rows, whole_rows=whole_rows)
+    if isinstance(rows, str):
+        raise ConfigError(f"'{rows}' is a text and no rows; give load_packed('{rows}')")
+    kind = type(rows)
+    if isinstance(rows, Mapping):
+        raise ConfigError(
+            f"a {kind.__name__} of {', '.join(map(str, rows))} is no sequence of rows; give one "
+            "split, or a list of rows"
         )
+    if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        raise ConfigError(
+            f"a {kind.__name__} has no length or no row by number; give a list of its rows, or "
+            "stream a version with StreamingPackedDataset"
+        )
+    is_dataset = kind.__name__ == "Dataset" and kind.__module__.startswith("datasets.")
+    if is_dataset and rows.format["type"] != "custom":
+        chosen = None if rows._indices is None else rows._indices.column(0).to_numpy()
+        return ArrowRows(rows.data.table, whole_rows=whole_rows, indices=chosen)
+    return _MappingRows(rows, whole_rows)
+
+
+@dataclass(frozen=True)
+class _MappingRows(Sequence[Row]):
+    """Rows of anything that gives mappings by number."""
+
+    rows: Sequence[Mapping[str, Any]]
+    whole_rows: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # no slices
+        return read_row(self.rows[index], whole_rows=self.whole_rows, where=f"row {index}")
+
+
+_PACK = ("input_ids", "labels", "seq_lengths")
+_COLUMNS = (
+    *_PACK,
+    "trained_ranges",
+    "range_weights",
+    "position_ids",
+    "attention_mask",
+    "loss_weights",
+    "label",
+)
 
 
 class ArrowRows(Sequence[Row]):
@@ -260,6 +298,7 @@ class ArrowRows(Sequence[Row]):
     Args:
         table: columns as published, in any number of chunks; kept mapped, never combined.
         whole_rows: as for `read_row`.
+        indices: rows of the table to read, in this order; by default all.
 
     Example:
         >>> table = pa.table({"input_ids": [[7, 8, 9]], "seq_lengths": [[2, 1]]})
@@ -267,118 +306,98 @@ class ArrowRows(Sequence[Row]):
         [-100, 8, -100]
     """
 
-    def __init__(self, table: pa.Table, *, whole_rows: bool = False) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        *,
+        whole_rows: bool = False,
+        indices: npt.NDArray[np.integer[Any]] | None = None,
+    ) -> None:
         names = [n for n in table.column_names if n in _COLUMNS]
         if "range_weights" in names and table["range_weights"].null_count == len(table):
             names.remove("range_weights")  # all are 1
         self._batches = [b for b in table.select(names).to_batches() if b.num_rows]
         self._starts = np.cumsum([0, *(b.num_rows for b in self._batches)]).tolist()
-        # Columns of a batch, and whether all of its rows are known to be sound.
-        self._flat: dict[int, tuple[dict[str, Any], bool]] = {}
+        # How to read each column of a batch, and whether all of its rows are known to be sound.
+        self._cells: dict[int, tuple[dict[str, Callable[[int], Any]], bool]] = {}
         self._whole_rows = whole_rows
+        self._indices = indices
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._starts[-1] if self._indices is None else len(self._indices))
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row is one record without padding, for all that the columns say."""
+        """Return True if each row is one record without padding, for all that the columns say."""
         marks = {"seq_lengths", "position_ids", "attention_mask"}
         return not self._batches or not marks & set(self._batches[0].schema.names)
 
     def num_tokens(self) -> Ints:
-        """Tokens of each row, from the offsets alone; padding counts."""
+        """Return the tokens of each row, from the offsets alone; padding counts."""
         lengths = [np.diff(list_offsets(batch["input_ids"])) for batch in self._batches]
-        return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+        of_all = np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+        return of_all if self._indices is None else of_all[self._indices]
 
-    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # no slices
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)
-        number = bisect_right(self._starts, index) - 1
-        if number not in self._flat:
-            columns = _columns(self._batches[number])
-            self._flat[number] = columns, _is_sound(columns)
-        columns, is_sound = self._flat[number]
-        local = index - self._starts[number]
+        place = index if self._indices is None else int(self._indices[index])
+        number = bisect_right(self._starts, place) - 1
+        if number not in self._cells:
+            batch = self._batches[number]
+            cells = {name: _cells(name, batch[name]) for name in batch.schema.names}
+            self._cells[number] = cells, _is_sound(batch)
+        cells, is_sound = self._cells[number]
+        local = place - self._starts[number]
         if is_sound:
-            return Row(*(_cell(columns[name], local).astype(np.int64) for name in _PACK))
-        row = {name: _cell(column, local) for name, column in columns.items()}
+            return Row(*(cells[name](local).astype(np.int64) for name in _PACK))
+        row = {name: cell(local) for name, cell in cells.items()}
         return read_row(row, whole_rows=self._whole_rows, where=f"row {index}")
 
 
-_COLUMNS = (
-    "input_ids",
-    "labels",
-    "trained_ranges",
-    "range_weights",
-    "seq_lengths",
-    "position_ids",
-    "attention_mask",
-    "loss_weights",
-    "label",
-)
+def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
+    """Return a function from a row's number to its cell, a view of the column."""
+    if name == "range_weights" or not pa.types.is_nested(column.type):
+        return lambda row: column[row].as_py()
+    if column.null_count or (hasattr(column, "values") and column.values.null_count):
+        raise ContractError(f"column '{name}' has nulls; every row needs its own list of numbers")
+    if name == "trained_ranges":
+        ranges = read_ranges(column)
+        starts, ends, bounds = ranges.starts, ranges.ends, ranges.offsets
+        return lambda row: (
+            starts[bounds[row] : bounds[row + 1]],
+            ends[bounds[row] : bounds[row + 1]],
+        )
+    values, offsets = flat_list(column)
+    return lambda row: values[offsets[row] : offsets[row + 1]]
 
 
-def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if name == "range_weights":
-            columns[name] = column
-        elif pa.types.is_nested(column.type) and (column.null_count or _has_nulls(column)):
-            raise ContractError(
-                f"column '{name}' has nulls; every row needs its own list of numbers"
-            )
-        elif name == "trained_ranges":
-            columns[name] = read_ranges(column)
-        elif pa.types.is_nested(column.type):
-            columns[name] = flat_list(column)
-        else:
-            columns[name] = column
-    return columns
-
-
-_PACK = ("input_ids", "labels", "seq_lengths")
-
-
-def _is_sound(columns: Mapping[str, Any]) -> bool:
-    """Whether a batch holds packs and nothing else, as `read_row` would find each of its rows.
+def _is_sound(batch: pa.RecordBatch) -> bool:
+    """Return True if a batch holds packs and nothing else, as `read_row` would find each row.
 
     One pass over all tokens (about 5 ns each) that spares every row its own checks.
     """
-    if set(columns) - {"position_ids"} != set(_PACK):
+    names = batch.schema.names
+    if set(names) - {"position_ids"} != set(_PACK):
         return False
-    if any(values.dtype.kind not in "iu" for values, _ in columns.values()):
+    flat = {name: zero_based(*flat_list(batch[name])) for name in names}
+    if any(values.dtype.kind not in "iu" for values, _ in flat.values()):
         return False
-    (_, starts), (labels, label_starts), (lengths, pack_starts) = (columns[n] for n in _PACK)
-    if not np.array_equal(starts, label_starts) or (len(lengths) and lengths.min() < 1):
+    (_, offsets), (labels, label_offsets), (lengths, pack_offsets) = (flat[n] for n in _PACK)
+    bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    num_tokens = np.diff(offsets)
+    if lengths.min(initial=1) < 1 or num_tokens.min(initial=1) < 1:
         return False
-    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    first, last = pack_starts[0], pack_starts[-1]
-    totals = ends[pack_starts[1:]] - ends[pack_starts[:-1]]
-    if not np.array_equal(np.diff(starts), totals):
+    if not np.array_equal(offsets, label_offsets):
         return False
-    begins = ends[first:last] - ends[first] + starts[0]
-    if (labels[begins] != IGNORE_INDEX).any():
+    if not np.array_equal(num_tokens, np.diff(bounds[pack_offsets])):
         return False
-    if "position_ids" not in columns:
+    if (labels[bounds[:-1]] != IGNORE_INDEX).any():
+        return False
+    if "position_ids" not in flat:
         return True
-    positions, position_starts = columns["position_ids"]
-    given = positions[position_starts[0] : position_starts[-1]]
-    return np.array_equal(starts, position_starts) and np.array_equal(
-        given, position_ids(lengths[first:last])
+    positions, position_offsets = flat["position_ids"]
+    return np.array_equal(offsets, position_offsets) and np.array_equal(
+        positions, position_ids(lengths)
     )
-
-
-def _has_nulls(column: pa.Array) -> bool:
-    return hasattr(column, "values") and bool(column.values.null_count)
-
-
-def _cell(column: Any, row: int) -> Any:
-    if isinstance(column, pa.Array):
-        return column[row].as_py()
-    if isinstance(column, tuple):
-        values, offsets = column
-        return values[offsets[row] : offsets[row + 1]]
-    low, high = column.offsets[row], column.offsets[row + 1]
-    return column.starts[low:high], column.ends[low:high]

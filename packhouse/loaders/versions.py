@@ -1,5 +1,9 @@
 """From a published version to files on this machine that are verified and can be mapped.
 
+    s3://.../data/train-0000-<sha>.parquet    published; in a folder it is read where it lies
+      -> <cache>/loaded/<sha256>.parquet      the verified download, for streaming
+      -> <cache>/loaded/<sha256>-rows1.arrow  its rows with labels and position_ids, to be mapped
+
 Every process compares the sha256 of a file, published or cached, before it first reads from it:
 disks change bits without touching size or time. What differs in the cache is made again; what
 differs in a store's folder is an error. With `verify=False`, a copy that was verified once is
@@ -11,6 +15,7 @@ Cost: hashing 1-2 GB/s, in each process; turning Parquet into Arrow about 60 M t
 bytes a token of disk, of which 4 are `position_ids`.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,12 +24,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.disks import disk_errors
+from packhouse.cache.places import check_cache, default_cache
+from packhouse.disks import disk_errors, write_whole
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -32,19 +38,19 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.fingerprint import file_sha256
-from packhouse.packing.layout import Layout, expand_labels, position_ids, published_schema
-from packhouse.packing.lists import flat_list, list_array, zero_based
+from packhouse.packing.layout import published_schema, to_layout
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.address import parse_address
 from packhouse.store.contracts import read_batches
 from packhouse.store.local import LocalStore
 from packhouse.store.manifest import Manifest, parse_slot
-from packhouse.workspace import check_cache, default_cache
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = [
     "cache_folder",
     "check_verify",
-    "expand_rows",
     "load_packed",
     "mapped_file",
     "open_split",
@@ -60,7 +66,7 @@ def load_packed(
     *,
     cache: str | Path | None = None,
     verify: bool = True,
-) -> Any:
+) -> "Dataset":
     """Load a split of a published version as a memory-mapped `datasets.Dataset`.
 
     Rows have `input_ids`, `labels` (made from the ranges where the layout is `compact`),
@@ -180,27 +186,37 @@ def _open_pulled(uri: str, version: str) -> OpenVersion | None:
 
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
-    """A local path to the published bytes of a file: in place for a folder, else downloaded.
+    """Return a local path to the published bytes of a file: in place, or downloaded to the cache.
 
     Raises:
         IntegrityError: the store's bytes are not the published ones.
     """
-    if isinstance(opened.store, LocalStore):
-        path = opened.store.path(opened.key(entry))
-        receipt = cache / "loaded" / f"{entry.sha256}-{_name_hash(path)}.json"
-        return _proven(path, entry.sha256, receipt, verify, lambda: _gone_bad(opened, entry))
     path = cache / "loaded" / f"{entry.sha256}{Path(entry.key).suffix}"
     receipt = path.with_suffix(".json")
+    if isinstance(opened.store, LocalStore):
+        path = opened.store.path(opened.key(entry))
+        where = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+        receipt = receipt.with_stem(f"{entry.sha256}-{where}")
 
-    def download() -> None:
+    def fetch() -> None:
+        if isinstance(opened.store, LocalStore):
+            raise IntegrityError(
+                f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}); "
+                "restore it, or publish the version again elsewhere",
+                key=entry.key,
+            )
         path.unlink(missing_ok=True)
         opened.fetch(entry, path)
 
-    return _proven(path, entry.sha256, receipt, verify, download)
+    return _verified(path, entry.sha256, receipt, verify, fetch)
+
+
+_FORM = 1
+"""Of the cached rows; part of their name, so that another form is another file."""
 
 
 def mapped_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
-    """A local Arrow stream file with the rows of a published file, to be mapped.
+    """Return a local Arrow stream file with the rows of a published file, to be mapped.
 
     Raises:
         IntegrityError: the store's bytes are not the published ones.
@@ -210,34 +226,42 @@ def mapped_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool
     def convert() -> None:
         source = verified_file(opened, entry, cache, verify)
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        writer = None
         try:
-            _write_rows(source, staged)
+            with pa.OSFile(str(staged), "wb") as sink:
+                for rows in read_rows(source):
+                    writer = writer or pa.ipc.new_stream(sink, rows.schema)
+                    writer.write_batch(rows)
+                if writer is None:
+                    raise IntegrityError(f"'{source}' holds no row, though its version counts some")
+                writer.close()
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
-        if not isinstance(opened.store, LocalStore):
-            source.unlink()  # kept: the mapped rows
+        if not isinstance(opened.store, LocalStore):  # the mapped rows are kept in its place
+            source.unlink()
             source.with_suffix(".json").unlink(missing_ok=True)
 
-    return _proven(path, None, path.with_suffix(".json"), verify, convert)
-
-
-_FORM = 1
-"""Of the cached rows; part of their name, so that another form is another file."""
+    return _verified(path, None, path.with_suffix(".json"), verify, convert)
 
 
 _State = tuple[int, int, int, int, int]
 
-_verified: dict[tuple[str, str], _State] = {}
+_hashed: dict[tuple[str, str], _State] = {}
 """Files whose sha256 this process has compared, as (path, sha256), and how they were then."""
 
 
-def _proven(
+def _verified(
     path: Path, sha256: str | None, receipt: Path, verify: bool, make: Callable[[], None]
 ) -> Path:
-    """Return `path` once its bytes are verified, calling `make` where they are not there or bad.
+    """Return `path` once its bytes are verified, calling `make` where they are missing or bad.
 
-    `sha256` is what the bytes must have, or None for a file made here: then the receipt says.
+    Args:
+        path: the file.
+        sha256: what its bytes must have; None for a file made here: then the receipt says.
+        receipt: a JSON file with the sha256, size and time of change of the verified bytes.
+        verify: compare the sha256 once in this process; if False, size and time are enough.
+        make: makes the file.
     """
     if _is_trusted(path, sha256, receipt, verify):
         return path
@@ -249,26 +273,28 @@ def _proven(
         before, found = _state(path), file_sha256(path)
         if before is None or before != _state(path) or found != (sha256 or found):
             raise IntegrityError(f"'{path}' changed while it was read; load again")
-        staged = receipt.with_name(f".{receipt.name}.{uuid.uuid4().hex}")
-        facts = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
-        staged.write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
-        os.replace(staged, receipt)
-        _verified[str(path), found] = before
+        told = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
+        write_whole(receipt, json.dumps(told, sort_keys=True).encode())
+        _hashed[str(path), found] = before
     return path
 
 
 def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> bool:
     state = _state(path)
-    known = _receipt(receipt)
-    digest = sha256 or known.get("sha256")
+    try:
+        told = json.loads(receipt.read_bytes())
+    except (FileNotFoundError, ValueError):
+        told = {}
+    told = told if isinstance(told, dict) else {}
+    digest = sha256 or told.get("sha256")
     if state is None or not isinstance(digest, str):
         return False
     if not verify:
-        return (known.get("size"), known.get("mtime_ns")) == (state[2], state[3])
-    if _verified.get((str(path), digest)) != state:
+        return (told.get("size"), told.get("mtime_ns")) == (state[2], state[3])
+    if _hashed.get((str(path), digest)) != state:
         if file_sha256(path) != digest:
             return False
-        _verified[str(path), digest] = state
+        _hashed[str(path), digest] = state
     return True
 
 
@@ -283,96 +309,21 @@ def _state(path: Path) -> _State | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _receipt(path: Path) -> dict[str, Any]:
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
 @contextmanager
 def _locked(receipt: Path) -> Iterator[None]:
-    import fcntl
-
     receipt.parent.mkdir(parents=True, exist_ok=True)
     with receipt.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _gone_bad(opened: OpenVersion, entry: FileEntry) -> None:
-    raise IntegrityError(
-        f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}); restore "
-        "it, or publish the version again elsewhere",
-        key=entry.key,
-    )
-
-
-def _name_hash(path: Path) -> str:
-    return hashlib.sha256(str(path).encode()).hexdigest()[:16]
-
-
-def _write_rows(source: Path, path: Path) -> None:
-    writer = None
-    with pa.OSFile(str(path), "wb") as sink:
-        for rows in read_rows(source):
-            writer = writer or pa.ipc.new_stream(sink, rows.schema)
-            writer.write_batch(rows)
-        if writer is None:
-            raise IntegrityError(f"'{source}' holds no row, though its version counts some")
-        writer.close()
-
-
 def read_rows(path: Path) -> Iterator[pa.RecordBatch]:
-    """Rows of a published file of any format, expanded.
+    """Yield the rows of a published file of any format, with `labels` and `position_ids`.
 
     Raises:
         IntegrityError: the file is damaged.
     """
-    batches = _jsonl_batches(path) if path.suffix == ".jsonl" else read_batches(path)
-    return map(expand_rows, batches)
-
-
-def expand_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Published rows of either layout with `labels` and `position_ids`.
-
-    Example:
-        >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9], "labels": [-100, 8, -100],
-        ...     "seq_lengths": [2, 1], "record_ids": ["a", "b"]}])
-        >>> expand_rows(batch)["position_ids"].to_pylist()
-        [[0, 1, 0]]
-    """
-    names = batch.schema.names
-    schema = published_schema("labels", True, "label" in names, "loss_weights" in names)
-    kept = ("record_ids", "label")
-    columns = {name: batch[name] for name in kept if name in schema.names}
-    _, offsets = flat_list(batch["input_ids"])
-    flat: dict[str, tuple[Any, Any]] = {}
-    for name in ("input_ids", "labels", "seq_lengths", "position_ids"):
-        if name in batch.schema.names:
-            flat[name] = zero_based(*flat_list(batch[name]))
-    if "labels" not in batch.schema.names:
-        flat["labels"] = expand_labels(batch), offsets - offsets[0]
-    if "position_ids" not in batch.schema.names:
-        flat["position_ids"] = position_ids(flat["seq_lengths"][0]), offsets - offsets[0]
-    for name, (values, starts) in flat.items():
-        columns[name] = list_array(pa.array(values, pa.int32()), starts, pa.int32())
-    if "loss_weights" in batch.schema.names:
-        weights, starts = zero_based(*flat_list(batch["loss_weights"]))
-        columns["loss_weights"] = list_array(pa.array(weights), starts, pa.float32())
-    arrays = [columns[name].cast(schema.field(name).type) for name in schema.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _jsonl_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    from pyarrow import json as pa_json
-
-    with path.open("rb") as file:
-        present = json.loads(file.readline())
-    layout: Layout = "labels" if "labels" in present else "compact"
-    schema = published_schema(
-        layout, "position_ids" in present, "label" in present, "loss_weights" in present
-    )
-    parse = pa_json.ParseOptions(explicit_schema=schema)
-    yield from pa_json.open_json(path, parse_options=parse)
+    for batch in read_batches(path):
+        names = batch.schema.names
+        schema = published_schema("labels", True, "label" in names, "loss_weights" in names)
+        yield to_layout(batch, schema)

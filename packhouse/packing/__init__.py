@@ -1,6 +1,6 @@
 """Packing: a plan over lengths, one gather of tokens, the published layout and its contract.
 
-The rooms' way: `apply_over_length` on each shard -> `plan_packs` over all lengths of a side ->
+The data's way: `apply_over_length` on each shard -> `plan_packs` over all lengths of a side ->
 `gather` -> `check_packed` -> `to_layout`.
 """
 

@@ -119,49 +119,35 @@ class _Records:
         self.ids = [memoryview(values.data) for values, _ in ids]
         self.names = [memoryview(values.data) for values, _ in names]
         # Record r of chunk s has its offsets in places r + s and r + s + 1.
-        self.id_offsets = _joined([offsets for _, offsets in ids])
-        self.name_offsets = _joined([offsets for _, offsets in names])
+        self.id_offsets = _concatenate([offsets for _, offsets in ids])
+        self.name_offsets = _concatenate([offsets for _, offsets in names])
         ranges = [read_ranges(batch["trained_ranges"]) for batch in batches]
-        self.ranges = _joined_ranges(ranges)
-        self.weights = _joined_weights(batches, ranges)
+        before = np.cumsum([0] + [len(each.starts) for each in ranges])
+        offsets = [each.offsets + base for each, base in zip(ranges, before, strict=False)]
+        self.ranges = Ranges(
+            _concatenate([each.starts for each in ranges]),
+            _concatenate([each.ends for each in ranges]),
+            _concatenate([each.astype(np.int32) for each in offsets]),
+        )
+        weights = [
+            flat_weights(batch["range_weights"], each.counts())
+            for batch, each in zip(batches, ranges, strict=True)
+        ]
+        self.weights: npt.NDArray[np.float32] | None = None
+        """Of every range; None where each is 1."""
+        if any(each is not None for each in weights):
+            ones = [np.ones(len(each.starts), np.float32) for each in ranges]
+            self.weights = np.concatenate(
+                [one if each is None else each for each, one in zip(weights, ones, strict=True)]
+            )
         self.labels = pa.chunked_array([batch["label"] for batch in batches], pa.int64())
 
-    def chunk_of(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-        return np.searchsorted(self.first_rows, rows, side="right") - 1
 
-
-def _joined(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Join arrays; a single one is not copied, and none at all are the offsets of no record."""
     if len(arrays) == 1:
         return arrays[0]
     return np.concatenate(arrays) if arrays else np.zeros(1, dtype=np.int32)
-
-
-def _joined_ranges(ranges: list[Ranges]) -> Ranges:
-    before = np.cumsum([0] + [len(each.starts) for each in ranges])
-    offsets = [each.offsets + base for each, base in zip(ranges, before, strict=False)]
-    return Ranges(
-        _joined([each.starts for each in ranges]),
-        _joined([each.ends for each in ranges]),
-        _joined([each.astype(np.int32) for each in offsets]),
-    )
-
-
-def _joined_weights(
-    batches: list[pa.RecordBatch], ranges: list[Ranges]
-) -> npt.NDArray[np.float32] | None:
-    """Weight of every range of all batches; None where each is 1."""
-    parts = [
-        flat_weights(batch["range_weights"], each.counts())
-        for batch, each in zip(batches, ranges, strict=True)
-    ]
-    if all(part is None for part in parts):
-        return None
-    return np.concatenate(
-        [
-            np.ones(len(each.starts), np.float32) if part is None else part
-            for part, each in zip(parts, ranges, strict=True)
-        ]
-    )
 
 
 def _gather_batch(
@@ -172,39 +158,48 @@ def _gather_batch(
     packs: tuple[int, int],
     tally: GatherTally,
 ) -> pa.RecordBatch:
-    low, high = plan.pack_offsets[packs[0]], plan.pack_offsets[packs[1]]
+    first, last = packs
+    low, high = plan.pack_offsets[first], plan.pack_offsets[last]
+    pack_offsets = plan.pack_offsets[first : last + 1] - low
     sequence = plan.order[low:high]
     row = np.asarray(sequence if rows is None else rows[sequence], dtype=np.int64)
     starts = np.zeros(len(row), np.int64) if plan.starts is None else plan.starts[low:high]
     ends = lengths[sequence] if plan.ends is None else plan.ends[low:high]
-    chunk = records.chunk_of(row)
+    chunk = np.searchsorted(records.first_rows, row, side="right") - 1
     slot = row + chunk
-    pack_offsets = plan.pack_offsets[packs[0] : packs[1] + 1] - low
 
     seq_lengths = (ends - starts).astype(np.int32)
+    token_offsets = np.concatenate([[0], np.cumsum(seq_lengths, dtype=np.int64)])
     begin = records.id_offsets[slot].astype(np.int64)
     assert (begin + ends <= records.id_offsets[slot + 1]).all(), "a length is over its record's"
     input_ids = _join(records.ids, chunk, begin + starts, begin + ends)
-    token_offsets = np.concatenate([[0], np.cumsum(seq_lengths, dtype=np.int64)])
-    ranges, weights, num_first_masked = _shifted_ranges(
+    ids = pa.Array.from_buffers(pa.int32(), int(token_offsets[-1]), [None, input_ids])
+    ranges, weights, num_first_masked = _shift_ranges(
         records, slot, starts, ends, pack_offsets, token_offsets
     )
-    tally.num_packs += len(pack_offsets) - 1
+    name_begin, name_end = records.name_offsets[slot], records.name_offsets[slot + 1]
+    name_offsets = np.concatenate([[0], np.cumsum(name_end - name_begin)]).astype(np.int32)
+    names = pa.StringArray.from_buffers(
+        len(slot),
+        pa.py_buffer(name_offsets),
+        _join(records.names, chunk, name_begin, name_end),
+    )
+    labels = pa.nulls(last - first, pa.int64())
+    if plan.strategy == "none":
+        labels = one_chunk(records.labels.take(pa.array(row)))
+
+    tally.num_packs += last - first
     tally.num_tokens += int(token_offsets[-1])
     tally.num_sequences += len(row)
     tally.num_first_masked += num_first_masked
     spans = ranges.values
     tally.num_trained += int(np.subtract(spans.field("end"), spans.field("start")).sum())
-    ids = pa.Array.from_buffers(pa.int32(), int(token_offsets[-1]), [None, input_ids])
-    labels = pa.nulls(len(pack_offsets) - 1, pa.int64())
-    if plan.strategy == "none":
-        labels = one_chunk(records.labels.take(pa.array(row)))
     columns = [
         list_array(ids, token_offsets[pack_offsets], pa.int32()),
         ranges,
         weights,
         list_array(pa.array(seq_lengths), pack_offsets, pa.int32()),
-        list_array(_names(records, chunk, slot), pack_offsets, pa.string()),
+        list_array(names, pack_offsets, pa.string()),
         labels,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PACKED)
@@ -216,22 +211,13 @@ def _join(
     begin: npt.NDArray[Any],
     end: npt.NDArray[Any],
 ) -> pa.Buffer:
-    """The slices [begin, end) of the views' chunks, behind one another."""
+    """Join the slices [begin, end) of the views' chunks."""
     places = zip(chunk.tolist(), begin.tolist(), end.tolist(), strict=True)
     blocks = iter(lambda: [views[k][i:j] for k, i, j in islice(places, _BLOCK_VIEWS)], [])
     return pa.py_buffer(b"".join(map(b"".join, blocks)))
 
 
-def _names(
-    records: _Records, chunk: npt.NDArray[np.int64], slot: npt.NDArray[np.int64]
-) -> pa.Array:
-    begin, end = records.name_offsets[slot], records.name_offsets[slot + 1]
-    offsets = np.concatenate([[0], np.cumsum(end - begin)]).astype(np.int32)
-    data = _join(records.names, chunk, begin, end)
-    return pa.StringArray.from_buffers(len(slot), pa.py_buffer(offsets), data)
-
-
-def _shifted_ranges(
+def _shift_ranges(
     records: _Records,
     slot: npt.NDArray[np.int64],
     starts: npt.NDArray[Any],
@@ -239,7 +225,7 @@ def _shifted_ranges(
     pack_offsets: npt.NDArray[np.int64],
     token_offsets: npt.NDArray[np.int64],
 ) -> tuple[pa.Array, pa.Array, int]:
-    """Trained ranges of every piece in tokens of its pack, their weights, and first tokens lost.
+    """Return trained ranges of every piece in tokens of its pack, their weights, and first tokens.
 
     A piece [2, 8) at token 10 of its pack: range [0, 5) -> [0, 3) -> [1, 3) -> [11, 13), one lost.
     """

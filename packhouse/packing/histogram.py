@@ -76,7 +76,13 @@ def exact_completion(counts: IntArray, seq_len: int) -> Patterns:
     num_packs = 0
     while shelf.num:
         pattern = _fill_one(shelf, seq_len)
-        repeats = 1 + shelf.take_again(pattern)
+        repeats = 1
+        # The same pack again, as often as the counts allow.
+        again = min(shelf.counts[length] // times for length, times in pattern.items())
+        if again:
+            repeats += again
+            for length, times in pattern.items():
+                shelf.take(length, times * again)
         rows += [(num_packs, repeats, length, times) for length, times in pattern.items()]
         num_packs += repeats
     return _as_patterns(rows)
@@ -161,14 +167,6 @@ class _Shelf:
             self.left.remove(length)
             self.mirror.remove(self.top - length)
 
-    def take_again(self, pattern: dict[int, int]) -> int:
-        """Take the pattern as many more times as every count allows; returns how many."""
-        repeats = min(self.counts[length] // times for length, times in pattern.items())
-        if repeats:
-            for length, times in pattern.items():
-                self.take(length, times * repeats)
-        return repeats
-
     def longest(self, space: int) -> int:
         """Longest length left that fits, or 0."""
         return self.left.most(min(space, self.top))
@@ -180,7 +178,7 @@ class _Shelf:
     def pair(self, total: int) -> tuple[int, int] | None:
         """The two most equal lengths left that sum to `total`, the longer first."""
         longer = -(-total // 2)
-        if 2 * longer == total and self.counts_at(longer) == 1:
+        if 2 * longer == total and longer <= self.top and self.counts[longer] == 1:
             longer += 1  # there is only one half
         shift = self.top - total
         while longer <= self.top and longer < total:
@@ -190,9 +188,6 @@ class _Shelf:
                 return longer, total - longer
             longer += _CHUNK_BITS
         return None
-
-    def counts_at(self, length: int) -> int:
-        return self.counts[length] if length <= self.top else 0
 
     def triple(self, total: int) -> tuple[int, int, int] | None:
         """Three lengths left that sum to `total`, about equal."""
@@ -321,9 +316,9 @@ def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
 
     Source: Johnson 1973; at most 11/9 OPT + 6/9 packs, Dosa 2007.
     """
-    space = np.empty(0, dtype=np.int32)
+    space = np.empty(0, dtype=np.int32)  # in each open pack; the rest of the array is not open yet
     opened = 0
-    placed: list[tuple[IntArray, int, IntArray]] = []
+    placed: list[tuple[IntArray, IntArray, IntArray]] = []  # packs, length, how many
     for length in np.flatnonzero(counts)[::-1].tolist():
         count = int(counts[length])
         packs = np.flatnonzero(space[:opened] >= length)
@@ -331,7 +326,10 @@ def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
         found = int(room[-1]) if len(room) else 0
         if found < count:
             more = -(-(count - found) // (seq_len // length))
-            space = _with_capacity(space, opened + more)
+            if opened + more > len(space):
+                grown = np.empty(max(opened + more, 2 * len(space)), dtype=np.int32)
+                grown[:opened] = space[:opened]
+                space = grown
             space[opened : opened + more] = seq_len
             packs = np.concatenate([packs, np.arange(opened, opened + more)])
             room = np.cumsum(space[packs] // length)
@@ -340,30 +338,13 @@ def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
         times = np.diff(np.minimum(room[: last + 1], count), prepend=0)
         packs = packs[: last + 1]
         space[packs] -= (times * length).astype(np.int32)
-        placed.append((packs, length, times))
-    return _from_placements(placed)
-
-
-def _with_capacity(space: npt.NDArray[np.int32], capacity: int) -> npt.NDArray[np.int32]:
-    if capacity <= len(space):
-        return space
-    grown = np.empty(max(capacity, 2 * len(space)), dtype=np.int32)
-    grown[: len(space)] = space
-    return grown
-
-
-def _from_placements(placed: list[tuple[IntArray, int, IntArray]]) -> Patterns:
+        placed.append((packs, np.full(len(packs), length), times))
     if not placed:
         return _as_patterns([])
-    pack = np.concatenate([packs for packs, _, _ in placed])
-    length = np.repeat(
-        np.array([length for _, length, _ in placed], dtype=np.int64),
-        [len(packs) for packs, _, _ in placed],
-    )
-    times = np.concatenate([times for _, _, times in placed])
+    pack, lengths, times = (np.concatenate(columns) for columns in zip(*placed, strict=True))
     by_pack = np.argsort(pack, kind="stable")
     ones = np.ones(len(pack), dtype=np.int64)
-    return Patterns(pack[by_pack], ones, length[by_pack], times[by_pack])
+    return Patterns(pack[by_pack], ones, lengths[by_pack], times[by_pack])
 
 
 def _as_patterns(rows: list[tuple[int, int, int, int]]) -> Patterns:

@@ -60,21 +60,17 @@ def published_schema(
         b'unshifted'
     """
     int32s = PACKED.field("input_ids").type
+    float32s = pa.list_(pa.field("item", pa.float32(), nullable=False))
+    is_compact = layout == "compact"
     fields = [
         PACKED.field("input_ids"),
-        pa.field("labels", int32s, nullable=False)
-        if layout == "labels"
-        else PACKED.field("trained_ranges"),
+        PACKED.field("trained_ranges") if is_compact else pa.field("labels", int32s, False),
         PACKED.field("seq_lengths"),
         PACKED.field("record_ids"),
+        *([pa.field("position_ids", int32s, False)] if position_ids else []),
+        *([PACKED.field("label")] if with_label else []),
+        *([pa.field("loss_weights", float32s, False)] if with_weights else []),
     ]
-    if position_ids:
-        fields.append(pa.field("position_ids", int32s, nullable=False))
-    if with_label:
-        fields.append(PACKED.field("label"))
-    if with_weights:
-        float32s = pa.list_(pa.field("item", pa.float32(), nullable=False))
-        fields.append(pa.field("loss_weights", float32s, nullable=False))
     metadata = {
         "packhouse.contract": str(CONTRACT_VERSION),
         "packhouse.layout": layout,
@@ -84,37 +80,44 @@ def published_schema(
     return pa.schema(fields, metadata=metadata)
 
 
-def to_layout(
-    batch: pa.RecordBatch,
-    layout: Layout = "labels",
-    position_ids: bool = False,
-    with_label: bool = False,
-    with_weights: bool = False,
-) -> pa.RecordBatch:
-    """Turn a batch of schema `tables.PACKED` into one of `published_schema`.
+def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return packed rows with the columns of a published schema.
+
+    Labels, positions and weights that the rows do not have are made from ranges and lengths.
 
     Args:
-        batch: packed rows.
-        layout: `labels` for a label per token, `compact` for the trained ranges.
-        position_ids: add positions that restart at each sequence.
-        with_label: add the class index of classification data.
-        with_weights: add the loss weight of each token, 0 where it is not trained.
+        batch: rows of schema `tables.PACKED`, or published ones of either layout.
+        schema: one of `published_schema`.
+
+    Example:
+        >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9], "labels": [-100, 8, -100],
+        ...     "seq_lengths": [2, 1], "record_ids": ["a", "b"]}])
+        >>> to_layout(batch, published_schema(position_ids=True))["position_ids"].to_pylist()
+        [[0, 1, 0]]
     """
-    schema = published_schema(layout, position_ids, with_label, with_weights)
-    columns = {name: batch[name] for name in schema.names if name in PACKED.names}
-    _, offsets = flat_list(batch["input_ids"])
-    if layout == "labels":
-        columns["labels"] = list_array(
-            pa.array(expand_labels(batch)), offsets - offsets[0], pa.int32()
-        )
-    if position_ids:
-        lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
-        positions = pa.array(_positions(lengths))
-        columns["position_ids"] = list_array(positions, offsets - offsets[0], pa.int32())
-    if with_weights:
-        weights = pa.array(expand_weights(batch))
-        columns["loss_weights"] = list_array(weights, offsets - offsets[0], pa.float32())
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    _, offsets = zero_based(*flat_list(batch["input_ids"]))
+    arrays = []
+    for field in schema:
+        if field.name in batch.schema.names:
+            array = batch[field.name]
+            if array.type != field.type and field.name in _PER_TOKEN:
+                # Nullable items, views or wider numbers, as other writers and readers have them.
+                values, starts = zero_based(*flat_list(array))
+                item = field.type.value_type
+                array = list_array(pa.array(values, item), starts, item)
+            arrays.append(array.cast(field.type))
+            continue
+        if field.name == "labels":
+            made: npt.NDArray[Any] = expand_labels(batch)
+        elif field.name == "position_ids":
+            made = position_ids(zero_based(*flat_list(batch["seq_lengths"]))[0])
+        else:
+            made = expand_weights(batch)
+        arrays.append(list_array(pa.array(made), offsets, field.type.value_type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+_PER_TOKEN = ("input_ids", "labels", "seq_lengths", "position_ids", "loss_weights")
 
 
 def expand_labels(batch: pa.RecordBatch) -> Int32s:
@@ -172,20 +175,17 @@ def trained_mask(starts: Any, ends: Any, num_tokens: int) -> npt.NDArray[np.bool
     return np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
 
 
-def position_ids(seq_lengths: npt.NDArray[np.integer[Any]]) -> Int32s:
+def position_ids(
+    seq_lengths: npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]] = np.int32
+) -> npt.NDArray[Any]:
     """Positions of all tokens, restarting at each sequence.
 
     Args:
         seq_lengths: tokens of each sequence, shape [num_sequences].
+        dtype: of the positions: int32 as files hold them, int64 as models want them.
 
     Example:
         >>> position_ids(np.array([3, 2])).tolist()
         [0, 1, 2, 0, 1]
     """
-    ends = np.cumsum(seq_lengths, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    starts = (ends - seq_lengths).astype(np.int32)
-    return np.arange(total, dtype=np.int32) - np.repeat(starts, seq_lengths)
-
-
-_positions = position_ids  # where a parameter of that name hides the function
+    return count_up(seq_lengths, dtype)

@@ -1,7 +1,7 @@
 """See Arrow list columns as flat numpy arrays and offsets, and build them so, without copies.
 
 An Arrow list array is one flat buffer of values and `num_rows + 1` offsets into it. Everything in
-this room works on that pair: no Python list of ids exists anywhere.
+this package works on that pair: no Python list of ids exists anywhere.
 """
 
 from collections.abc import Sequence
@@ -135,7 +135,9 @@ def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
     return Ranges(starts, ends, offsets - offsets[0])
 
 
-def count_up(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def count_up(
+    counts: npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]] = np.int64
+) -> npt.NDArray[Any]:
     """Count from 0 within each run.
 
     Example:
@@ -144,8 +146,9 @@ def count_up(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """
     ends = np.cumsum(counts, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
-    starts: npt.NDArray[np.int64] = ends - counts
-    return np.arange(total, dtype=np.int64) - np.repeat(starts, counts)
+    within = np.arange(total, dtype=dtype)
+    within -= np.repeat((ends - counts).astype(dtype), counts)
+    return within
 
 
 def list_array(values: pa.Array, offsets: npt.NDArray[Any], item: pa.DataType) -> pa.Array:

@@ -7,14 +7,13 @@ reason and is counted in rows and tokens.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.errors import SequenceTooLongError
-from packhouse.packing.lists import Ranges, read_ranges
+from packhouse.packing.lists import read_ranges
 from packhouse.recipe import PackConfig
 
 __all__ = ["REASONS", "Admitted", "apply_over_length"]
@@ -107,51 +106,36 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
     """
     num_tokens = np.array(tokenized["num_tokens"].to_numpy(), np.int32)  # lets the mapped shard go
     ranges = read_ranges(tokenized["trained_ranges"])
+    row = ranges.row_of_each()
     lengths = num_tokens.copy()
     reasons = np.zeros(len(lengths), dtype=np.uint8)
     over = num_tokens > config.seq_len
     if config.strategy != "concat" and over.any():
         if config.over_length == "error":
-            _raise_too_long(tokenized, int(np.argmax(over)), config.seq_len)
+            columns = ["record_id", "source", "row", "num_tokens"]
+            (first,) = tokenized.select(columns).slice(int(np.argmax(over)), 1).to_pylist()
+            raise SequenceTooLongError(
+                f"record '{first['record_id']}' has {first['num_tokens']:,} tokens, over seq_len "
+                f"{config.seq_len:,} ({first['source']}, row {first['row']:,}). Set "
+                "pack.over_length to 'drop', 'truncate_turns' or 'window', or raise pack.seq_len.",
+                **first,
+                seq_len=config.seq_len,
+            )
         if config.over_length == "truncate_turns":
-            lengths[over] = _last_end_within(ranges, config.seq_len)[over]
+            # seq_len 8, trained ranges end at 5, 8 and 12: 8 tokens are kept.
+            last_end = np.zeros(len(lengths), dtype=np.int32)
+            fits = ranges.ends <= config.seq_len
+            np.maximum.at(last_end, row[fits], ranges.ends[fits])
+            lengths[over] = last_end[over]
             reasons[over & (lengths == 0)] = _FIRST_TURN_TOO_LONG
         else:
             reasons[over] = _OVER_SEQ_LEN
+    # Ranges that train any token but the first, within what is kept.
+    trains = np.minimum(ranges.ends, lengths[row]) > np.maximum(ranges.starts, 1)
+    has_trained = np.zeros(len(lengths), dtype=np.bool_)
+    has_trained[row[trains]] = True
     has_label = tokenized["label"].is_valid().to_numpy(zero_copy_only=False)
-    untrained = ~_has_trained(ranges, lengths) & ~(has_label & (ranges.counts() == 0))
+    untrained = ~has_trained & ~(has_label & (ranges.counts() == 0))
     reasons[untrained & (reasons == _KEPT)] = _NOTHING_TRAINED
-    rows = np.flatnonzero(reasons == _KEPT).astype(np.int32)
-    return Admitted(rows, lengths[rows], reasons, num_tokens)
-
-
-def _last_end_within(ranges: Ranges, seq_len: int) -> npt.NDArray[np.int32]:
-    """Largest end of a trained range of each record that is at most `seq_len`; 0 without one."""
-    largest = np.zeros(ranges.num_rows, dtype=np.int32)
-    fits = ranges.ends <= seq_len
-    np.maximum.at(largest, ranges.row_of_each()[fits], ranges.ends[fits])
-    return largest
-
-
-def _has_trained(ranges: Ranges, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Whether any token but the first is trained within the first `lengths` tokens."""
-    row = ranges.row_of_each()
-    trained = np.minimum(ranges.ends, lengths[row]) > np.maximum(ranges.starts, 1)
-    has_trained = np.zeros(ranges.num_rows, dtype=np.bool_)
-    has_trained[row[trained]] = True
-    return has_trained
-
-
-def _raise_too_long(tokenized: pa.Table, index: int, seq_len: int) -> None:
-    record: dict[str, Any] = (
-        tokenized.select(["record_id", "source", "row", "num_tokens"])
-        .slice(index, 1)
-        .to_pylist()[0]
-    )
-    raise SequenceTooLongError(
-        f"record '{record['record_id']}' has {record['num_tokens']:,} tokens, over seq_len "
-        f"{seq_len:,} ({record['source']}, row {record['row']:,}). Set pack.over_length to 'drop', "
-        "'truncate_turns' or 'window', or raise pack.seq_len.",
-        **record,
-        seq_len=seq_len,
-    )
+    kept = np.flatnonzero(reasons == _KEPT).astype(np.int32)
+    return Admitted(kept, lengths[kept], reasons, num_tokens)

@@ -15,21 +15,21 @@ __all__ = ["PackStatistics", "length_histogram"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackStatistics:
-    """Statistics of the packs of one side."""
+    """Statistics of the packs of one side; `num_` fields are 0 until tokens were gathered."""
 
     seq_len: int
     """Pack size in tokens."""
     strategy: str
     """How the packs were planned."""
-    num_sequences: int
+    num_sequences: int = 0
     """Sequences in packs; with `concat`, pieces."""
-    num_packs: int
+    num_packs: int = 0
     """Packs."""
-    num_tokens: int
+    num_tokens: int = 0
     """Tokens in packs."""
-    num_trained: int
+    num_trained: int = 0
     """Tokens with a label."""
-    num_first_masked: int
+    num_first_masked: int = 0
     """Tokens that lost their label as the first of their sequence in a pack."""
     lower_bound: int
     """Packs that no plan without cuts goes below."""
@@ -62,11 +62,9 @@ class PackStatistics:
             length_histogram=length_histogram(lengths),
         )
 
-    @classmethod
-    def of_parts(cls, planned: Mapping[str, Any], tallies: Mapping[str, int]) -> "PackStatistics":
-        """Put together what a plan knew (fields without `num_`) and what gathers saw (the rest)."""
-        counts = [name for name in cls.__dataclass_fields__ if name.startswith("num_")]
-        return cls(**{**planned, **{name: tallies.get(name, 0) for name in counts}})
+    def with_tally(self, tally: Mapping[str, int]) -> "PackStatistics":
+        """Return what the plan knew together with what all gathers counted: the `num_` fields."""
+        return PackStatistics(**{**asdict(self), **tally})
 
     @property
     def num_padding(self) -> int:

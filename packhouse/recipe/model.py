@@ -29,7 +29,8 @@ class Recipe(Section):
     """Where raw rows come from."""
 
     tokenizer: Uri
-    """Folder of the tokenizer, as `save_pretrained` writes it."""
+    """Folder of the tokenizer, as `save_pretrained` writes it; or its name on the Hugging Face Hub,
+    `org/name` or `org/name@revision`."""
 
     validate_: Annotated[ValidateConfig, Field(alias="validate")] = ValidateConfig()
     format: FormatConfig = FormatConfig()

@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,35 +11,65 @@ import yaml
 from pydantic import ValidationError
 
 from packhouse.errors import ConfigError
+from packhouse.recipe.mistakes import explain_mistakes
 from packhouse.recipe.model import Recipe
-from packhouse.recipe.source import SourceConfig
+from packhouse.recipe.section import HUB_NAME
 
-__all__ = ["expand_variables", "load_recipe", "parse_recipe"]
+__all__ = ["apply_override", "expand_variables", "load_recipe", "parse_recipe", "tokenizer_at"]
 
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
     """Read a recipe from YAML, with `section.key=value` overrides put over it.
 
     Sources, tokenizer and template are relative to the recipe's folder, the store to the working
-    directory. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are taken from the environment; no
-    other variable is, so that no credential can slip into a recipe.
+    directory. A tokenizer `org/name` without such a folder is a name of the Hub. `${PACKHOUSE_X}`
+    and `${PACKHOUSE_X:-default}` are taken from the environment; no other variable is, so that no
+    credential can slip into a recipe.
 
     Raises:
         ConfigError: no such file, not YAML, a key twice, an unknown key or a value out of bounds.
     """
     path = Path(path)
-    raw = _parse_yaml(_read_text(path), f"recipe '{path}'")
+    text, where = _read_text(path), f"recipe '{path}'"
+    raw = _parse_yaml(text, where)
+    if raw is None:
+        raise ConfigError(f"{where} is empty; see deployments/recipes for examples")
     if not isinstance(raw, dict):
-        raise ConfigError(f"recipe '{path}' must be a mapping of keys, got {type(raw).__name__}")
+        raise ConfigError(f"{where} must be a mapping of keys, got {type(raw).__name__}")
     for override in overrides:
-        _override(raw, override)
+        apply_override(raw, override)
     try:
         expanded = expand_variables(raw)
     except RecursionError:
         raise ConfigError(
-            f"recipe '{path}': an alias (`*name`) stands inside what it names; write the value out"
+            f"{where}: an alias (`*name`) stands inside what it names; write the value out"
         ) from None
-    return parse_recipe(expanded, where=f"recipe '{path}'", folder=path.parent)
+    keys = [override.partition("=")[0] for override in overrides]
+    root = cache(lambda: _Loader(text).get_single_node())  # parsed again if there are mistakes
+
+    def line_of(loc: tuple[int | str, ...]) -> int | None:
+        starts = (".".join(map(str, loc[:n])) for n in range(1, len(loc) + 1))
+        return None if any(start in keys for start in starts) else _line_of(root(), loc)
+
+    return parse_recipe(expanded, where=where, folder=path.parent, line_of=line_of)
+
+
+def _line_of(node: yaml.Node | None, loc: tuple[int | str, ...]) -> int | None:
+    """The line of a key in a recipe's YAML, or of the last part of the way to it that is there."""
+    line = None
+    for part in loc:
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(k, v) for k, v in node.value if getattr(k, "value", None) == part]
+            if not pairs:
+                return line
+            key, node = pairs[0]
+            line = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            return line
+    return line
 
 
 def _read_text(path: Path) -> str:
@@ -111,9 +143,19 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_recipe(
-    raw: dict[str, Any], *, where: str = "recipe", folder: Path | None = None
+    raw: dict[str, Any],
+    *,
+    where: str = "recipe",
+    folder: Path | None = None,
+    line_of: Callable[[tuple[int | str, ...]], int | None] = lambda loc: None,
 ) -> Recipe:
     """Check a mapping against the model and resolve its relative paths against `folder`.
+
+    Args:
+        raw: what the YAML holds.
+        where: the recipe, for messages.
+        folder: of the recipe's file; None leaves paths as they are.
+        line_of: line of a key in the file.
 
     Raises:
         ConfigError: the first mistakes, each with its key, what was given and what is allowed.
@@ -121,11 +163,21 @@ def parse_recipe(
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(error)}") from None
+        raise ConfigError(explain_mistakes(error, Recipe, where, line_of)) from None
     return recipe if folder is None else _resolve(recipe, folder)
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Put `section.key=value` over a recipe's mapping.
+
+    Raises:
+        ConfigError: no such form, or the key leads into a value.
+
+    Example:
+        >>> raw = {"pack": {"seed": 1}}
+        >>> apply_override(raw, "pack.seq_len=4096"); raw
+        {'pack': {'seed': 1, 'seq_len': 4096}}
+    """
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set takes section.key=value, got '{override}'")
@@ -186,7 +238,7 @@ def _resolve(recipe: Recipe, folder: Path) -> Recipe:
     update: dict[str, Any] = {
         "sources": sources,
         "audit": recipe.audit.model_copy(update={"benchmarks": benchmarks}),
-        "tokenizer": _at(recipe.tokenizer, folder),
+        "tokenizer": tokenizer_at(recipe.tokenizer, folder),
     }
     if recipe.golden is not None:
         update["golden"] = _at(recipe.golden, folder)
@@ -202,48 +254,7 @@ def _at(uri: str, folder: Path) -> str:
     return os.path.normpath(folder / Path(uri).expanduser())
 
 
-_MAX_MISTAKE = 500
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for item in error.errors()[:5]:
-        key = ".".join(str(part) for part in item["loc"]) or "recipe"
-        if item["type"] == "extra_forbidden":
-            lines.append(f"unknown key '{key}'{_hint(item['loc'])}")
-        elif item["type"] == "missing":
-            lines.append(f"'{key}' is missing")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            got = f", got {_kind_of(item['input'])}"
-            # A rule over sections stands at no key, and its input is the whole recipe.
-            lines.append(f"'{key}': {message}{got}" if item["loc"] else message)
-    return "; ".join(line[:_MAX_MISTAKE] for line in lines)
-
-
-def _kind_of(value: Any) -> str:
-    """What was given, but not text: it may be a secret in the wrong field."""
-    if isinstance(value, str):
-        return f"text of {len(value):,} characters"
-    if isinstance(value, bool | int | float | None):
-        return repr(value)
-    return f"a {'mapping' if isinstance(value, dict) else type(value).__name__}"
-
-
-def _hint(loc: tuple[int | str, ...]) -> str:
-    import difflib
-
-    model: Any = Recipe
-    for part in loc[:-1]:
-        if isinstance(part, str):
-            model = _submodel(model, part)
-    names = [field.alias or name for name, field in model.model_fields.items()]
-    near = difflib.get_close_matches(str(loc[-1]), names, n=1)
-    return f" (did you mean '{near[0]}'?)" if near else f" (known: {', '.join(names)})"
-
-
-def _submodel(model: Any, key: str) -> Any:
-    for name, field in model.model_fields.items():
-        if key in (name, field.alias):
-            return SourceConfig if key in ("sources", "benchmarks") else field.annotation
-    return model
+def tokenizer_at(name: str, folder: Path) -> str:
+    """Return a tokenizer's folder, if it is there, else a name of the Hub as it is."""
+    place = _at(name, folder)
+    return name if HUB_NAME.fullmatch(name) and not Path(place).is_dir() else place

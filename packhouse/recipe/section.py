@@ -1,12 +1,16 @@
 """What every section of a recipe shares: frozen, closed, and no boolean taken for a number."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-__all__ = ["Name", "Section", "Share", "Uri"]
+__all__ = ["HUB_NAME", "Name", "Section", "Share", "Uri"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
+
+HUB_NAME = re.compile(r"(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+"""A name of the Hugging Face Hub: `org/name`, perhaps with a branch, a tag or a commit."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

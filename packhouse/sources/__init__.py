@@ -3,11 +3,10 @@
 `scan_source` finds a source's files and cuts them into shards; `read_shard` reads one of them.
 """
 
-from packhouse.sources.raw_rows import with_raw_rows
-from packhouse.sources.reading import ShardRows, read_shard
+from packhouse.sources.reading import ShardRows, read_shard, with_raw_rows
 from packhouse.sources.shards import SourceShard, scan_source
 
 __all__ = ["VERSION", "ShardRows", "SourceShard", "read_shard", "scan_source", "with_raw_rows"]
 
-VERSION = 6
+VERSION = 7
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

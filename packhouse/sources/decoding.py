@@ -1,25 +1,19 @@
-"""Decode Parquet and Arrow files in a process of their own, whose memory is limited.
+"""Decode Parquet and Arrow files in a child process, whose memory and time are limited.
 
 A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a file says about
-its own sizes may be a lie. So nothing is decoded in the process of a run. A child with a limit on
-its address space decodes and checks, and hands over plain batches of a few megabytes. A file that
-goes over a limit ends in an error that names it, and so does one that crashes the decoder.
+its own sizes may be a lie. So nothing is decoded in the process of a run. A child
+(`packhouse.confine`) gets the file's bytes from this process, decodes and checks them, and hands
+over plain batches of a few megabytes. A file that goes over a limit ends in an error that names it,
+and so does one that crashes the decoder.
 
     56 KB of Parquet, 2,000,000 rows that share one text of 1 MB:
-        1,024 rows do not fit in DECODER_BYTES: the child ends, and the file is refused
-
-The child imports pyarrow and little else, which takes 0.2 s for each shard.
+        1,024 rows do not fit in 1 GiB: the child ends, and the file is refused
 """
 
-import json
 import os
-import resource
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,13 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from packhouse import errors
-from packhouse.errors import PackhouseError, SourceError
+from packhouse.confine import at, file_of_parent, stream_confined
+from packhouse.errors import SourceError
+from packhouse.sources.files import file_errors, open_file
 
-__all__ = ["MAX_COLUMNS", "Request", "decode"]
-
-DECODER_BYTES = 2**30
-"""Memory of the process that decodes; it holds one record batch, or one page of each column."""
+__all__ = ["MAX_COLUMNS", "decode_head", "decode_rows"]
 
 BATCH_BYTES = 8 * 2**20
 """Decoded bytes of a batch that is handed over, unless one row is larger."""
@@ -57,81 +49,87 @@ _ROW_BYTES = 256  # of the objects that a row becomes, whatever is in it
 _MAX_DEPTH = 32
 _BATCH_ROWS = 1024
 
-Request = dict[str, Any]
-"""`uri` and `file_format` of a file, and either `rows`: [first, end), or `head`: how many rows of
-the first group are wanted beside the facts about the file."""
 
+def decode_head(uri: str, file_format: str, num_rows: int) -> Iterator[Any]:
+    """Yield a file's facts, then batches of the first rows of its first group that has any.
 
-def decode(request: Request, path: Path | None) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a file in batches of at most `BATCH_BYTES`; an empty one where there are none.
-
-    Asked for its head, the file's facts are in the metadata of the batches' schema, as JSON under
-    `facts`: `names` of its columns, and `sizes`, [rows, bytes] of each group.
-
-    Args:
-        request: what to read.
-        path: where the file lies on this machine; None: it is opened by its uri.
+    At most `num_rows` rows. The facts are `names` of its columns, and `sizes`, [rows, bytes] of
+    each group.
 
     Raises:
         SourceError: the file is damaged, or over a limit, which it names.
         TransientError: the storage did not answer.
     """
-    arguments = json.dumps({**request, "path": path and str(path)})
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "ARROW_DEFAULT_MEMORY_POOL": "system",
-    }
-    command = [sys.executable, "-P", __file__, arguments]
-    with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            env=environment,
-        ) as child,
-    ):
-        try:
-            with suppress(pa.ArrowException, StopIteration):  # the child's end says why
-                reader = pa.ipc.open_stream(child.stdout)
-                while True:
-                    yield reader.read_next_batch()
-            child.wait()
-        finally:
-            child.kill()
-        if child.returncode:
-            said.seek(0)
-            raise _error_of(request, child.returncode, said.read())
+    return _decode(uri, partial(_head, uri, file_format, num_rows))
 
 
-def _error_of(request: Request, code: int, said: bytes) -> PackhouseError:
-    if code == _EXIT_WITH_ERROR:
-        kind, message = json.loads(said.splitlines()[-1])
-        error: PackhouseError = getattr(errors, kind)(message, uri=request["uri"])
-        return error
-    how = f"signal {-code}" if code < 0 else said.decode(errors="replace").strip()[-300:]
-    return SourceError(
-        f"source file '{request['uri']}' ended the process that decoded it ({how}); it is damaged, "
-        f"or needs more than {DECODER_BYTES:,} bytes: write it again with smaller row groups",
-        uri=request["uri"],
-    )
+def decode_rows(uri: str, file_format: str, first: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
+
+    Raises:
+        SourceError: the file is damaged, or over a limit, which it names.
+        TransientError: the storage did not answer.
+    """
+    return _decode(uri, partial(_rows, uri, file_format, first, end))
 
 
-_EXIT_WITH_ERROR = 3
+def _decode(uri: str, call: Any) -> Iterator[Any]:
+    with file_errors(uri), open_file(uri) as file:
+        yield from stream_confined(
+            call,
+            what=f"source file '{uri}'",
+            blames=SourceError,
+            remedy="Refused as a decompression bomb; if it is none, write it again with smaller "
+            "row groups and pages, or as JSON Lines",
+            num_bytes=file.seek(0, os.SEEK_END),
+            file=file,
+        )
+
+
+# What follows runs in the child.
+
+
+def _head(uri: str, file_format: str, num_rows: int) -> Iterator[Any]:
+    with _damage(uri, file_format):
+        decoder = _Decoder(uri, file_format)
+        sizes = decoder.sizes()
+        yield {"names": decoder.schema.names, "sizes": sizes}
+        decoder = _Decoder(uri, file_format)  # a stream is read once
+        first_rows = next((rows for rows, _ in sizes if rows), 0)
+        yield from decoder.plain_batches(0, min(num_rows, first_rows))
+
+
+def _rows(uri: str, file_format: str, first: int, end: int) -> Iterator[pa.RecordBatch]:
+    with _damage(uri, file_format):
+        decoder = _Decoder(uri, file_format)
+        decoder.count(_ROW_BYTES * (end - first))  # before any row of nothing is made
+        decoder.decoded = 0
+        yield from decoder.plain_batches(first, end)
+
+
+@contextmanager
+def _damage(uri: str, file_format: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, RecursionError) as damage:
+        said = str(damage).splitlines()[0] if str(damage) else type(damage).__name__
+        raise SourceError(
+            f"source file '{uri}' is damaged {file_format.capitalize()}: {said[:500]}", uri=uri
+        ) from None
 
 
 class _Decoder:
-    """The child's side: reads a file group by group, and writes batches to stdout."""
+    """Reads a file group by group."""
 
-    def __init__(self, request: Request, file: Any) -> None:
-        self.uri: str = request["uri"]
-        self.is_parquet = request["file_format"] == "parquet"
+    def __init__(self, uri: str, file_format: str) -> None:
+        self.uri = uri
+        self.is_parquet = file_format == "parquet"
         self.group = 0
         self.decoded = 0
-        file.seek(0, os.SEEK_END)
-        ratio_bytes = MAX_RATIO * file.tell()
+        file = pa.PythonFile(file_of_parent(), mode="r")
+        ratio_bytes = MAX_RATIO * file.size()
         self.allowed = min(MAX_SHARD_DECODED_BYTES, max(RATIO_FREE_BYTES, ratio_bytes))
         file.seek(0)
         self.reader: Any
@@ -152,9 +150,12 @@ class _Decoder:
         fields = [field.with_type(self.plain(field.type, field.name)) for field in self.schema]
         self.plain_schema = pa.schema(fields)
 
+    @property
+    def place(self) -> str:
+        return f"{'row group' if self.is_parquet else 'record batch'} {self.group}"
+
     def refusal(self, why: str) -> SourceError:
-        kind = "row group" if self.is_parquet else "record batch"
-        return SourceError(f"source file '{self.uri}', {kind} {self.group}: {why}")
+        return SourceError(f"source file '{self.uri}', {self.place}: {why}", uri=self.uri)
 
     def plain(self, kind: Any, column: str, depth: int = 0) -> Any:
         """Type in which a value lies once for each row that has it, and in its own bytes."""
@@ -207,6 +208,7 @@ class _Decoder:
         with suppress(StopIteration):
             while is_stream or self.group < self.reader.num_record_batches:
                 number = self.group
+                at(self.place)
                 batch = (
                     self.reader.read_next_batch() if is_stream else self.reader.get_batch(number)
                 )
@@ -223,26 +225,32 @@ class _Decoder:
                     return
                 start = max(first - position, 0)
                 stop = min(end - position, batch.num_rows)
-                for at in range(start, stop, _BATCH_ROWS):
-                    yield batch.slice(at, min(_BATCH_ROWS, stop - at))
+                for row in range(start, stop, _BATCH_ROWS):
+                    yield batch.slice(row, min(_BATCH_ROWS, stop - row))
                 position += batch.num_rows
             return
         for number, (num_rows, size) in enumerate(self.sizes()):
             self.group = number
             if first < position + num_rows and position < end:
                 at_once = BATCH_BYTES * num_rows // max(size, 1)
-                at = position
+                row = position
+                at(self.place)
                 for batch in self.reader.iter_batches(
                     min(max(at_once, 1), _BATCH_ROWS), row_groups=[number], use_threads=False
                 ):
                     batch.validate(full=True)
-                    start, stop = max(first - at, 0), min(end - at, batch.num_rows)
+                    start, stop = max(first - row, 0), min(end - row, batch.num_rows)
                     if start < stop:
                         yield batch.slice(start, stop - start)
-                    at += batch.num_rows
-                    if at >= end:
+                    row += batch.num_rows
+                    if row >= end:
                         break
             position += num_rows
+
+    def plain_batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Rows [first, end) in batches of at most `BATCH_BYTES`, as plain values."""
+        for raw in self.batches(first, end):
+            yield from self.small(raw.cast(self.plain_schema))
 
     def small(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Cut a plain batch until its parts are small; count them."""
@@ -285,64 +293,3 @@ def _decoded_bytes(array: Any) -> int:
     if kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         return size + (pc.sum(pc.binary_length(array)).as_py() or 0)
     return max(size, len(array) * kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0)
-
-
-def _answer(request: Request, file: Any) -> None:
-    decoder = _Decoder(request, file)
-    schema = decoder.plain_schema
-    if "head" in request:
-        sizes = decoder.sizes()
-        first, end = 0, min(request["head"], sizes[0][0]) if sizes else 0
-        facts = {"names": decoder.schema.names, "sizes": sizes}
-        schema = schema.with_metadata({"facts": json.dumps(facts)})
-        if not decoder.is_parquet:  # a stream is read once
-            file.seek(0)
-            decoder = _Decoder(request, file)
-    else:
-        first, end = request["rows"]
-        decoder.count(_ROW_BYTES * (end - first))  # before any row of nothing is made
-        decoder.decoded = 0
-    out = pa.output_stream(sys.stdout.buffer)
-    with pa.ipc.new_stream(out, schema) as writer:
-        none = [pa.nulls(0, field.type) for field in schema]
-        writer.write_batch(pa.record_batch(none, schema=schema))  # brings the facts
-        for raw in decoder.batches(first, end):
-            for batch in decoder.small(raw.cast(decoder.plain_schema)):
-                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-
-
-def _main() -> None:
-    request: Request = json.loads(sys.argv[1])
-    with suppress(OSError, ValueError):  # no such limit on this system
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + DECODER_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    named = f"source file '{request['uri']}'"
-    try:
-        if request["path"] is None:
-            from packhouse.sources.files import file_errors, open_file
-
-            with file_errors(request["uri"]), open_file(request["uri"]) as file:
-                _answer(request, pa.PythonFile(file, mode="r"))
-        else:
-            with pa.OSFile(request["path"]) as opened:
-                _answer(request, opened)
-        return
-    except PackhouseError as raised:
-        error = raised
-    except MemoryError:
-        error = SourceError(
-            f"{named} does not decode within {DECODER_BYTES:,} bytes: refused as a decompression "
-            "bomb; if it is none, write it again with smaller row groups and pages"
-        )
-    except (pa.ArrowException, OSError, RecursionError) as damage:
-        said = str(damage).splitlines()[0] if str(damage) else type(damage).__name__
-        kind = request["file_format"].capitalize()
-        error = SourceError(f"{named} is damaged {kind}: {said[:500]}")
-    sys.stderr.write(json.dumps([type(error).__name__, str(error)]) + "\n")
-    sys.stderr.flush()
-    os._exit(_EXIT_WITH_ERROR)  # at once: a large heap need not be taken apart
-
-
-if __name__ == "__main__":
-    _main()

@@ -7,14 +7,14 @@ without it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
-from packhouse.sources.records import parse_text
-from packhouse.sources.rows import Rows
-from packhouse.sources.shapes import SHAPES
+from packhouse.sources.records import Rows
+from packhouse.sources.row_formats import ROW_FORMATS
+from packhouse.sources.strict import parse_text
 
 __all__ = [
     "CONVERSATIONAL",
@@ -24,7 +24,11 @@ __all__ = [
     "check_nothing_is_left_out",
     "count_extra_fields",
     "find_disallowed",
+    "find_extra_fields",
 ]
+
+ExtraFields = dict[tuple[str, ...], list[str]]
+"""Keys of rows -> those of them that the rows' format does not read."""
 
 MAX_NAMES = 100
 """Names counted for a shard; all beyond are one, named `...`."""
@@ -50,38 +54,31 @@ IN_MESSAGES = "messages[]."
 TRAIN_FLAGS = frozenset("loss loss_mask loss_scale mask masked training trainable weights".split())
 """Names that other tools give to what says whether a message is trained."""
 
-_TREE = frozenset(("deleted", "rank"))  # read in every message of a tree
 
-
-def extra_names(keys: Collection[str], row_format: str, config: SourceConfig) -> list[str]:
-    """Those of a row's fields that its format does not read.
+def find_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> ExtraFields:
+    """Find the fields that a format does not read.
 
     Example:
         >>> config = SourceConfig(path="", fields={"question": "ask"})
-        >>> extra_names(["ask", "question", "answer", "id"], "question_answer", config)
-        ['question', 'id']
+        >>> rows = Rows([{"ask": "1+1?", "question": 7, "answer": "2", "id": 5}])
+        >>> list(find_extra_fields(rows, "question_answer", config).values())
+        [['question', 'id']]
     """
-    if row_format not in SHAPES:
-        return []
-    used = set(SHAPES[row_format].names(keys, config.fields).values())
-    if row_format == "oasst":
-        used |= _TREE
-    return [name for name in keys if name not in used]
+    unread = ROW_FORMATS[row_format].unread
+    return {keys: unread(keys, config.fields) for keys in rows.layouts}
 
 
-def count_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> Counter[str]:
-    """Rows that hold something in a field beyond the format, by its name."""
+def count_extra_fields(rows: Rows, extra: ExtraFields) -> Counter[str]:
+    """Count the rows that hold something in a field beyond the format, by its name."""
     counts: Counter[str] = Counter()
-    extra = {keys: extra_names(keys, row_format, config) for keys in rows.layouts}
-    if not any(extra.values()):
-        return counts
-    for row in rows:
-        if type(row) is dict:
-            counts.update(name for name in extra[tuple(row)] if row[name] not in _NOTHING)
+    if any(extra.values()):
+        for row in rows:
+            if isinstance(row, dict):
+                counts.update(name for name in extra[tuple(row)] if row[name] not in _NOTHING)
     return counts
 
 
-_NOTHING: tuple[Any, ...] = (None, "", [], {})
+_NOTHING: tuple[object, ...] = (None, "", [], {})
 
 
 def bounded(counts: Mapping[str, int]) -> dict[str, int]:
@@ -93,17 +90,16 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def find_disallowed(
-    rows: Rows, row_format: str, config: SourceConfig
+    rows: Rows, extra: ExtraFields, row_format: str, config: SourceConfig
 ) -> dict[int, tuple[str, str]]:
     """Index of each row that has a field beyond format and `allowed_fields` -> reason, sentence."""
+    bad: dict[int, tuple[str, str]] = {}
     if config.allowed_fields is None:
-        return {}
+        return bad
     allowed = set(config.allowed_fields)
-    extra = {keys: extra_names(keys, row_format, config) for keys in rows.layouts}
-    unknown = {keys: [name for name in extra[keys] if name not in allowed] for keys in extra}
-    bad = {}
+    unknown = {keys: [n for n in names if n not in allowed] for keys, names in extra.items()}
     for index, row in enumerate(rows):
-        if type(row) is dict and unknown[tuple(row)]:
+        if isinstance(row, dict) and unknown[tuple(row)]:
             name = unknown[tuple(row)][0][:100]
             detail = f"the field {name!r} is neither of {row_format} nor one of allowed_fields"
             bad[index] = ("unknown_field", detail)
@@ -111,7 +107,12 @@ def find_disallowed(
 
 
 def check_nothing_is_left_out(
-    rows: Rows, numbers: Sequence[int], row_format: str, config: SourceConfig, uri: str
+    rows: Rows,
+    numbers: Sequence[int],
+    extra: ExtraFields,
+    row_format: str,
+    config: SourceConfig,
+    uri: str,
 ) -> None:
     """Refuse rows of an `auto` source with a part of the conversation that would not be read.
 
@@ -121,6 +122,7 @@ def check_nothing_is_left_out(
     Args:
         rows: parsed rows.
         numbers: number in the file of each.
+        extra: from `find_extra_fields`.
         row_format: what `auto` found.
         config: the source.
         uri: for messages.
@@ -131,14 +133,11 @@ def check_nothing_is_left_out(
     if config.format != "auto":
         return
     allowed = set(config.allowed_fields or ())
-    suspects = {
-        keys: CONVERSATIONAL.intersection(extra_names(keys, row_format, config)) - allowed
-        for keys in rows.layouts
-    }
+    suspects = {keys: CONVERSATIONAL.intersection(names) - allowed for keys, names in extra.items()}
     if not any(suspects.values()):
         return
     for number, row in zip(numbers, rows, strict=True):
-        if type(row) is not dict:
+        if not isinstance(row, dict):
             continue
         unread = suspects[tuple(row)]
         read = "\n".join(text for name in row if name not in unread for text in _texts(row[name]))
@@ -153,7 +152,7 @@ def check_nothing_is_left_out(
                 )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Every text in a value that is not blank; a column of text may hold JSON."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         parsed, _ = parse_text(value)

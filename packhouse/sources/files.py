@@ -1,15 +1,14 @@
 """Find the files of a source and open them: local, `s3://`, `hf://`.
 
-Local paths use the standard library; other schemes go through fsspec, imported when first needed,
-with credentials from the environment only. What is not a plain file (symbolic links, FIFOs,
-folders where a file is due) is refused: a link can change what a recipe means without changing it.
+Local paths use the standard library; s3fs and the Hub's client are imported when first needed, with
+credentials from the environment only. What is not a plain file (symbolic links, FIFOs, folders
+where a file is due) is refused: a link can change what a recipe means without changing it.
 """
 
-import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.recipe import SourceConfig
 from packhouse.sources import hub
+from packhouse.sources.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.store.objects import open_filesystem
 
 __all__ = [
@@ -30,9 +30,6 @@ __all__ = [
     "pin_of",
     "source_name",
 ]
-
-KNOWN_ENDINGS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow", "feather")
-"""Endings that a folder is searched for; each may be followed by `.gz` or `.zst`."""
 
 _SCHEMES = ("file", "s3", "hf")
 _MAGIC = re.compile(r"[*?\[]")
@@ -67,9 +64,14 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     elif scheme == "hf":
         files = _find_on_hub(path)
     else:
-        files = _find_remote(path)
+        files = _find_on_s3(path)
     if not files:
-        raise SourceError(f"source '{path}' names no files{_why_none()}", path=path)
+        endings = ", ".join(f".{ending}" for ending in FORMATS_BY_ENDING)
+        raise SourceError(
+            f"source '{path}' names no files (a folder is searched for {endings}, plain, .gz or "
+            ".zst)",
+            path=path,
+        )
     return sorted(files, key=lambda file: file.uri)
 
 
@@ -83,7 +85,7 @@ def source_name(config: SourceConfig) -> str:
     if config.name is not None:
         return config.name
     stem = config.path.rstrip("/").rsplit("/", 1)[-1]
-    while "." in stem[1:] and stem.rsplit(".", 1)[1] in (*KNOWN_ENDINGS, "gz", "zst"):
+    while "." in stem[1:] and stem.rsplit(".", 1)[1] in (*FORMATS_BY_ENDING, "gz", "zst"):
         stem = stem.rsplit(".", 1)[0]
     name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")
     return name[:64] or "source"
@@ -102,8 +104,8 @@ def pin_of(uri: str) -> tuple[int, str]:
             return status.st_size, str(status.st_mtime_ns)
         if uri.startswith("hf://"):  # of a commit, so it cannot change
             return hub.fetch(uri).stat().st_size, hub.parse_uri(uri).revision
-        info = _filesystem(uri).info(uri)
-        return int(info["size"]), _remote_pin(info)
+        info = _s3(uri).info(uri)
+        return int(info["size"]), _s3_pin(info)
 
 
 def local_path(uri: str) -> Path | None:
@@ -118,7 +120,7 @@ def open_file(uri: str) -> IO[bytes]:
     path = local_path(uri)
     if path is not None:
         return path.open("rb", buffering=0)
-    opened: IO[bytes] = _filesystem(uri).open(uri, "rb", block_size=8 * 2**20)
+    opened: IO[bytes] = _s3(uri).open(uri, "rb", block_size=8 * 2**20)
     return opened
 
 
@@ -131,7 +133,7 @@ def file_errors(uri: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise SourceError(
-            f"source file '{uri}' does not exist; correct its `path` in the recipe", uri=uri
+            f"source file '{uri}' does not exist; correct its path", uri=uri
         ) from None
     except PermissionError as error:
         raise SourceError(f"source file '{uri}' may not be read: {error}", uri=uri) from None
@@ -204,27 +206,31 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
 
 
 def _is_data(path: Path) -> bool:
-    return not _is_hidden(path) and _has_known_ending(path.name)
+    return not _is_hidden(path) and format_of_name(path.name) is not None
 
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _has_known_ending(name: str) -> bool:
-    plain = re.sub(r"\.(gz|zst)$", "", name.lower())
-    return any(fnmatch.fnmatch(plain, f"*.{ending}") for ending in KNOWN_ENDINGS)
+_NOT_PLAIN = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def _local(path: Path, root: Path) -> SourceFile:
     status = path.lstat()
-    kind = _not_plain(status.st_mode)
-    if kind == "a symbolic link":
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFLNK:
         target = os.path.realpath(path)
         raise SourceError(f"source '{path}' is a symbolic link; name its target '{target}' instead")
-    if kind:
-        raise SourceError(f"source '{path}' is {kind}, not a plain file")
-    if _is_not_unicode(str(path)):
+    if kind in _NOT_PLAIN:
+        raise SourceError(f"source '{path}' is {_NOT_PLAIN[kind]}, not a plain file")
+    if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
         raise SourceError(
             f"source {os.fsencode(path)!r}: its name is no UTF-8, so no manifest can hold it; "
             "rename the file"
@@ -237,82 +243,51 @@ def _local(path: Path, root: Path) -> SourceFile:
     )
 
 
-def _is_not_unicode(name: str) -> bool:
-    return any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def _not_plain(mode: int) -> str | None:
-    kinds = {
-        stat.S_IFLNK: "a symbolic link",
-        stat.S_IFDIR: "a folder",
-        stat.S_IFIFO: "a FIFO",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    return kinds.get(stat.S_IFMT(mode))
-
-
-def _filesystem(uri: str) -> Any:
-    import fsspec
-
-    scheme = uri.split("://", 1)[0]
-    if scheme == "s3":
-        return open_filesystem(uri)[0]  # the endpoint, style and checksums of our stores
-    return fsspec.filesystem(scheme, use_listings_cache=False)
-
-
 def _find_on_hub(uri: str) -> list[SourceFile]:
-    found, root = hub.find_hub_files(uri)
-    is_one = len(found) == 1 and hub.parse_uri(uri).path == found[0].path
-    return [
+    found, folder = hub.find_hub_files(uri)
+    files = [
         SourceFile(
             uri=file.uri,
-            name=file.path.removeprefix(root).lstrip("/"),
+            name=file.path.removeprefix(folder).lstrip("/"),
             size=file.size,
             pin=file.revision,
         )
         for file in found
-        if is_one or _MAGIC.search(uri) or _is_data(Path(file.path.removeprefix(root).lstrip("/")))
+    ]
+    is_one = len(found) == 1 and hub.parse_uri(uri).path == found[0].path
+    is_stated = is_one or _MAGIC.search(uri)
+    return [file for file in files if is_stated or _is_data(Path(file.name))]
+
+
+def _find_on_s3(uri: str) -> list[SourceFile]:
+    with file_errors(uri):
+        filesystem = _s3(uri)
+        path = filesystem._strip_protocol(uri)
+        folder = path.rsplit("/", 1)[0]
+        if _MAGIC.search(path):
+            folder = _MAGIC.split(path)[0].rsplit("/", 1)[0]
+            found = filesystem.glob(path, detail=True).values()
+            infos = [info for info in found if info["type"] == "file"]
+        elif filesystem.isdir(path):
+            folder = path
+            found = filesystem.find(path, detail=True).items()
+            infos = [info for name, info in found if _is_data(Path(name[len(path) :]))]
+        else:
+            infos = [filesystem.info(path)]
+    return [
+        SourceFile(
+            uri=f"s3://{info['name']}",
+            name=info["name"].removeprefix(folder).lstrip("/"),
+            size=int(info["size"]),
+            pin=_s3_pin(info),
+        )
+        for info in infos
     ]
 
 
-def _find_remote(uri: str) -> list[SourceFile]:
-    scheme = uri.split("://", 1)[0]
-    with file_errors(uri):
-        filesystem = _filesystem(uri)
-        infos, root = _remote_infos(filesystem, uri)
-        return [
-            SourceFile(
-                uri=f"{scheme}://{info['name']}",
-                name=info["name"].removeprefix(root).lstrip("/"),
-                size=int(info["size"]),
-                pin=_remote_pin(info),
-            )
-            for info in infos
-        ]
+def _s3(uri: str) -> Any:
+    return open_filesystem(uri)[0]  # the endpoint, style and checksums of our stores
 
 
-def _remote_infos(filesystem: Any, uri: str) -> tuple[list[dict[str, Any]], str]:
-    path = filesystem._strip_protocol(uri)
-    parent = path.rsplit("/", 1)[0]
-    if _MAGIC.search(path):
-        fixed = _MAGIC.split(path)[0].rsplit("/", 1)[0]
-        found = filesystem.glob(path, detail=True)
-        return [info for info in found.values() if info["type"] == "file"], fixed
-    if not filesystem.isdir(path):
-        return [filesystem.info(path)], parent
-    found = filesystem.find(path, detail=True)
-    return [info for name, info in found.items() if _is_data(Path(name[len(path) :]))], path
-
-
-def _remote_pin(info: dict[str, Any]) -> str:
-    for key in ("ETag", "etag", "blob_id", "LastModified", "mtime", "created"):
-        if info.get(key):
-            return str(info[key]).strip('"')
-    return ""
-
-
-def _why_none() -> str:
-    endings = ", ".join(f".{ending}" for ending in KNOWN_ENDINGS)
-    return f" (a folder is searched for {endings}, plain, .gz or .zst)"
+def _s3_pin(info: Mapping[str, Any]) -> str:
+    return str(info.get("ETag") or info.get("LastModified") or "").strip('"')

@@ -12,12 +12,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from packhouse.errors import SourceError, TransientError
+from packhouse.errors import PackhouseError, SourceError, TransientError
 
 __all__ = ["HubFile", "fetch", "find_hub_files", "parse_uri"]
 
@@ -71,24 +71,42 @@ def find_hub_files(uri: str) -> tuple[list[HubFile], str]:
         SourceError: no such repository, revision or file, or no right to read it.
         TransientError: the Hub cannot be reached.
     """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.hf_api import RepoFile, RepoFolder
+
     wanted = parse_uri(uri)
+    repo, path = wanted.repo, wanted.path
     with _translated(wanted):
-        commit = _commit_of(wanted)
-        pinned = HubFile(repo=wanted.repo, revision=commit, path=wanted.path)
-        if _MAGIC.search(pinned.path):
-            folder = _MAGIC.split(pinned.path)[0].rpartition("/")[0]
-            pattern = _glob_to_regex(pinned.path)
-            found = _list(pinned, folder)
-            return [file for file in found if pattern.fullmatch(file.path)], folder
-        if not pinned.path:
-            return _list(pinned, ""), ""
-        if wanted.revision == commit and (cached := _cached(pinned)) is not None:
-            return [cached], pinned.path.rpartition("/")[0]
-        kind, size = _look_at(pinned)
-        if kind == "folder":
-            return _list(pinned, pinned.path), pinned.path
-        file = HubFile(repo=pinned.repo, revision=commit, path=pinned.path, size=size)
-        return [file], pinned.path.rpartition("/")[0]
+        api: Any = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=_token())
+        commit = wanted.revision
+        if not _COMMIT.fullmatch(commit):
+            commit = str(api.repo_info(repo, repo_type="dataset", revision=commit).sha)
+        of_commit: Any = {"repo_type": "dataset", "revision": commit}
+        pinned = replace(wanted, revision=commit)
+        pattern = _MAGIC.search(path)
+        folder = path[: pattern.start()].rpartition("/")[0] if pattern else path
+        if path and not pattern:
+            parent = path.rpartition("/")[0]
+            if wanted.revision == commit:  # no network is needed for a file in the cache
+                cached = try_to_load_from_cache(repo, path, **of_commit)
+                if isinstance(cached, str):
+                    return [replace(pinned, size=Path(cached).stat().st_size)], parent
+            [*found] = api.get_paths_info(repo, [path], **of_commit)
+            if not found:
+                raise SourceError(
+                    f"source '{pinned.uri}': the repository holds no such file", uri=pinned.uri
+                )
+            if not isinstance(found[0], RepoFolder):
+                return [replace(pinned, size=int(found[0].size))], parent
+        files = [
+            replace(pinned, path=item.path, size=item.size)
+            for item in api.list_repo_tree(repo, folder or None, recursive=True, **of_commit)
+            if isinstance(item, RepoFile)
+        ]
+    if pattern:
+        is_named = _glob_to_regex(path).fullmatch
+        files = [file for file in files if is_named(file.path)]
+    return files, folder
 
 
 def fetch(uri: str) -> Path:
@@ -118,12 +136,6 @@ def _token() -> str | bool:
     return os.environ.get("HF_TOKEN") or False  # False: not one that lies on disk either
 
 
-def _api() -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=_token())
-
-
 def _silent() -> Any:
     """Its bar, never shown: the run has one of its own."""
     utils: Any = import_module("huggingface_hub.utils")
@@ -132,53 +144,6 @@ def _silent() -> Any:
         utils.tqdm.__init__(self, *args, **{**kwargs, "disable": True})
 
     return type("Silent", (utils.tqdm,), {"__init__": init})
-
-
-def _commit_of(wanted: HubFile) -> str:
-    if _COMMIT.fullmatch(wanted.revision):
-        return wanted.revision
-    info = _api().repo_info(wanted.repo, repo_type="dataset", revision=wanted.revision)
-    return str(info.sha)
-
-
-def _cached(pinned: HubFile) -> HubFile | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(
-        pinned.repo, pinned.path, revision=pinned.revision, repo_type="dataset"
-    )
-    if not isinstance(found, str):
-        return None
-    size = Path(found).stat().st_size
-    return HubFile(repo=pinned.repo, revision=pinned.revision, path=pinned.path, size=size)
-
-
-def _look_at(pinned: HubFile) -> tuple[str, int]:
-    from huggingface_hub.hf_api import RepoFolder
-
-    found = _api().get_paths_info(
-        pinned.repo, [pinned.path], revision=pinned.revision, repo_type="dataset"
-    )
-    if not found:
-        raise SourceError(
-            f"source '{pinned.uri}': the repository holds no such file", uri=pinned.uri
-        )
-    if isinstance(found[0], RepoFolder):
-        return "folder", 0
-    return "file", int(found[0].size)
-
-
-def _list(pinned: HubFile, folder: str) -> list[HubFile]:
-    from huggingface_hub.hf_api import RepoFile
-
-    found = _api().list_repo_tree(
-        pinned.repo, folder or None, recursive=True, revision=pinned.revision, repo_type="dataset"
-    )
-    return [
-        HubFile(repo=pinned.repo, revision=pinned.revision, path=item.path, size=item.size)
-        for item in found
-        if isinstance(item, RepoFile)
-    ]
 
 
 def _glob_to_regex(pattern: str) -> re.Pattern[str]:
@@ -190,68 +155,56 @@ def _glob_to_regex(pattern: str) -> re.Pattern[str]:
 
 @contextmanager
 def _translated(wanted: HubFile) -> Iterator[None]:
-    """Errors of the Hub's client -> ours."""
-    from huggingface_hub import errors
-
-    repo, what = f"hf://datasets/{wanted.repo}", f"source '{wanted.uri}'"
+    """Turn errors of the Hub's client into ours."""
     try:
         yield
-    except errors.GatedRepoError:
-        raise SourceError(
-            f"{what}: access to {repo} is granted by its owners; ask for it on its page, and set "
-            "HF_TOKEN to a token of that account",
-            uri=wanted.uri,
-        ) from None
-    except errors.RepositoryNotFoundError as error:
-        raise SourceError(f"{what}: {_why_hidden(error, repo)}", uri=wanted.uri) from None
-    except errors.RevisionNotFoundError:
-        raise SourceError(
-            f"{what}: {repo} has no revision '{wanted.revision}'", uri=wanted.uri
-        ) from None
-    except errors.LocalEntryNotFoundError as error:
-        raise _unreachable(what, error) from None
-    except errors.EntryNotFoundError:
-        raise SourceError(f"{what}: the repository holds no such file", uri=wanted.uri) from None
-    except errors.OfflineModeIsEnabled:
-        raise SourceError(
-            f"{what}: HF_HUB_OFFLINE is set, and only files of a commit (@ and its 40 digits) that "
-            "lie in the cache can be read then",
-            uri=wanted.uri,
-        ) from None
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else 0
-        if status == 429 or status >= 500:
-            raise TransientError(f"{what}: the Hub answers {status}", uri=wanted.uri) from None
-        if status in (401, 403):
-            raise SourceError(f"{what}: {_why_refused(status, repo)}", uri=wanted.uri) from None
-        raise SourceError(f"{what}: the Hub refuses ({status})", uri=wanted.uri) from None
     except Exception as error:
-        is_clients = type(error).__module__.split(".")[0] in _CLIENTS
-        if is_clients or isinstance(error, ConnectionError | TimeoutError):
-            raise _unreachable(what, error) from None
-        raise
+        ours = _translate(error, wanted)
+        if ours is None:
+            raise
+        raise ours from None
 
 
-def _unreachable(what: str, error: BaseException) -> TransientError:
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return TransientError(
-        f"{what}: the Hub cannot be reached, and the file is not in the cache ({said}); check the "
-        "network and HF_ENDPOINT"
-    )
+def _translate(error: Any, wanted: HubFile) -> PackhouseError | None:
+    from huggingface_hub import errors
 
-
-def _why_hidden(error: Any, repo: str) -> str:
-    status = error.response.status_code if error.response is not None else 404
-    if status in (401, 403):
-        return _why_refused(status, repo)
-    return (
-        f"there is no dataset {repo}"
-        + (", or HF_TOKEN may not see it" if _token() else "")
-        + "; check its name"
-    )
-
-
-def _why_refused(status: int, repo: str) -> str:
-    if not _token():
-        return f"{repo} is private or does not exist ({status}); set HF_TOKEN to read a private one"
-    return f"HF_TOKEN is not valid, or may not read {repo} ({status})"
+    repo = f"hf://datasets/{wanted.repo}"
+    response = getattr(error, "response", None)
+    status = 0 if response is None else response.status_code
+    if isinstance(error, errors.GatedRepoError):
+        why = (
+            f"access to {repo} is granted by its owners; ask for it on its page, and set HF_TOKEN "
+            "to a token of that account"
+        )
+    elif isinstance(error, errors.RevisionNotFoundError):
+        why = f"{repo} has no revision '{wanted.revision}'"
+    elif isinstance(error, errors.OfflineModeIsEnabled):
+        why = (
+            "HF_HUB_OFFLINE is set, and only files of a commit (@ and its 40 digits) that lie in "
+            "the cache can be read then"
+        )
+    elif (
+        isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
+        or type(error).__module__.split(".")[0] in _CLIENTS
+    ):
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return TransientError(
+            f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the cache "
+            f"({said}); check the network and HF_ENDPOINT"
+        )
+    elif isinstance(error, errors.EntryNotFoundError):
+        why = "the repository holds no such file"
+    elif not isinstance(error, errors.HfHubHTTPError):
+        return None
+    elif status == 429 or status >= 500:
+        return TransientError(f"source '{wanted.uri}': the Hub answers {status}", uri=wanted.uri)
+    elif status in (401, 403) and _token():
+        why = f"HF_TOKEN is not valid, or may not read {repo} ({status})"
+    elif status in (401, 403):
+        why = f"{repo} is private or does not exist ({status}); set HF_TOKEN to read a private one"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        unseen = ", or HF_TOKEN may not see it" if _token() else ""
+        why = f"there is no dataset {repo}{unseen}; check its name"
+    else:
+        why = f"the Hub refuses ({status})"
+    return SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri)

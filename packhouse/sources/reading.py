@@ -3,16 +3,13 @@
 Nothing is lost: every record of the shard is in exactly one of the two tables, and a quarantined
 one keeps its place, its reason and its bytes. Memory is the shard's bytes and its tables, and the
 rows of one block; of the whole shard only where blocks cannot be judged by themselves. What those
-bytes may come to is limited in `streams`, `cutting` and `decoding`.
+bytes may come to is limited in `streams`, `text_files` and `decoding`.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import chain
-from operator import or_
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,45 +18,36 @@ import pyarrow as pa
 
 from packhouse.errors import SourceError
 from packhouse.identity import GroupBy, conversation_ids, group_keys
-from packhouse.messages import Answers, role_violations
+from packhouse.messages import role_violations
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources.adapting import Adapted, adapt
-from packhouse.sources.blocks import array_blocks, line_blocks
-from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
     bounded,
     check_nothing_is_left_out,
     count_extra_fields,
     find_disallowed,
+    find_extra_fields,
 )
 from packhouse.sources.files import pin_of
-from packhouse.sources.records import (
-    Failure,
-    Records,
-    check_elements,
-    gc_paused,
-    parse_array,
-    parse_lines,
+from packhouse.sources.records import MAX_BAD_ROWS, Failure, Records, gc_paused
+from packhouse.sources.row_formats import (
+    ROW_FORMATS,
+    Adapted,
+    adapt,
+    check_same_format,
 )
-from packhouse.sources.rows import Rows
-from packhouse.sources.shapes import check_shapes, find_row_format_of_rows
-from packhouse.sources.shards import SourceShard
+from packhouse.sources.shards import TEXT_FILES, SourceShard
 from packhouse.sources.streams import read_range
 from packhouse.sources.tabular import parse_tables
+from packhouse.sources.text_files import NotInBlocksError, Parsing
 from packhouse.tables import QUARANTINED, VALIDATED
 
-__all__ = ["ShardRows", "find_raw_rows", "read_shard"]
-
-_ANSWERS: dict[str, Answers] = {"classification": "label", "text": "text"}
+__all__ = ["ShardRows", "read_shard", "with_raw_rows"]
 
 _T = TypeVar("_T")
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
-
-MAX_BAD_ROWS = 500_000
-"""Bad rows of a shard. Each takes 700 bytes of memory, and in `[1,1,1...]` two of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,46 +91,33 @@ def read_shard(
         SourceError: the file changed since the scan, mixes shapes, or cannot be read.
         TransientError: the storage did not answer.
     """
+    reader = _Reader(config, rules, group_by)
     with gc_paused():
-        parts = _by_parts(shard, rules, _Reader(config, rules, group_by).read)
-    num_records = sum(part.num_records for part in parts)
+        parts = _for_parts(shard, rules, reader.read)
     notes = Counter(shard.notes)
+    of_rows: Counter[str] = Counter()
+    of_messages: Counter[str] = Counter()
     for part in parts:
         notes.update(part.notes)
+        for name, count in part.extra_fields.items():
+            fields = of_messages if name.startswith(IN_MESSAGES) else of_rows
+            fields[name.removeprefix(IN_MESSAGES)] += count
     if notes["truncated_files"]:  # scan and parse may both have seen it
         notes["truncated_files"] = 1
-    extra_fields = bounded(sum((part.extra_fields for part in parts), Counter()))
-    in_messages = bounded(sum((part.extra_in_messages for part in parts), Counter()))
     return ShardRows(
-        validated=_join([part.validated for part in parts]),
-        quarantined=_join([part.quarantined for part in parts]),
-        num_records=num_records,
+        validated=pa.concat_tables([part.validated for part in parts]).combine_chunks(),
+        quarantined=pa.concat_tables([part.quarantined for part in parts]).combine_chunks(),
+        num_records=sum(part.num_records for part in parts),
         extra_paths=sum(part.extra_paths for part in parts),
-        extra_fields=extra_fields | {f"{IN_MESSAGES}{n}": rows for n, rows in in_messages.items()},
+        extra_fields=bounded(of_rows)
+        | {IN_MESSAGES + name: count for name, count in bounded(of_messages).items()},
         notes={name: count for name, count in notes.items() if count},
     )
 
 
-def _join(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
-
-
-@dataclass(frozen=True, slots=True)
-class _PartRows:
-    """What `ShardRows` says, of a part of a shard."""
-
-    validated: pa.Table
-    quarantined: pa.Table
-    num_records: int
-    extra_paths: int
-    extra_fields: Counter[str]
-    extra_in_messages: Counter[str]
-    notes: Counter[str]
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a shard that stands for itself, and its records."""
+    """A part of a shard that is read by itself, and its records."""
 
     shard: SourceShard
     """With the bytes and the rows of the part."""
@@ -152,49 +127,56 @@ class _Part:
 
 @dataclass(slots=True)
 class _Reader:
-    """Makes tables of records."""
+    """Makes tables of the records of a shard, part by part."""
 
     config: SourceConfig
     rules: ValidateConfig
     group_by: GroupBy
-    bad: dict[int, int] = field(default_factory=dict)
-    """First row of a part -> its bad rows."""
+    first_row: int = -1
+    num_bad: int = 0
 
-    def read(self, part: _Part) -> _PartRows:
+    def read(self, part: _Part) -> ShardRows:
         """Check and name the rows of a part."""
-        shard, records = part.shard, part.records
-        if shard.row_start in self.bad:  # parts were tried, and now the shard is one part
-            self.bad.clear()
-        row_format = _settle_format(shard, self.config, records)
+        shard, records, config = part.shard, part.records, self.config
+        if self.first_row in (-1, shard.row_start):  # the shard is read, or read again as one part
+            self.first_row, self.num_bad = shard.row_start, 0
+        row_format = shard.row_format
         numbers = (records.numbers + shard.row_start).tolist()
-        check_nothing_is_left_out(records.rows, numbers, row_format, self.config, shard.uri)
-        extra_fields = count_extra_fields(records.rows, row_format, self.config)
-        _take_out(records, find_disallowed(records.rows, row_format, self.config))
-        self._count_bad(shard, len(records.failures))
-        if row_format == "auto":
-            self._count_bad(shard, len(records.rows))
-            adapted = _nothing(records)
-        else:
-            adapted = adapt(records.rows, row_format, self.config)
+        if row_format == "auto":  # the file has only bare values, which no format takes for a row
+            row_format = "text"
+            self._check_bad(shard, len(records.rows))
+        elif config.format == "auto":
+            check_same_format(records.rows, numbers, row_format, config.fields, shard.uri)
+        extra = find_extra_fields(records.rows, row_format, config)
+        check_nothing_is_left_out(records.rows, numbers, extra, row_format, config, shard.uri)
+        extra_fields = count_extra_fields(records.rows, extra)
+        disallowed = find_disallowed(records.rows, extra, row_format, config)
+        if disallowed:
+            numbers = records.numbers.tolist()
+            records.failures += [Failure(numbers[i], *why) for i, why in disallowed.items()]
+            records.failed |= {numbers[i]: records.rows[i] for i in disallowed}
+            records.keep([i for i in range(len(numbers)) if i not in disallowed])
+        self._check_bad(shard, len(records.failures))
+        adapted = adapt(records.rows, row_format, config)
+        kept, bad = _apply_rules(adapted, self.rules, row_format)
         failures = list(records.failures)
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
-        kept, bad = _apply_rules(adapted, self.rules, row_format)
-        self._count_bad(shard, len(bad) + (len(adapted.failures) if row_format != "auto" else 0))
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
-        validated = _validated_table(shard, records, kept, self.group_by)
-        return _PartRows(
-            validated=validated,
+        self._check_bad(shard, len(failures))
+        self.num_bad += len(failures)
+        return ShardRows(
+            validated=_validated_table(shard, records, kept, self.group_by),
             quarantined=_quarantined_table(part, failures),
             num_records=records.num_records,
             extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
-            extra_fields=extra_fields,
-            extra_in_messages=adapted.extra,
+            extra_fields=extra_fields
+            | {IN_MESSAGES + name: rows for name, rows in adapted.unread_fields.items()},
             notes=Counter(records.notes) + Counter(bidi_controls=_bidi_rows(kept.messages)),
         )
 
-    def _count_bad(self, shard: SourceShard, number: int) -> None:
-        self.bad[shard.row_start] = self.bad.get(shard.row_start, 0) + number
-        if sum(self.bad.values()) > MAX_BAD_ROWS:
+    def _check_bad(self, shard: SourceShard, number: int) -> None:
+        """Refuse a shard with too many bad rows, before they fill memory."""
+        if self.num_bad + number > MAX_BAD_ROWS:
             raise SourceError(
                 f"source file '{shard.uri}': more than {MAX_BAD_ROWS:,} rows from row "
                 f"{shard.row_start:,} on are bad; is it the right file, and are its format and "
@@ -204,87 +186,43 @@ class _Reader:
             )
 
 
-def _by_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[_Part], _T]) -> list[_T]:
-    """What `use` makes of the parts of a shard, one after the other.
+def _for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[_Part], _T]) -> list[_T]:
+    """What `use` returns for each part of a shard, in order.
 
-    Parts bound memory and nothing else: where one of them cannot be judged alone (an array that is
-    not JSON, rows of another shape), the shard is one part.
+    Parts bound memory and nothing else: where they cannot be judged alone (an array that is not
+    JSON), the shard is one part, and what `use` returned before is dropped.
     """
     if shard.file_format in ("parquet", "arrow"):
-        _check_pin(shard)
-        parts = _table_parts(shard)
-        if shard.row_format != "auto":
-            return [use(part) for part in parts]
-        rows = Rows(chain.from_iterable(part.records.rows for part in parts))
-        return [use(_Part(shard, None, Records(rows, np.arange(len(rows)), len(rows))))]
+        return [use(part) for part in _table_parts(shard)]
     data = read_range(shard.uri, shard.compression, shard.byte_start, shard.byte_end, shard.pin)
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise _changed(shard)
-    if shard.row_format != "auto":
-        try:
-            return [use(part) for part in _parts(shard, data, rules)]
-        except (_NotInPartsError, orjson.JSONDecodeError):
-            pass
-        except SourceError as error:  # what mixes shapes is told of the whole
-            if "max_bad_rows" in error.facts:
-                raise
-    return [use(_Part(shard, data, _parse(shard, data, rules)))]
+    text_file = TEXT_FILES[shard.file_format]
+    how = Parsing(shard.uri, shard.header or (), shard.num_rows, rules.max_row_bytes)
+    try:
+        return [use(part) for part in _block_parts(shard, data, text_file.parse_blocks(data, how))]
+    except NotInBlocksError:
+        return [use(_Part(shard, data, text_file.parse(data, how)))]
 
 
-class _NotInPartsError(Exception):
-    """A part of a shard cannot be judged alone."""
-
-
-def _parts(shard: SourceShard, data: bytes, rules: ValidateConfig) -> Iterator[_Part]:
-    row = shard.row_start
-    for start, end, records in _PARTS[shard.file_format](data, rules.max_row_bytes):
-        first = shard.byte_start
+def _block_parts(
+    shard: SourceShard, data: bytes, blocks: Iterator[tuple[int, int, Records]]
+) -> Iterator[_Part]:
+    row, first = shard.row_start, shard.byte_start
+    for start, end, records in blocks:
         part = replace(shard, byte_start=first + start, byte_end=first + end, row_start=row)
         yield _Part(part, data[start:end], records)
         row += records.num_records
 
 
 def _table_parts(shard: SourceShard) -> Iterator[_Part]:
+    if pin_of(shard.uri) != (shard.file_size, shard.pin):
+        raise _changed(shard)
     assert shard.num_rows is not None
     row = shard.row_start
     for records in parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows):
         yield _Part(replace(shard, row_start=row), None, records)
         row += records.num_records
-
-
-def _line_parts(data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
-    for start, end in line_blocks(data):
-        yield start, end, parse_lines(data[start:end], max_row_bytes)
-
-
-def _array_parts(data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
-    for start, end, rows in array_blocks(data):
-        records = check_elements(rows, data[start:end], max_row_bytes)
-        if records is None:
-            raise _NotInPartsError
-        yield start, end, records
-
-
-def _no_parts(data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
-    raise _NotInPartsError
-
-
-_PARTS = {"jsonl": _line_parts, "json": _array_parts, "csv": _no_parts, "tsv": _no_parts}
-
-
-def _parse(shard: SourceShard, data: bytes, rules: ValidateConfig) -> Records:
-    if shard.file_format == "jsonl":
-        return parse_lines(data, rules.max_row_bytes)
-    if shard.file_format == "json":
-        where = f"source file '{shard.uri}'"
-        return parse_array(data, rules.max_row_bytes, where, shard.num_rows)
-    delimiter = "," if shard.file_format == "csv" else "\t"
-    return parse_delimited(data, shard.header or (), delimiter, rules.max_row_bytes)
-
-
-def _check_pin(shard: SourceShard) -> None:
-    if pin_of(shard.uri) != (shard.file_size, shard.pin):
-        raise _changed(shard)
 
 
 def _changed(shard: SourceShard) -> SourceError:
@@ -295,41 +233,6 @@ def _changed(shard: SourceShard) -> SourceError:
     )
 
 
-def _settle_format(shard: SourceShard, config: SourceConfig, records: Records) -> str:
-    """Format of the shard's rows, with every row checked against it where it was not stated."""
-    row_format = shard.row_format
-    if config.format != "auto" or not records.rows:
-        return row_format
-    if row_format == "auto":
-        row_format = find_row_format_of_rows(records.rows, config, shard.uri)
-    numbers = (records.numbers + shard.row_start).tolist()
-    check_shapes(records.rows, numbers, row_format, config.fields, shard.uri)
-    return row_format
-
-
-def _take_out(records: Records, bad: dict[int, tuple[str, str]]) -> None:
-    """Move rows from the good to the failed ones."""
-    if bad:
-        numbers = records.numbers.tolist()
-        records.failures += [Failure(numbers[place], *why) for place, why in bad.items()]
-        records.failed |= {numbers[place]: records.rows[place] for place in bad}
-        good = [place for place in range(len(records.rows)) if place not in bad]
-        records.rows = Rows(map(records.rows.__getitem__, good))
-        records.numbers = records.numbers[good]
-
-
-def _nothing(records: Records) -> Adapted:
-    """No row is an object or a list, so none has a format."""
-    why = ("not_an_object", "the row is a bare value, not an object")
-    return Adapted(
-        messages=pa.array([], VALIDATED.field("messages").type),
-        tools=pa.array([], pa.string()),
-        labels=pa.array([], pa.int64()),
-        origin=np.zeros(0, np.int64),
-        failures=[(index, *why) for index in range(len(records.rows))],
-    )
-
-
 def _apply_rules(
     adapted: Adapted, rules: ValidateConfig, row_format: str
 ) -> tuple[Adapted, list[tuple[int, str, str]]]:
@@ -337,7 +240,7 @@ def _apply_rules(
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
-        answers=_ANSWERS.get(row_format, "required"),
+        answers=ROW_FORMATS[row_format].answers,
         max_chars=rules.max_chars,
     )
     if not violations:
@@ -369,62 +272,86 @@ def _validated_table(
     return pa.Table.from_arrays(columns, schema=VALIDATED)
 
 
-def find_raw_rows(
-    shard: SourceShard, rules: ValidateConfig, numbers: Sequence[int]
-) -> list[tuple[bytes, int | None]]:
-    """Bytes of records of a shard, and where they begin in the uncompressed file (None: nowhere).
+def with_raw_rows(
+    quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
+) -> pa.Table:
+    """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
+
+    For bad rows of later steps, which see conversations: what is to be mended is the row. The shard
+    is read and parsed again.
 
     Args:
-        shard: from `scan_source`.
+        quarantined: schema `tables.QUARANTINED`; all rows are of this shard.
+        shard: where they come from.
         rules: as for `read_shard`.
-        numbers: of the records in the shard, from 0.
+        max_bytes: of a row that are kept.
+
+    Raises:
+        SourceError: the file changed since it was scanned.
     """
+    if not quarantined.num_rows:
+        return quarantined
+    rows = quarantined["row"].to_pylist()
 
     def find(part: _Part) -> dict[int, tuple[bytes, int | None]]:
-        first = part.shard.row_start - shard.row_start
-        inside = [n for n in numbers if first <= n < first + part.records.num_records]
-        return dict(zip(inside, _raw_rows(part, [n - first for n in inside]), strict=True))
+        first = part.shard.row_start
+        inside = [row for row in rows if first <= row < first + part.records.num_records]
+        return dict(zip(inside, _raw_rows(part, [row - first for row in inside]), strict=True))
 
+    found: dict[int, tuple[bytes, int | None]] = {}
     with gc_paused():
-        found = reduce(or_, _by_parts(shard, rules, find))
-    return [found[number] for number in numbers]
+        for of_part in _for_parts(shard, rules, find):
+            found |= of_part
+    columns = _raw_columns([found[row] for row in rows], max_bytes)
+    for name, values in columns.items():
+        field = QUARANTINED.field(name)
+        place = QUARANTINED.get_field_index(name)
+        quarantined = quarantined.set_column(place, field, pa.array(values, field.type))
+    return quarantined
+
+
+def _raw_columns(
+    found: list[tuple[bytes, int | None]], max_bytes: int = RAW_BYTES
+) -> dict[str, list[Any]]:
+    """Columns of QUARANTINED with the bytes of rows, given whole, and their places."""
+    return {
+        "byte_offset": [offset for _, offset in found],
+        "raw": [raw[:max_bytes] for raw, _ in found],
+        "raw_size": [len(raw) for raw, _ in found],
+        "raw_sha256": [hashlib.sha256(raw).hexdigest() for raw, _ in found],
+    }
 
 
 def _raw_rows(part: _Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
+    """Bytes of records, and where they begin in the uncompressed file (None: nowhere)."""
     data, records = part.data, part.records
+    if not numbers:
+        return
     if data is not None and records.spans is not None:
-        bounds = records.spans()[list(numbers)].tolist() if numbers else []
-        for start, end in bounds:
+        for start, end in records.spans()[list(numbers)].tolist():
             piece = data[start:end]
             offset = part.shard.byte_start + start + len(piece) - len(piece.lstrip())
             yield piece.strip(), offset
         return
-    places = {number: place for place, number in enumerate(records.numbers.tolist())}
+    # Rows of Parquet and Arrow have no bytes of their own: they are shown as JSON.
+    rows = dict(zip(records.numbers.tolist(), records.rows, strict=True)) | records.failed
     for number in numbers:
-        if number in places:
-            yield _raw_of(records.rows[places[number]]), None
-        else:
-            yield _raw_of(records.failed.get(number)), None
+        row = rows.get(number)
+        yield orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS), None
 
 
 def _quarantined_table(part: _Part, failures: list[Failure]) -> pa.Table:
-    if not failures:
-        return QUARANTINED.empty_table()
-    columns: dict[str, list[Any]] = {name: [] for name in QUARANTINED.names}
     failures = sorted(failures)
-    found = _raw_rows(part, [failure.number for failure in failures])
-    for failure, (raw, offset) in zip(failures, found, strict=True):
-        row = part.shard.row_start + failure.number
-        values = (part.shard.file, row, offset, "validate", failure.reason, failure.detail)
-        raw_values = (raw[:RAW_BYTES], len(raw), hashlib.sha256(raw).hexdigest())
-        for column, value in zip(columns.values(), values + raw_values, strict=True):
-            column.append(value)
-    return pa.table(columns, schema=QUARANTINED)
-
-
-def _raw_of(row: Any) -> bytes:
-    """A row without bytes of its own (Parquet, Arrow) as JSON."""
-    return orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS)
+    found = list(_raw_rows(part, [failure.number for failure in failures]))
+    columns: dict[str, list[Any]] = {
+        "source": [part.shard.file] * len(failures),
+        "row": [part.shard.row_start + failure.number for failure in failures],
+        "step": ["validate"] * len(failures),
+        "reason": [failure.reason for failure in failures],
+        "detail": [failure.detail for failure in failures],
+        **_raw_columns(found),
+    }
+    return pa.table({name: columns[name] for name in QUARANTINED.names}, schema=QUARANTINED)
 
 
 def _bidi_rows(messages: pa.Array) -> int:

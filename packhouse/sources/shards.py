@@ -12,14 +12,30 @@ from typing import Any
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
-from packhouse.sources.cutting import CUTTERS, Cut
+from packhouse.sources.delimited import CommaFile, TabFile
+from packhouse.sources.file_formats import (
+    BOM,
+    Compression,
+    FileFormat,
+    compression_of,
+    format_of,
+)
 from packhouse.sources.files import SourceFile, file_errors, find_files, open_file, source_name
-from packhouse.sources.shapes import find_row_format
-from packhouse.sources.sniffing import FileFormat, compression_of, format_of
-from packhouse.sources.streams import Compression, FileStream
+from packhouse.sources.json_arrays import ArrayFile
+from packhouse.sources.json_lines import LinesFile
+from packhouse.sources.row_formats import find_row_format
+from packhouse.sources.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.sources.tabular import scan_tables
+from packhouse.sources.text_files import Parsing, TextFile
 
-__all__ = ["MAX_SHARD_BYTES", "SourceShard", "scan_source"]
+__all__ = ["TEXT_FILES", "SourceShard", "scan_source"]
+
+TEXT_FILES: dict[FileFormat, type[TextFile]] = {
+    "jsonl": LinesFile,
+    "json": ArrayFile,
+    "csv": CommaFile,
+    "tsv": TabFile,
+}
 
 MAX_SHARD_BYTES = 32 * 2**20
 HEAD_BYTES = 2**20
@@ -56,7 +72,7 @@ class SourceShard:
     file_size: int
     """Bytes of the file as stored."""
     row_format: str = "auto"
-    """Shape of the rows; `auto` only where no row of the file's head has a known shape."""
+    """Format of the rows; `auto` only where no row of the file is an object or a list."""
     header: tuple[str, ...] | None = None
     """Column names of CSV and TSV."""
     pin: str = ""
@@ -119,11 +135,14 @@ def _scan_file(
     file: SourceFile, config: SourceConfig, max_shard_bytes: int
 ) -> Iterator[SourceShard]:
     with file_errors(file.uri), open_file(file.uri) as opened:
-        stored_head = opened.read(HEAD_BYTES)
-    compression, notes = compression_of(stored_head, file.name)
-    head = stored_head
+        head = opened.read(CHUNK_BYTES)
+    compression, notes = compression_of(head, file.name)
     if compression != "none":
-        head = next(iter(FileStream(file.uri, compression)), b"")[:HEAD_BYTES]
+        head = b""
+        for chunk in FileStream(file.uri, compression):
+            head += chunk
+            if len(head) >= HEAD_BYTES:
+                break
     file_format = format_of(head, file.name, config.file_format, file.uri)
     name = source_name(config)
     common: dict[str, Any] = {
@@ -141,23 +160,9 @@ def _scan_file(
         for facts in scan_tables(file, file_format, config, max_shard_bytes):
             yield SourceShard(**common, **facts)
         return
-    yield from _scan_text(file, config, max_shard_bytes, common, head, notes)
-
-
-def _scan_text(
-    file: SourceFile,
-    config: SourceConfig,
-    max_shard_bytes: int,
-    common: dict[str, Any],
-    head: bytes,
-    notes: dict[str, int],
-) -> Iterator[SourceShard]:
-    cutter = CUTTERS[common["file_format"]](file.uri, max_shard_bytes)
-    stream = FileStream(file.uri, common["compression"])
-    cuts: list[Cut] = []
-    for chunk in stream:
-        cuts.extend(cutter.feed(chunk))
-    cuts.extend(cutter.finish())
+    text_file = TEXT_FILES[file_format](file.uri, max_shard_bytes)
+    stream = FileStream(file.uri, compression)
+    cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
         raise SourceError(
             f"source file '{file.uri}' changed while it was read: {file.size:,} bytes when found, "
@@ -166,7 +171,14 @@ def _scan_text(
         )
     row_format: str = config.format
     if row_format == "auto":
-        row_format = find_row_format(head, common["file_format"], cutter.header, config, file.uri)
+        sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
+        row_format = find_row_format(sample, config, file.uri)
+    for cut in cuts if row_format == "auto" else ():  # the head tells nothing: look at all rows
+        data = read_range(file.uri, compression, cut.start, cut.end, file.pin)
+        how = Parsing(file.uri, text_file.header or (), cut.num_rows, len(data))
+        row_format = find_row_format(text_file.parse(data, how).rows, config, file.uri)
+        if row_format != "auto":
+            break
     for number, cut in enumerate(cuts):
         yield SourceShard(
             **common,
@@ -177,6 +189,6 @@ def _scan_text(
             sha256=cut.sha256,
             file_sha256=stream.stored_sha256.hexdigest(),
             row_format=row_format,
-            header=cutter.header,
-            notes=(notes | cutter.notes) if number == 0 else {},
+            header=text_file.header,
+            notes=(notes | text_file.notes) if number == 0 else {},
         )

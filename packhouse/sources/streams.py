@@ -1,6 +1,6 @@
 """Read a file as a stream of uncompressed chunks, hashing what is stored on the way.
 
-Compression goes by magic number, never by name. A stream that expands more than 100:1 is refused
+Compression goes by first bytes, never by name. A stream that expands more than 100:1 is refused
 before it fills memory, as are truncated streams, wrong checksums and garbage after the end: a
 reader that stops quietly there (many do) publishes half a dataset.
 """
@@ -8,18 +8,16 @@ reader that stops quietly there (many do) publishes half a dataset.
 import hashlib
 import os
 import threading
-import zlib
 from collections.abc import Iterator
-from typing import IO, Any, Literal
+from typing import IO
 
 import pyarrow as pa
 
 from packhouse.errors import SourceError
+from packhouse.sources.file_formats import Compression
 from packhouse.sources.files import file_errors, open_file
 
-__all__ = ["Compression", "FileStream", "read_range"]
-
-Compression = Literal["none", "gzip", "zstd"]
+__all__ = ["FileStream", "read_range"]
 
 CHUNK_BYTES = 4 * 2**20
 MAX_RATIO = 100
@@ -31,37 +29,62 @@ _RATIO_FREE_BYTES = 2**20  # small files of one repeated row may compress better
 class FileStream:
     """Chunks of a file, uncompressed, with the stored bytes' sha256 and size known at its end."""
 
+    closed = False  # this and `close` are asked for by Arrow
+
     def __init__(self, uri: str, compression: Compression = "none") -> None:
         self.uri = uri
         self.compression = compression
         self.stored_sha256 = hashlib.sha256()
         self.stored_bytes = 0
-        self.bytes_out = 0
+        self._file: IO[bytes]
+        self._storage_error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        with file_errors(self.uri), open_file(self.uri) as file:
-            for chunk in _DECODERS[self.compression](self, file):
-                self.bytes_out += len(chunk)
-                self._check_ratio()
+        with file_errors(self.uri), open_file(self.uri) as self._file:
+            if self.compression == "none":
+                while chunk := self.read(CHUNK_BYTES):
+                    yield chunk
+                return
+            bytes_out = 0
+            stored = pa.PythonFile(self, mode="r")
+            reader = pa.CompressedInputStream(stored, self.compression)
+            while chunk := self._decompress(reader):
+                bytes_out += len(chunk)
+                if bytes_out > max(_RATIO_FREE_BYTES, MAX_RATIO * self.stored_bytes):
+                    raise SourceError(
+                        f"source file '{self.uri}' expands more than {MAX_RATIO}:1 "
+                        f"({bytes_out:,} bytes from {self.stored_bytes:,}): refused as a "
+                        "decompression bomb; unpack it yourself if it is not one",
+                        uri=self.uri,
+                    )
                 yield chunk
 
-    def read_stored(self, file: IO[bytes], size: int = CHUNK_BYTES) -> bytes:
+    def read(self, size: int) -> bytes:
         """At most `size` next stored bytes, hashed; empty at the end."""
-        chunk = file.read(size)
+        try:
+            chunk = self._file.read(size)
+        except Exception as error:
+            self._storage_error = error  # which Arrow may hand on as an error of its own
+            raise
         self.stored_sha256.update(chunk)
         self.stored_bytes += len(chunk)
         return chunk
 
-    def _check_ratio(self) -> None:
-        if self.compression == "none" or self.bytes_out <= _RATIO_FREE_BYTES:
-            return
-        if self.bytes_out > MAX_RATIO * self.stored_bytes:
+    def close(self) -> None:
+        """Nothing: iteration closes the file."""
+
+    def _decompress(self, reader: pa.CompressedInputStream) -> bytes:
+        try:
+            chunk: bytes = reader.read(CHUNK_BYTES)
+        except OSError as error:
+            if self._storage_error is not None:
+                raise self._storage_error from None
             raise SourceError(
-                f"source file '{self.uri}' expands more than {MAX_RATIO}:1 "
-                f"({self.bytes_out:,} bytes from {self.stored_bytes:,}): refused as a "
-                "decompression bomb; unpack it yourself if it is not one",
+                f"source file '{self.uri}': its {self.compression} stream is damaged, truncated or "
+                f"followed by garbage ({error}); fetch or compress it again",
                 uri=self.uri,
-            )
+            ) from None
+        return chunk
 
 
 def read_range(uri: str, compression: Compression, start: int, end: int, pin: str = "") -> bytes:
@@ -81,7 +104,11 @@ def read_range(uri: str, compression: Compression, start: int, end: int, pin: st
     if compression == "none":
         with file_errors(uri), open_file(uri) as file:
             file.seek(start)
-            return _read_fully(file, end - start)
+            parts = []
+            while start < end and (chunk := file.read(end - start)):
+                parts.append(chunk)
+                start += len(chunk)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
     key = (uri, compression, pin)
     cursor = _CURSORS.take(key, start) or _Cursor(FileStream(uri, compression))
     data = cursor.read(start, end)
@@ -148,81 +175,3 @@ class _Cursors:
 
 _CURSORS = _Cursors()
 os.register_at_fork(after_in_child=_CURSORS.forget)
-
-
-def _read_fully(file: IO[bytes], size: int) -> bytes:
-    parts = []
-    while size > 0 and (chunk := file.read(size)):
-        parts.append(chunk)
-        size -= len(chunk)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _plain(stream: FileStream, file: IO[bytes]) -> Iterator[bytes]:
-    while chunk := stream.read_stored(file):
-        yield chunk
-
-
-def _gunzip(stream: FileStream, file: IO[bytes]) -> Iterator[bytes]:
-    decoder = zlib.decompressobj(wbits=31)
-    pending = b""
-    members = 0
-    try:
-        while True:
-            pending = pending or stream.read_stored(file, CHUNK_BYTES // 16)
-            if not pending:
-                break
-            if decoder.eof:
-                members += 1
-                _expect_member(stream, pending, members)
-                decoder = zlib.decompressobj(wbits=31)
-            out = decoder.decompress(pending, CHUNK_BYTES)
-            pending = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
-            if out:
-                yield out
-    except zlib.error as error:
-        raise _damaged(stream, f"gzip stream is damaged ({error})") from None
-    if not decoder.eof:
-        raise _damaged(stream, "gzip stream is truncated")
-
-
-def _expect_member(stream: FileStream, pending: bytes, members: int) -> None:
-    if not pending.startswith(b"\x1f"):
-        place = f"after {stream.bytes_out:,} uncompressed bytes"
-        raise _damaged(stream, f"garbage follows gzip member {members} {place}")
-
-
-def _unzstd(stream: FileStream, file: IO[bytes]) -> Iterator[bytes]:
-    stored = pa.PythonFile(_Stored(stream, file), mode="r")
-    try:
-        reader = pa.CompressedInputStream(stored, "zstd")
-        while chunk := reader.read(CHUNK_BYTES):
-            yield chunk
-    except OSError as error:
-        raise _damaged(stream, f"zstd stream is damaged ({error})") from None
-
-
-class _Stored:
-    """The stored bytes as a file object, hashed as they are read."""
-
-    closed = False
-
-    def __init__(self, stream: FileStream, file: IO[bytes]) -> None:
-        self.stream = stream
-        self.file = file
-
-    def read(self, size: int) -> bytes:
-        """At most `size` next bytes; Arrow asks for 64 KiB at a time."""
-        return self.stream.read_stored(self.file, size)
-
-    def close(self) -> None:
-        """The stream closes its file."""
-
-
-def _damaged(stream: FileStream, what: str) -> SourceError:
-    return SourceError(
-        f"source file '{stream.uri}': {what}; fetch or compress it again", uri=stream.uri
-    )
-
-
-_DECODERS: dict[Compression, Any] = {"none": _plain, "gzip": _gunzip, "zstd": _unzstd}

@@ -9,20 +9,29 @@ has hooks for all of it.
 
 import json
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
-from packhouse.sources.rows import Rows
+if TYPE_CHECKING:
+    from packhouse.sources.records import Rows
 
-__all__ = ["MAX_DEPTH", "are_suspect", "find_fault", "is_suspect", "strict_fault"]
+__all__ = [
+    "CUT_OFF",
+    "are_suspect",
+    "find_fault",
+    "hidden_fault",
+    "is_suspect",
+    "parse_text",
+    "why_not_json",
+]
 
 MAX_DEPTH = 32
 """Containers within one another, the row itself included."""
 MAX_FIELDS = 1000
 """Fields of one row."""
+CUT_OFF = "; the file ends inside this row"
 
 
 class _RefusedError(ValueError):
@@ -32,8 +41,45 @@ class _RefusedError(ValueError):
         self.detail = detail
 
 
+def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
+    """Parse JSON in the text of a field, as strictly as a row: its value, or why it is bad.
+
+    Example:
+        >>> parse_text('[1]'), parse_text('{"a": 1, "a": 2}')[1][0]
+        (([1], None), 'duplicate_key')
+    """
+    data = text.encode("utf-8", "surrogatepass").replace(b"\n", b" ").replace(b"\r", b" ")
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if not data.strip():
+            return None, ("json", "not JSON: no text")
+        reason, detail = why_not_json(data, error)
+        return None, (reason, detail + CUT_OFF if reason == "json" else detail)
+    bad = hidden_fault(data, value)
+    return (value, None) if bad is None else (None, bad)
+
+
+def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
+    """Return reason code and sentence for bytes that orjson refuses."""
+    said = error.msg
+    try:
+        text = piece.decode("utf-8")
+    except UnicodeDecodeError as bad:
+        byte = piece[bad.start]
+        return "encoding", f"byte 0x{byte:02x} at offset {bad.start} of the row is not UTF-8"
+    if "surrogate" in said:
+        return "encoding", f"a \\u escape is half of a surrogate pair ({said})"
+    if "depth" in said:
+        return "depth", f"nested deeper than {MAX_DEPTH}"
+    if "control character" in said or "\0" in text:
+        return "control", f"a raw control character inside a string ({said})"
+    reason, detail = strict_fault(text) or ("json", "")
+    return (reason, detail) if reason != "json" else ("json", f"not JSON: {said}")
+
+
 def strict_fault(text: str) -> tuple[str, str] | None:
-    """What is wrong with a row by the strictest reading; None: nothing."""
+    """Return what is wrong with a row by the strictest reading, None if nothing is."""
     try:
         _STRICT.decode(text)
     except _RefusedError as refused:
@@ -79,48 +125,58 @@ _STRICT = json.JSONDecoder(
 )
 
 
-def is_suspect(data: bytes, row: Any) -> bool:
-    r"""Whether a value parsed from `data` may hide something; never False when it does.
+_HARMLESS = bytes(set(range(256)) - set(b"0123456789{["))
+"""Bytes that can neither nest a value nor make a number large."""
 
-    Colons: every key brings one, and a lost duplicate takes its own away. `\u003a` escapes would
-    upset the count, so they are suspect by themselves.
+
+def hidden_fault(data: bytes, value: Any) -> tuple[str, str] | None:
+    r"""Return reason and sentence if orjson should not have let `data` pass as `value`, else None.
+
+    Example:
+        >>> data = b'{"a": 1, "a": 2}'
+        >>> hidden_fault(data, orjson.loads(data))
+        ('duplicate_key', "the key 'a' occurs twice in one object")
+    """
+    return find_fault(data, value) if is_suspect(data, value) else None
+
+
+def is_suspect(data: bytes, row: Any) -> bool:
+    r"""Return True if a value parsed from `data` may hide something; never False when it does.
+
+    Most texts are small, so counts of bytes settle most of them: it takes 33 open brackets to nest
+    too deep, 19 digits for an integer over 64 bits, 1,001 colons for too many fields. And a lost
+    duplicate takes its colon away: `{"a": 1, "a": 2}` has two, written again as `{"a":2}` one.
+    `\u003a` escapes would upset that count, so they are suspect by themselves.
     """
     if b"\\u00" in data and (b"\\u0000" in data or b"\\u003" in data):
         return True
-    if _is_deep_or_large([row]):  # first, for orjson does not write what nests over 254 deep
-        return True
-    return data.count(b":") != orjson.dumps(row).count(b":")
+    num_colons = data.count(b":")
+    left = data.translate(None, _HARMLESS)
+    num_open = left.count(b"{") + left.count(b"[")
+    is_small = num_open <= MAX_DEPTH and len(left) - num_open < 19 and num_colons <= MAX_FIELDS
+    if not is_small and _is_deep_or_large([row]):
+        return True  # before the next line, for orjson does not write what nests over 254 deep
+    return num_colons != orjson.dumps(row).count(b":")
 
 
-def are_suspect(data: bytes, rows: Rows) -> bool:
-    """Whether `is_suspect` may be true of a row, said of all rows at once."""
+def are_suspect(data: bytes, rows: "Rows") -> bool:
+    """Return True if `is_suspect` may be true of a row: the same counts, of all rows at once."""
     raw = np.frombuffer(data, np.uint8)
-    if _escapes_ascii(raw) and (b"\\u0000" in data or b"\\u003" in data):
-        return True
-    if not _are_flat(rows) and _is_deep_or_large(rows):
-        return True
-    return _num_colons(raw) != _num_colons(np.frombuffer(orjson.dumps(rows), np.uint8))
-
-
-def _are_flat(rows: Rows) -> bool:
-    """Whether all rows are objects of some fields without anything inside, or odd numbers."""
-    is_plain = rows.are_objects and rows.value_types <= {str, int, bool, type(None)}
-    return is_plain and max(map(len, rows.layouts), default=0) <= MAX_FIELDS
-
-
-def _escapes_ascii(raw: npt.NDArray[np.uint8]) -> bool:
-    r"""Whether `\u00` occurs."""
     places = np.flatnonzero(raw[:-3] == ord("\\"))
-    places = places[raw[places + 1] == ord("u")]
-    return bool(((raw[places + 2] == ord("0")) & (raw[places + 3] == ord("0"))).any())
-
-
-def _num_colons(raw: npt.NDArray[np.uint8]) -> int:
-    return int(np.count_nonzero(raw == ord(":")))
+    for offset, letter in enumerate(b"u00", start=1):
+        places = places[raw[places + offset] == letter]
+    if len(places) and (b"\\u0000" in data or b"\\u003" in data):
+        return True
+    is_plain = rows.are_objects and rows.value_types <= {str, int, bool, type(None)}
+    is_flat = is_plain and max(map(len, rows.layouts), default=0) <= MAX_FIELDS
+    if not is_flat and _is_deep_or_large(rows):
+        return True
+    written = np.frombuffer(orjson.dumps(rows), np.uint8)
+    return bool(np.count_nonzero(raw == ord(":")) != np.count_nonzero(written == ord(":")))
 
 
 def _is_deep_or_large(rows: list[Any]) -> bool:
-    """Whether containers nest too deep, an object is too wide, or an integer became a float."""
+    """Return True if containers nest too deep, an object is too wide, or an integer is a float."""
     level = rows
     for _ in range(MAX_DEPTH):
         types = set(map(type, level))
@@ -137,7 +193,7 @@ def _is_deep_or_large(rows: list[Any]) -> bool:
 
 
 def find_fault(piece: bytes, row: Any) -> tuple[str, str] | None:
-    """Reason and sentence for a row that orjson should not have let pass; None: it may."""
+    """Return reason and sentence for a row that orjson should have refused, else None."""
     if _depth_exceeds(row, MAX_DEPTH):
         return "depth", f"nested deeper than {MAX_DEPTH}"
     found = strict_fault(piece.decode("utf-8"))

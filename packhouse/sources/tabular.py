@@ -5,7 +5,6 @@ exist for them. `packhouse.sources.decoding` makes rows of their bytes, within i
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.recipe import SourceConfig
-from packhouse.sources.decoding import decode
-from packhouse.sources.files import SourceFile, local_path
-from packhouse.sources.records import Records
-from packhouse.sources.rows import Rows
-from packhouse.sources.shapes import find_row_format_of_rows
+from packhouse.sources.decoding import decode_head, decode_rows
+from packhouse.sources.files import SourceFile
+from packhouse.sources.records import Records, Rows
+from packhouse.sources.row_formats import find_row_format
 from packhouse.sources.streams import FileStream
 from packhouse.without_pandas import recall_pandas
 
@@ -36,14 +34,12 @@ def scan_tables(
     for _ in stream:
         pass
     sha256 = stream.stored_sha256.hexdigest()
-    request = {"uri": file.uri, "file_format": file_format, "head": 1000}
-    batches = list(decode(request, local_path(file.uri)))
-    facts = json.loads(batches[0].schema.metadata[b"facts"])
+    facts, *batches = decode_head(file.uri, file_format, 1000)
     header = tuple(facts["names"])
     row_format: str = config.format
     if row_format == "auto":
         head = [row for batch in batches for row in batch.to_pylist()]
-        row_format = find_row_format_of_rows(head, config, file.uri) if head else "auto"
+        row_format = find_row_format(head, config, file.uri)
     ranges = list(_group_ranges(facts["sizes"], max_shard_bytes))
     for number, (row_start, num_rows) in enumerate(ranges):
         yield {
@@ -62,7 +58,7 @@ def scan_tables(
 
 
 def parse_tables(uri: str, file_format: str, row_start: int, num_rows: int) -> Iterator[Records]:
-    """Rows [row_start, row_start + num_rows) as dicts, some megabytes at a time.
+    """Rows [row_start, row_start + num_rows) as dicts, some megabytes at a time; none at once.
 
     Columns give every struct all keys that any row has, null where a row has none: what another
     row's tool call was given must not become an argument of this one. So nulls inside structs are
@@ -71,11 +67,11 @@ def parse_tables(uri: str, file_format: str, row_start: int, num_rows: int) -> I
     Raises:
         SourceError: the file is damaged, or over a limit of `packhouse.sources.decoding`.
     """
+    if not num_rows:
+        yield Records(Rows(), np.arange(0), 0)
+        return
     recall_pandas()  # for rows with times in nanoseconds
-    rows = row_start, row_start + num_rows
-    for batch in decode({"uri": uri, "file_format": file_format, "rows": rows}, local_path(uri)):
-        if not batch.num_rows and num_rows:
-            continue
+    for batch in decode_rows(uri, file_format, row_start, row_start + num_rows):
         nested = [field.name for field in batch.schema if pa.types.is_nested(field.type)]
         found = Rows(batch.to_pylist())
         for row in found:

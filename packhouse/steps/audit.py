@@ -6,13 +6,15 @@ here, too, and a better audit does not tokenize anything again. Publish adds the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from packhouse import audit
 from packhouse.audit import (
     Benchmarks,
     audit_packs,
@@ -23,46 +25,111 @@ from packhouse.audit import (
     find_contamination,
     read_benchmarks,
 )
+from packhouse.engine.step import Job, Step, Work
 from packhouse.fingerprint import canonical_json
-from packhouse.jobs import Job
 from packhouse.recipe import Recipe
-from packhouse.step_store import Receipt
-from packhouse.steps.format_step import conversations
+from packhouse.sources import scan_source
+from packhouse.steps.format import FORMAT, FormatParameters, conversations
+from packhouse.steps.gather import GATHER, PackRange
+from packhouse.steps.pack import PACK, PackParameters
 from packhouse.steps.records import read_records
-from packhouse.steps.shard_io import inputs_of
+from packhouse.steps.tokenize import TOKENIZE, TokenizeParameters
+from packhouse.steps.validate import VALIDATE, ValidateParameters
+from packhouse.tables import read_table
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
-from packhouse.workspace import Workspace, read_table
 
-__all__ = ["combine_audits", "compute"]
+__all__ = ["AUDIT", "AuditFacts", "AuditParameters", "benchmarks_of", "combine_audits", "jobs"]
 
 _BATCH_PACKS = 256
 
-
-def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Return what was `found`, and in what (`of`); no file is written."""
-    of = job.parts["of"]
-    return {"of": of, "found": _KINDS[of](job, recipe, workspace)}
+Of = Literal["shard", "benchmarks", "packs", "records"]
 
 
-def _shard(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
-    assert job.source is not None
-    validated, formatted, tokenized = (
-        inputs_of(job, workspace, step)[0] for step in ("validate", "format", "tokenize")
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditParameters:
+    """What one job looks at."""
+
+    of: Of
+    benchmarks: Mapping[str, Any] = field(default_factory=dict)
+    """What `benchmarks_of` says, for a job that looks for them."""
+    label_names: list[str] | None = None
+    """Of the shard's source; the key of format covers them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what decides the findings."""
+        return {"of": self.of, **self.benchmarks}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditFacts:
+    """What was found, and in what."""
+
+    of: Of
+    found: dict[str, Any]
+    """Counts and worst rows, as plain JSON; see `packhouse.audit`."""
+
+
+def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what names the benchmarks; empty without any.
+
+    What is found of benchmarks is published, so they decide the version; limits do not.
+    """
+    if not recipe.audit.benchmarks:
+        return {}
+    shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
+    return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
+
+
+def jobs(
+    validate: Sequence[Job[ValidateParameters]],
+    format_: Sequence[Job[FormatParameters]],
+    tokenize: Sequence[Job[TokenizeParameters]],
+    pack: Job[PackParameters],
+    benchmarks: Mapping[str, Any],
+) -> Iterator[Job[AuditParameters]]:
+    """Yield the jobs that look at shards, and at all records."""
+    for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
+        yield AUDIT.job(
+            AuditParameters(of="shard", label_names=validated.parameters.source.label_names),
+            inputs=[tokenized.ref],
+            also_reads=[validated.ref, formatted.ref],
+            label=tokenized.label,
+            size=validated.size,
+        )
+    for job in validate if benchmarks else ():
+        told = AuditParameters(of="benchmarks", benchmarks=benchmarks)
+        yield AUDIT.job(told, [job.ref], label=f"benchmarks in {job.label}", size=job.size)
+    yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
+
+
+def pack_jobs(gathered: Sequence[Job[PackRange]]) -> tuple[Job[AuditParameters], ...]:
+    """Return the jobs that look at gathered packs."""
+    told = AuditParameters(of="packs")
+    return tuple(AUDIT.job(told, [job.ref], label=job.label, size=job.size) for job in gathered)
+
+
+def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
+    """Return what was found; no file is written."""
+    of = work.parameters.of
+    return AuditFacts(of=of, found=_KINDS[of](work))
+
+
+def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
+    formatted = work.input(FORMAT)
     return audit_shard(
-        conversations(validated, formatted),
+        conversations(work.input(VALIDATE), formatted),
         read_table(formatted.path("formatted.arrow")),
-        read_table(tokenized.path("tokenized.arrow")),
-        load_snapshot(recipe.tokenizer, cache=workspace.tokenizers),
-        recipe.format,
-        job.source.label_names,
+        read_table(work.input(TOKENIZE).path("tokenized.arrow")),
+        load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers),
+        work.recipe.format,
+        work.parameters.label_names,
     )
 
 
-def _benchmarks(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
-    (validated,) = inputs_of(job, workspace, "validate")
-    found = _read_benchmarks(recipe)
+def _benchmarks(work: Work[AuditParameters]) -> dict[str, Any]:
+    validated = work.input(VALIDATE)
+    found = _read_benchmarks(work.recipe)
     return find_contamination(read_table(validated.path("validated.arrow")), found)
 
 
@@ -81,33 +148,31 @@ def _read_benchmarks(recipe: Recipe) -> Benchmarks:
     return found
 
 
-def _packs(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, int]:
-    (gathered,) = inputs_of(job, workspace, "gather")
-    snapshot = load_snapshot(recipe.tokenizer, cache=workspace.tokenizers)
+def _packs(work: Work[AuditParameters]) -> dict[str, int]:
+    table = read_table(work.input(GATHER).path("packs.arrow"))
+    snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
     is_control = read_pipeline(snapshot.backend).is_control
-    return audit_packs(_batches(gathered), np.asarray(is_control))
+    return audit_packs(iter(table.to_batches(_BATCH_PACKS)), np.asarray(is_control))
 
 
-def _batches(gathered: Receipt) -> Iterator[pa.RecordBatch]:
-    yield from read_table(gathered.path("packs.arrow")).to_batches(_BATCH_PACKS)
-
-
-def _records(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
-    (packed,) = inputs_of(job, workspace, "pack")
+def _records(work: Work[AuditParameters]) -> dict[str, Any]:
+    packed = work.input(PACK)
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        return read_records(packed, workspace, columns=columns)
+        return read_records(packed, work.workspace, columns=columns)
 
-    found = audit_records(read, packed.facts["rows_in"])
-    if recipe.dedup.near != "ignore":
-        near = packed.facts["dedup"]["near"]
-        found["near_duplicates"] = near["rows"] - near["dropped"]
-        if recipe.dedup.near != "keep":
-            found["both_sides"] += near["on_both_sides"]
+    found = audit_records(read, packed.facts.rows_in)
+    policy = work.recipe.dedup.near
+    if policy != "ignore":
+        assert packed.facts.dedup is not None
+        near = packed.facts.dedup.near
+        found["near_duplicates"] = near.rows - near.dropped
+        if policy != "keep":
+            found["both_sides"] += near.on_both_sides
     return found
 
 
-_KINDS: dict[str, Callable[[Job, Recipe, Workspace], dict[str, Any]]] = {
+_KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
     "shard": _shard,
     "benchmarks": _benchmarks,
     "packs": _packs,
@@ -115,28 +180,38 @@ _KINDS: dict[str, Callable[[Job, Recipe, Workspace], dict[str, Any]]] = {
 }
 
 
-def combine_audits(job: Job, recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
+AUDIT = Step(
+    name="audit",
+    title="What would the tokens of a shard, of packs, of all records teach?",
+    version=f"1.{audit.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=AuditFacts,
+    compute=compute,
+)
+
+
+def combine_audits(work: Work[Any]) -> dict[str, Any]:
     """Add up all audits that the publish job reads.
 
     Returns:
         Plain JSON: `dataset` and `sources` (counts), `packs`, `worst` (rows by finding).
     """
-    found: dict[str, list[dict[str, Any]]] = {of: [] for of in _KINDS}
-    for receipt in inputs_of(job, workspace, "audit"):
-        found[receipt.facts["of"]].append(receipt.facts["found"])
-    steps = [inputs_of(job, workspace, step) for step in ("validate", "tokenize")]
-    audit = combine(
+    found: dict[Of, list[dict[str, Any]]] = {of: [] for of in _KINDS}
+    for receipt in work.inputs(AUDIT):
+        found[receipt.facts.of].append(receipt.facts.found)
+    shards = zip(work.inputs(VALIDATE), work.inputs(TOKENIZE), found["shard"], strict=True)
+    combined = combine(
         [
-            (_source(validated), audited, tokenized.facts["notes"])
-            for validated, tokenized, audited in zip(*steps, found["shard"], strict=True)
+            (validated.facts.origin.source, audited, tokenized.facts.notes)
+            for validated, tokenized, audited in shards
         ]
     )
-    audit["packs"] = _add_packs(found["packs"], recipe)
-    _add_repetition(audit, found["records"][0])
-    if recipe.audit.benchmarks:
-        benchmarks = _read_benchmarks(recipe)
-        audit["contamination"] = combine_contamination(found["benchmarks"], benchmarks)
-    return audit
+    combined["packs"] = _add_packs(found["packs"], work.recipe)
+    _add_repetition(combined, found["records"][0])
+    if work.recipe.audit.benchmarks:
+        benchmarks = _read_benchmarks(work.recipe)
+        combined["contamination"] = combine_contamination(found["benchmarks"], benchmarks)
+    return combined
 
 
 def _add_packs(shards: list[dict[str, int]], recipe: Recipe) -> dict[str, int]:
@@ -146,11 +221,6 @@ def _add_packs(shards: list[dict[str, int]], recipe: Recipe) -> dict[str, int]:
     if recipe.pack.strategy == "concat" or recipe.format.train_on == "all":
         counts["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
     return dict(counts)
-
-
-def _source(validated: Receipt) -> str:
-    file: str = validated.facts["origin"]["file"]
-    return file.split("/")[0]
 
 
 def _add_repetition(audit: dict[str, Any], repetition: dict[str, Any]) -> None:

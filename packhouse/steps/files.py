@@ -3,102 +3,277 @@
 Data files are cut at packs of their split and read from the gathered shards that hold these;
 records and quarantine are read from the shards. A job writes one file, so that files of a version
 are written side by side, and one that is there already is not written again.
+
+Exports (files in the formats of other trainers) are made from the written data files, not from the
+packs: so they have the very bytes that `packhouse export` writes.
 """
 
-from collections.abc import Callable, Iterable
+import itertools
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.data_files import ContentHash, DataFile, FileCut, write_data_file
-from packhouse.jobs import Job
-from packhouse.recipe import Recipe
-from packhouse.step_store import Receipt
-from packhouse.steps.exporting import write_exports
+from packhouse import exports
+from packhouse.data_files import ContentHash, FileCut, cut_files, write_data_file
+from packhouse.engine.step import AnyJob, Job, Step, Work
+from packhouse.exports import write_export
+from packhouse.fingerprint import digest
+from packhouse.loaders.versions import read_rows
+from packhouse.recipe import PublishConfig, Recipe
+from packhouse.steps.format import FORMAT
+from packhouse.steps.gather import GATHER, PackRange
+from packhouse.steps.pack import PACK, PackFacts, PackParameters, Side
 from packhouse.steps.records import RECORDS, read_records
-from packhouse.steps.shard_io import inputs_of
-from packhouse.tables import QUARANTINED
-from packhouse.workspace import Workspace, read_table
+from packhouse.steps.tokenize import TOKENIZE
+from packhouse.steps.validate import VALIDATE
+from packhouse.store.manifest import FileKind
+from packhouse.tables import QUARANTINED, read_table
 
-__all__ = ["compute"]
+__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs"]
 
+FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
+"""Publish settings that affect file contents; the others say where the files go."""
+
+_RECORDS_PER_FILE = 2**23
 _ROWS_PER_GROUP = 2**20  # of records; pyarrow's own
 _BAD_ROWS_PER_GROUP = 2**14  # each holds up to 64 KiB of raw bytes
 
 
-def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Write the file that the job says; `files` says what the manifest will say of each."""
-    return _KINDS[job.parts["of"]](job, recipe, workspace, folder)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataParameters:
+    """A file of packs."""
+
+    cut: FileCut
+    publish: PublishConfig
+    with_label: bool
+    with_weights: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key; the cut has the size of the file."""
+        settings = set(FILE_SETTINGS) - {"max_file_mb"}
+        return {
+            "of": "data",
+            "cut": self.cut.to_json(),
+            "publish": self.publish.model_dump(mode="json", include=settings),
+            "with_label": self.with_label,
+            "with_weights": self.with_weights,
+        }
 
 
-def _data(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    cut = FileCut(**job.parts["cut"])
-    parts = []
-    for receipt in inputs_of(job, workspace, "gather"):
-        first, last = receipt.facts["packs"]["first"], receipt.facts["packs"]["last"]
-        low, high = max(cut.first, first), min(cut.last, last)
-        parts.append(read_table(receipt.path("packs.arrow")).slice(low - first, high - low))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportParameters:
+    """All data in the format of another trainer."""
+
+    format: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        return {"of": "exports", "format": exports.FORMAT_KEYS.get(self.format, self.format)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordsParameters:
+    """A file of lineage: the records [first, last)."""
+
+    number: int
+    first: int
+    last: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        rows = {"first": self.first, "last": self.last}
+        return {"of": "records", "number": self.number, "rows": rows}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuarantineParameters:
+    """The file of all bad rows."""
+
+    shards: str
+    """Digest of the keys of all tokenized shards."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        return {"of": "quarantine", "shards": self.shards}
+
+
+FilesParameters = DataParameters | ExportParameters | RecordsParameters | QuarantineParameters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenFile:
+    """What the manifest will say of one file."""
+
+    name: str
+    """In the folder of the step."""
+    kind: FileKind
+    rows: int
+    split: str = "all"
+    tokens: int = 0
+    path: str | None = None
+    """Of an export, under `exports/`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilesFacts:
+    """The files that a job wrote."""
+
+    files: tuple[WrittenFile, ...]
+    content: str | None = None
+    """Of a data file: sha256 of what its rows say."""
+
+
+def jobs(
+    recipe: Recipe,
+    shards: Mapping[str, Sequence[AnyJob]],
+    pack: Job[PackParameters],
+    packed: PackFacts,
+    gathered: Mapping[Side, Sequence[Job[PackRange]]],
+) -> tuple[Job[FilesParameters], ...]:
+    """Return a job for each file, in the order of the manifest.
+
+    Args:
+        recipe: `publish` is read.
+        shards: the jobs of validate, format and tokenize.
+        pack: the job that planned the packs.
+        packed: its facts.
+        gathered: the jobs of gather, by side.
+    """
+    data = [job for side in gathered for job in _data_jobs(recipe, side, packed, gathered[side])]
+    made: list[Job[FilesParameters]] = [*data]
+    made += [
+        FILES.job(
+            ExportParameters(format=name),
+            inputs=[job.ref for job in data],
+            label=f"export {name}",
+        )
+        for name in recipe.publish.exports
+    ]
+    for number, first in enumerate(range(0, packed.rows_in, _RECORDS_PER_FILE)):
+        last = min(first + _RECORDS_PER_FILE, packed.rows_in)
+        made.append(
+            FILES.job(
+                RecordsParameters(number=number, first=first, last=last),
+                inputs=[pack.ref],
+                label=f"records file {number}",
+                size=64 * (last - first),
+            )
+        )
+    told = QuarantineParameters(shards=digest([job.key for job in shards["tokenize"]]))
+    reads = [job.ref for jobs in shards.values() for job in jobs]
+    made.append(FILES.job(told, inputs=[], label="quarantine file", also_reads=reads))
+    return tuple(made)
+
+
+def _data_jobs(
+    recipe: Recipe, side: Side, packed: PackFacts, gathered: Sequence[Job[PackRange]]
+) -> Iterator[Job[FilesParameters]]:
+    planned = packed.sides[side]
+    for cut in cut_files(side, planned.num_packs, planned.num_tokens, recipe.publish):
+        told = DataParameters(
+            cut=cut,
+            publish=recipe.publish,
+            with_label=planned.with_label,
+            with_weights=planned.with_weights,
+        )
+        reads = [(job.parameters, job.ref) for job in gathered]
+        yield FILES.job(
+            told,
+            inputs=[ref for each, ref in reads if each.first < cut.last and cut.first < each.last],
+            label=f"{side} file {cut.number}",
+            size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
+        )
+
+
+def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
+    """Write the file that the job says; of an export, all files of one format."""
+    match work.parameters:
+        case DataParameters() as told:
+            return _write_data(work, told, folder)
+        case ExportParameters() as told:
+            return _write_exports(work, told, folder)
+        case RecordsParameters() as told:
+            return _write_records(work, told, folder)
+        case QuarantineParameters():
+            return _write_quarantine(work, folder)
+
+
+def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path) -> FilesFacts:
+    cut, parts = told.cut, []
+    for receipt in work.inputs(GATHER):
+        packs = receipt.facts.packs
+        low, high = max(cut.first, packs.first), min(cut.last, packs.last)
+        table = read_table(receipt.path("packs.arrow"))
+        parts.append(table.slice(low - packs.first, high - low))
     content = ContentHash()
-    rows = pa.concat_tables(parts)
-    columns = {name: job.parts[name] for name in ("with_label", "with_weights")}
-    file = write_data_file(rows, cut, folder, recipe.publish, content, **columns)
-    entry = _entry(file.path, "data", file.rows, split=file.split, tokens=file.tokens)
-    return {"files": [entry], "content": content.hexdigest()}
-
-
-def _exports(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """The rows of the data files in another trainer's format."""
-    files = [_data_file(receipt) for receipt in inputs_of(job, workspace, "files")]
-    return {"files": write_exports(files, [job.parts["format"]], folder)}
-
-
-def _data_file(receipt: Receipt) -> DataFile:
-    (entry,) = receipt.facts["files"]
-    return DataFile(
-        path=receipt.path(entry["name"]),
-        split=entry["split"],
-        rows=entry["rows"],
-        tokens=entry["tokens"],
+    file = write_data_file(
+        pa.concat_tables(parts),
+        cut,
+        folder,
+        told.publish,
+        content,
+        with_label=told.with_label,
+        with_weights=told.with_weights,
     )
+    written = WrittenFile(
+        name=file.path.name, kind="data", rows=file.rows, split=file.split, tokens=file.tokens
+    )
+    return FilesFacts(files=(written,), content=content.hexdigest())
 
 
-def _records(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Lineage: one row per record, with its raw row, its side and what became of it."""
-    (packed,) = inputs_of(job, workspace, "pack")
-    rows = job.parts["rows"]["first"], job.parts["rows"]["last"]
-    path = folder / f"records-{job.parts['number']:05d}.parquet"
-    batches = read_records(packed, workspace, rows, block=_ROWS_PER_GROUP)
-    _write_parquet(path, RECORDS, map(_as_table, batches), _ROWS_PER_GROUP)
-    return {"files": [_entry(path, "records", rows[1] - rows[0])]}
+def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: Path) -> FilesFacts:
+    """Write each split in the format, flat in the folder, as the files of a step must lie.
+
+    Raises:
+        ConfigError: the format cannot hold the rows' class.
+    """
+    data = [(receipt.facts.files[0], receipt) for receipt in work.inputs(FILES)]
+    staged = folder / ".export"
+    staged.mkdir()
+    written = []
+    for split, files in itertools.groupby(data, key=lambda pair: pair[0].split):
+        paths = [receipt.path(file.name) for file, receipt in files]
+        rows = itertools.chain.from_iterable(map(read_rows, paths))
+        for path in write_export(rows, told.format, split, staged):
+            inner = path.relative_to(staged).as_posix()
+            name = f"{told.format}-{inner.replace('/', '-')}"
+            os.replace(path, folder / name)
+            home = f"{told.format}/{inner}"  # rows and tokens are counted with the data files
+            written.append(WrittenFile(name=name, kind="exports", rows=0, split=split, path=home))
+    shutil.rmtree(staged)
+    return FilesFacts(files=tuple(written))
 
 
-def _quarantine(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """All bad rows of the run with their raw bytes, so that they can be mended; none: no file."""
-    receipts = [r for s in ("validate", "format", "tokenize") for r in inputs_of(job, workspace, s)]
-    name = "quarantined.arrow"
-    parts = [read_table(r.path(name)) for r in receipts if name in r.files]
+def _write_records(
+    work: Work[FilesParameters], told: RecordsParameters, folder: Path
+) -> FilesFacts:
+    """Write lineage: a row for each record, with its raw row, its split and its outcome."""
+    packed, rows = work.input(PACK), (told.first, told.last)
+    name = f"records-{told.number:05d}.parquet"
+    batches = read_records(packed, work.workspace, rows, block=_ROWS_PER_GROUP)
+    tables = (pa.Table.from_batches([batch]) for batch in batches)
+    _write_parquet(folder / name, RECORDS, tables, _ROWS_PER_GROUP)
+    return FilesFacts(files=(WrittenFile(name=name, kind="records", rows=told.last - told.first),))
+
+
+def _write_quarantine(work: Work[FilesParameters], folder: Path) -> FilesFacts:
+    """Write all bad rows of the run with their raw bytes, to be mended; none: no file."""
+    receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
+    bad = "quarantined.arrow"
+    parts = [read_table(receipt.path(bad)) for receipt in receipts if bad in receipt.files]
     if not parts:
-        return {"files": []}
-    table = pa.concat_tables(parts)
-    path = folder / "quarantine.parquet"
+        return FilesFacts(files=())
+    table, name = pa.concat_tables(parts), "quarantine.parquet"
     starts = range(0, table.num_rows, _BAD_ROWS_PER_GROUP)
     groups = (table.slice(start, _BAD_ROWS_PER_GROUP).combine_chunks() for start in starts)
-    _write_parquet(path, QUARANTINED, groups, _BAD_ROWS_PER_GROUP)
-    return {"files": [_entry(path, "quarantine", table.num_rows)]}
-
-
-_KINDS: dict[str, Callable[[Job, Recipe, Workspace, Path], dict[str, Any]]] = {
-    "data": _data,
-    "exports": _exports,
-    "records": _records,
-    "quarantine": _quarantine,
-}
-
-
-def _as_table(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
+    _write_parquet(folder / name, QUARANTINED, groups, _BAD_ROWS_PER_GROUP)
+    return FilesFacts(files=(WrittenFile(name=name, kind="quarantine", rows=table.num_rows),))
 
 
 def _write_parquet(
@@ -112,7 +287,11 @@ def _write_parquet(
             writer.write_table(group, row_group_size=rows_per_group)
 
 
-def _entry(
-    path: Path, kind: str, rows: int, *, split: str = "all", tokens: int = 0
-) -> dict[str, Any]:
-    return {"name": path.name, "kind": kind, "split": split, "rows": rows, "tokens": tokens}
+FILES = Step(
+    name="files",
+    title="Write files of the version, as they will lie in the store.",
+    version=f"1.{exports.VERSION}",
+    libraries=("orjson", "pyarrow"),
+    facts=FilesFacts,
+    compute=compute,
+)

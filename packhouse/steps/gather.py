@@ -6,7 +6,7 @@ of ids, up to 512 in very large datasets) and their names, whatever the size of 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +14,99 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.jobs import Job
+from packhouse import packing
+from packhouse.cache.steps import Receipt
+from packhouse.engine.step import Job, Step, Work
 from packhouse.packing import GatherTally, PackPlan, check_packed, gather
 from packhouse.progress import advance
-from packhouse.recipe import Recipe
-from packhouse.step_store import Receipt
-from packhouse.steps.records import Places, write_batches
-from packhouse.steps.shard_io import inputs_of
-from packhouse.tables import PACKED
-from packhouse.workspace import Workspace, read_table
+from packhouse.recipe import PackConfig
+from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
+from packhouse.steps.records import ShardIndex, write_batches
+from packhouse.tables import PACKED, read_table
 
-__all__ = ["compute"]
+__all__ = ["GATHER", "GatherFacts", "PackRange", "jobs"]
+
+_SHARD_TOKENS = 2**24
+"""Tokens of a gathered shard, about: 64 MiB of ids. What a worker holds while it gathers."""
+_MOST_SHARDS = 1024
+"""From here on shards grow instead: each one looks into all shards of input."""
+_MOST_TOKENS = 2**27
 
 _NOT_PACKED = ["source", "row", "group_key"]
 
 
-def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackRange:
+    """The packs [first, last) of one side."""
+
+    side: Side
+    first: int
+    last: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key: the range of packs."""
+        return {"packs": asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatherFacts:
+    """What was gathered."""
+
+    packs: PackRange
+    tally: GatherTally
+
+
+def jobs(pack: Job[PackParameters], side: Side, planned: PlannedSide) -> tuple[Job[PackRange], ...]:
+    """Return the jobs that bring the tokens of one side together; none for an empty side.
+
+    Where they cut decides no published byte: a published file is cut at rows of its side.
+    """
+    num_packs, num_tokens = planned.num_packs, planned.num_tokens
+    size = min(max(_SHARD_TOKENS, num_tokens // _MOST_SHARDS), _MOST_TOKENS)
+    step = max(1, -(-num_packs // max(1, -(-num_tokens // size))))
+    pack_bytes = 4 * num_tokens // max(1, num_packs)
+    return tuple(
+        GATHER.job(
+            PackRange(side=side, first=first, last=min(first + step, num_packs)),
+            inputs=[pack.ref],
+            label=f"{side} packs from {first:,}",
+            size=pack_bytes * min(step, num_packs - first),
+        )
+        for first in range(0, num_packs, step)
+    )
+
+
+def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
     """Write `packs.arrow`: the packs [first, last) of one side.
 
     Raises:
         ContractError: a pack breaks its contract.
     """
-    (packed,) = inputs_of(job, workspace, "pack")
-    packs = dict(job.parts["packs"])
-    plan, records = _read_plan(packed, recipe, **packs)
-    shards, rows = _shards_of(Places(packed, workspace), records)
+    packed = work.input(PACK)
+    plan, records = _read_plan(packed, work.recipe.pack, work.parameters)
+    shards, rows = _shards_of(ShardIndex(packed, work.workspace), records)
     tally = GatherTally()
     ends = np.zeros(0, np.int32)  # the plan has starts and ends of its own
-    batches = _checked(gather(shards, plan, ends, rows, tally=tally), plan, packed)
+    batches = _checked(gather(shards, plan, ends, rows, tally=tally), plan, packed.facts)
     write_batches(folder / "packs.arrow", PACKED, batches)
-    workspace.check("packed", read_table(folder / "packs.arrow"))
-    return {"packs": packs, "tally": asdict(tally)}
+    return GatherFacts(packs=work.parameters, tally=tally)
 
 
 def _read_plan(
-    packed: Receipt, recipe: Recipe, side: str, first: int, last: int
+    packed: Receipt[PackFacts], config: PackConfig, packs: PackRange
 ) -> tuple[PackPlan, npt.NDArray[np.int64]]:
     """The packs [first, last) as a plan of their own, and the record of each sequence."""
-    offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"]
-    bounds = offsets.slice(first, last - first + 1).to_numpy()
-    table = read_table(packed.path(f"{side}-sequences.arrow"))
+    offsets = read_table(packed.path(f"{packs.side}-offsets.arrow"))["offset"]
+    bounds = offsets.slice(packs.first, packs.last - packs.first + 1).to_numpy()
+    table = read_table(packed.path(f"{packs.side}-sequences.arrow"))
     table = table.slice(bounds[0], bounds[-1] - bounds[0])
     starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
     plan = PackPlan(
         np.arange(len(table)),
         bounds - bounds[0],
-        recipe.pack.seq_len,
+        config.seq_len,
         int(np.subtract(ends, starts).sum(dtype=np.int64)),
-        strategy=recipe.pack.strategy,
+        strategy=config.strategy,
         starts=starts,
         ends=ends,
     )
@@ -69,7 +114,7 @@ def _read_plan(
 
 
 def _shards_of(
-    places: Places, records: npt.NDArray[np.int64]
+    places: ShardIndex, records: npt.NDArray[np.int64]
 ) -> tuple[list[pa.Table], npt.NDArray[np.int64]]:
     """Tables that hold the records, and the number of each sequence's record in them.
 
@@ -91,14 +136,25 @@ def _shards_of(
 
 
 def _checked(
-    batches: Iterator[pa.RecordBatch], plan: PackPlan, packed: Receipt
+    batches: Iterator[pa.RecordBatch], plan: PackPlan, packed: PackFacts
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         check_packed(
             batch,
             plan.seq_len,
-            packed.facts["vocab_size"],
-            allow_untrained=packed.facts["allow_untrained"],
+            packed.vocab_size,
+            allow_untrained=packed.allow_untrained,
         )
         advance(batch.num_rows / plan.num_packs)
         yield batch
+
+
+GATHER = Step(
+    name="gather",
+    title="Gather the packs of one output shard: rows of seq_len out.",
+    version=f"1.{packing.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=GatherFacts,
+    compute=compute,
+    contracts={"packs.arrow": "packed"},
+)

@@ -2,7 +2,8 @@
 
 Works on lengths alone, over all shards at once: a plan per group of shards would leave packs half
 empty. No token is read here; `packhouse.steps.gather` brings them together, an output shard at a
-time. Order follows (file, row) and the seed, never how rows lie in shards.
+time. Order follows (file, row) and the seed, never how rows lie in shards. Which records are packed
+is decided in `selection.py`.
 
 A record's side is a pure function of its group key, so no pack can mix the two, and the split step
 only has to prove it. Memory: about 30 bytes a record while packs are planned (docs/operations.md).
@@ -10,16 +11,21 @@ only has to prove it. Memory: about 30 bytes a record while packs are planned (d
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.jobs import Job
+from packhouse import dedup, packing, splitting
+from packhouse.cache.steps import Receipt
+from packhouse.dedup import DedupFacts
+from packhouse.engine.step import Job, Step, Work, execute
+from packhouse.ledger import RowCounts
 from packhouse.packing import (
     Admitted,
     GatherTally,
@@ -30,15 +36,20 @@ from packhouse.packing import (
     plan_packs,
 )
 from packhouse.packing.overlength import REASONS
-from packhouse.recipe import PackConfig, Recipe, SplitConfig
+from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
+from packhouse.sources.files import source_name
 from packhouse.splitting import sides
-from packhouse.step_store import Receipt
+from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.steps.records import OUTCOMES, PLACES, write_batches
-from packhouse.steps.selection import Selection, select
-from packhouse.steps.shard_io import MappedTables, inputs_of
-from packhouse.workspace import Workspace
+from packhouse.steps.selection import Selection, ShardReceipts, select
+from packhouse.steps.shard_io import MappedTables
+from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizeParameters
+from packhouse.steps.validate import VALIDATE, ValidateParameters
 
-__all__ = ["SEQUENCES", "compute"]
+__all__ = ["PACK", "SIDES", "PackFacts", "PackParameters", "PlannedSide", "Side", "SplitCounts"]
+
+Side = Literal["train", "eval"]
+SIDES: tuple[Side, ...] = ("train", "eval")
 
 # What lies in the packs of a side, one behind another: tokens [start, end) of a record, which is
 # numbered through all shards. A pack's own are those between two of `OFFSETS`.
@@ -54,64 +65,164 @@ OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
 _BLOCK = 2**20  # sequences written at a time
 
 
-def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackParameters:
+    """Which records are packed, how, and on which side."""
+
+    mix: Mapping[str, Any]
+    """How often records are taken, of the sources that do not take each one once."""
+    pack: PackConfig
+    dedup: DedupConfig
+    split: SplitConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key: all settings."""
+        return {
+            "mix": self.mix,
+            "pack": self.pack.model_dump(mode="json"),
+            "dedup": self.dedup.model_dump(mode="json"),
+            **dedup.near_libraries(self.dedup),
+            "split": self.split.model_dump(mode="json"),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSide:
+    """The packs of one side, before their tokens are brought together."""
+
+    num_packs: int
+    num_tokens: int
+    statistics: PackStatistics
+    """As planned; what gather counts is 0."""
+    with_label: bool
+    """True if a record has a class."""
+    with_weights: bool
+    """True if a record of any side has a loss weight other than 0 and 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitCounts:
+    """Records that were asked for eval, and are there; each counted once."""
+
+    records: int
+    """Of both sides."""
+    eval: int
+    asked: int
+    joined: int
+    """Records whose group was joined to that of others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackFacts(RowCounts):
+    """The plan of all packs."""
+
+    sides: Mapping[Side, PlannedSide]
+    sources: Mapping[str, Mapping[str, int]]
+    """Records and tokens by source; see `mixing.source_counts`."""
+    dedup: DedupFacts | None = None
+    """None where the recipe does not look for repeats."""
+    split: SplitCounts | None = None
+    """None where nothing goes to eval."""
+    vocab_size: int
+    allow_untrained: bool
+    """True if a pack may have nothing to train: of `concat`, or with a class."""
+
+
+def job(
+    recipe: Recipe,
+    validate: Sequence[Job[ValidateParameters]],
+    format_: Sequence[Job[FormatParameters]],
+    tokenize: Sequence[Job[TokenizeParameters]],
+) -> Job[PackParameters]:
+    """Return the job that plans all packs."""
+    usual = {name: SourceConfig.model_fields[name].default for name in MIXING}
+    mix = {source_name(s): s.model_dump(mode="json", include=set(MIXING)) for s in recipe.sources}
+    return PACK.job(
+        PackParameters(
+            mix={name: settings for name, settings in mix.items() if settings != usual},
+            pack=recipe.pack,
+            dedup=recipe.dedup,
+            split=recipe.split,
+        ),
+        inputs=[job.ref for job in tokenize],
+        also_reads=[job.ref for job in (*validate, *format_)],
+    )
+
+
+def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     """Write the plan of each side, what became of each record, and where records lie.
 
     Raises:
         SequenceTooLongError: a record is over `seq_len` and the policy is `error`.
     """
-    receipts = inputs_of(job, workspace, "tokenize")
+    told = work.parameters
+    receipts = work.inputs(TOKENIZE)
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
-    admitted = [apply_over_length(shard, recipe.pack) for shard in shards]
-    formatted = [inputs_of(job, workspace, step) for step in ("validate", "format")]
-    shard_receipts = list(zip(*formatted, strict=True))
-    selection = select(shards, shard_receipts, admitted, recipe, workspace)
+    admitted = [apply_over_length(shard, told.pack) for shard in shards]
+    formatted = list(zip(work.inputs(VALIDATE), work.inputs(FORMAT), strict=True))
+    fingerprints = _fingerprints(work, formatted) if dedup.needs_fingerprints(told.dedup) else []
+    selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
-    is_eval = _sides(shards, selection, recipe.split)
+    is_eval = _is_eval(shards, selection, told.split)
     has_label = _has_label(shards)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
     _write_places(folder, receipts, shards, admitted)
     write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval))
-    counts = {**_counts(selection), **_selected(selection, is_eval)}
-    if recipe.split.eval_fraction or recipe.split.eval_count:
-        counts["split"] = _split_facts(shards, selection, is_eval, recipe.split)
+    counts, sources = _counts(selection), selection.sources
+    found = selection.dedup
+    if found is not None:
+        on_both_sides = selection.num_near_on_both_sides(is_eval)
+        found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
+    is_split = bool(told.split.eval_fraction or told.split.eval_count)
+    split = _split_counts(shards, selection, is_eval, told.split) if is_split else None
     rows, lengths = selection.kept()
     del admitted, selection
     is_eval = is_eval[rows]
     kept = {"eval": (rows[is_eval], lengths[is_eval]), "train": (rows[~is_eval], lengths[~is_eval])}
     del rows, lengths
-    planned = {}
-    for side in ("train", "eval"):
+    planned: dict[Side, PlannedSide] = {}
+    for side in SIDES:
         own, lengths = kept.pop(side)
-        facts = _plan_side(folder, side, recipe.pack, own, lengths)
-        with_label = recipe.pack.strategy == "none" and bool(has_label[own].any())
-        planned[side] = {**facts, "with_label": with_label, "with_weights": with_weights}
-    return {
+        with_label = told.pack.strategy == "none" and bool(has_label[own].any())
+        plan = _write_plan(folder, side, told.pack, own, lengths)
+        planned[side] = PlannedSide(
+            num_packs=plan.num_packs,
+            num_tokens=plan.num_tokens,
+            statistics=PackStatistics.of(plan, lengths, GatherTally()),
+            with_label=with_label,
+            with_weights=with_weights,
+        )
+        del plan, own, lengths  # before the next side is planned
+    return PackFacts(
         **counts,
-        "sides": planned,
-        "vocab_size": max(receipt.facts["tokenizer"]["vocab_size"] for receipt in receipts),
-        "allow_untrained": recipe.pack.strategy == "concat" or bool(has_label.any()),
-    }
+        sides=planned,
+        sources=sources,
+        dedup=found,
+        split=split,
+        vocab_size=max(receipt.facts.tokenizer.vocab_size for receipt in receipts),
+        allow_untrained=told.pack.strategy == "concat" or bool(has_label.any()),
+    )
 
 
-def _plan_side(
+def _fingerprints(work: Work[PackParameters], shards: Sequence[ShardReceipts]) -> list[Path]:
+    """The fingerprints of each shard; format made them, and whatever is gone is made again."""
+    jobs = [fingerprint_job(work.recipe, before.ref, after.ref) for before, after in shards]
+    done = [execute(job, work.recipe, work.workspace) for job in jobs]
+    return [receipt.path("fingerprints.arrow") for receipt in done]
+
+
+def _write_plan(
     folder: Path,
     side: str,
     config: PackConfig,
     rows: IndexArray,
     lengths: npt.NDArray[np.int32],
-) -> dict[str, Any]:
+) -> PackPlan:
     plan = plan_packs(lengths, config.seq_len, config.strategy, config.seed)
     write_batches(folder / f"{side}-sequences.arrow", SEQUENCES, _sequences(plan, rows, lengths))
     offsets = pa.RecordBatch.from_arrays([pa.array(plan.pack_offsets)], schema=OFFSETS)
     write_batches(folder / f"{side}-offsets.arrow", OFFSETS, [offsets])
-    statistics = PackStatistics.of(plan, lengths, GatherTally())  # its tallies come with gather
-    known = ("seq_len", "strategy", "lower_bound", "length_histogram")
-    return {
-        "num_packs": plan.num_packs,
-        "num_tokens": plan.num_tokens,
-        "statistics": {name: getattr(statistics, name) for name in known},
-    }
+    return plan
 
 
 def _sequences(
@@ -130,7 +241,7 @@ def _sequences(
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
 
 
-def _sides(
+def _is_eval(
     shards: Sequence[pa.Table], selection: Selection, config: SplitConfig
 ) -> npt.NDArray[np.bool_]:
     """Which records are for evaluation; a count needs all keys at once, a share does not."""
@@ -148,24 +259,12 @@ def _has_label(shards: Sequence[pa.Table]) -> npt.NDArray[np.bool_]:
     return np.concatenate([np.zeros(0, np.bool_), *parts])
 
 
-def _selected(selection: Selection, is_eval: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """What mixing and repeats did, for the manifest."""
-    facts = dict(selection.facts)
-    if "dedup" in facts:
-        facts["dedup"]["near"]["on_both_sides"] = selection.num_near_on_both_sides(is_eval)
-    return facts
-
-
-def _split_facts(
+def _split_counts(
     shards: Sequence[pa.Table],
     selection: Selection,
     is_eval: npt.NDArray[np.bool_],
     config: SplitConfig,
-) -> dict[str, Any]:
-    """How many records were asked for eval, and are there; and how many were joined to others.
-
-    Records are those that are packed, each counted once.
-    """
+) -> SplitCounts:
     is_packed = np.concatenate([np.zeros(0, np.int32), *selection.times]) > 0
     num_packed = int(is_packed.sum())
     joined = np.zeros(len(is_packed), np.bool_)
@@ -174,17 +273,17 @@ def _split_facts(
         own = pa.chunked_array(keys, pa.string())
         joined = pc.not_equal(own, selection.group_keys).to_numpy(zero_copy_only=False)
     count = config.eval_count
-    return {
-        "records": num_packed,
-        "eval": int((is_eval & is_packed).sum()),
-        "asked": count if count is not None else round(config.eval_fraction * num_packed),
-        "joined": int((joined & is_packed).sum()),
-    }
+    return SplitCounts(
+        records=num_packed,
+        eval=int((is_eval & is_packed).sum()),
+        asked=count if count is not None else round(config.eval_fraction * num_packed),
+        joined=int((joined & is_packed).sum()),
+    )
 
 
 def _write_places(
     folder: Path,
-    receipts: Sequence[Receipt],
+    receipts: Sequence[Receipt[TokenizeFacts]],
     shards: Sequence[pa.Table],
     admitted: Sequence[Admitted],
 ) -> None:
@@ -218,6 +317,7 @@ def _outcomes(selection: Selection, is_eval: npt.NDArray[np.bool_]) -> Iterator[
 
 
 def _counts(selection: Selection) -> dict[str, Any]:
+    """Fields of `RowCounts`."""
     rows: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for each in selection.admitted:
@@ -236,3 +336,13 @@ def _counts(selection: Selection) -> dict[str, Any]:
         "tokens_added": added.get("tokens", {}),
         "tokens_dropped": {reason: n for reason, n in sorted(tokens.items()) if n},
     }
+
+
+PACK = Step(
+    name="pack",
+    title="Plan the packs of the whole dataset: lengths in, places out.",
+    version=f"2.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=PackFacts,
+    compute=compute,
+)

@@ -5,166 +5,282 @@ and the steps before say of the version. Committing is repeated at every run, so
 deleted from the store or published to another one is published again without work.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from packhouse.audit import check_audit
+from packhouse.cache.steps import Receipt
+from packhouse.dedup import DedupFacts
+from packhouse.engine.step import AnyStep, Job, Step, Work
 from packhouse.errors import PackhouseError
-from packhouse.fingerprint import canonical_json, library_versions
+from packhouse.exports import FORMAT_KEYS
+from packhouse.fingerprint import digest, library_versions
+from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
-from packhouse.jobs import ALL_LIBRARIES, ENGINE_VERSIONS, FILE_SETTINGS, Job
-from packhouse.ledger import ledger_of
-from packhouse.output_jobs import SIDES
+from packhouse.ledger import LedgerLine, ledger_of
 from packhouse.packing import PackStatistics
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.step_store import Receipt
-from packhouse.steps.audit import combine_audits
-from packhouse.steps.mirror import mirror
-from packhouse.steps.shard_io import inputs_of
+from packhouse.steps.audit import AUDIT, combine_audits
+from packhouse.steps.files import FILE_SETTINGS, FILES
+from packhouse.steps.format import FORMAT
+from packhouse.steps.gather import GATHER, GatherFacts
+from packhouse.steps.pack import PACK, SIDES, PackFacts, Side, SplitCounts
+from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
+from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
+from packhouse.steps.validate import VALIDATE, ValidateFacts
 from packhouse.store import (
     LocalFile,
-    PublishedVersion,
+    OpenVersion,
     open_store,
     open_version,
     publish_version,
 )
-from packhouse.store.evolution import Gate
-from packhouse.workspace import Workspace
+from packhouse.store.evolution import Drift, Gate
+from packhouse.store.hub import mirror_to_hub
+from packhouse.store.wandb_artifact import log_to_wandb
+from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.names import is_hub_name
 
-__all__ = ["commit", "compute", "configuration_of"]
+__all__ = [
+    "ALL_LIBRARIES",
+    "ENGINE_VERSIONS",
+    "PUBLISH",
+    "Published",
+    "configuration_of",
+    "job",
+    "ref_gates",
+]
 
-_SELECTED = ("sources", "dedup", "split")
-_SHARD_STEPS = ("validate", "format", "tokenize")
+STEPS_BEFORE: tuple[AnyStep, ...] = (
+    *(VALIDATE, FORMAT, TOKENIZE),
+    *(PACK, GATHER, SPLIT, AUDIT, FILES),
+)
+"""The steps whose work is published."""
+
+_VERSION = "2"
+ENGINE_VERSIONS = {step.name: step.version for step in STEPS_BEFORE} | {"publish": _VERSION}
+"""Version of each step; the manifest lists them, and they are part of a version's id."""
+
+ALL_LIBRARIES = sorted(
+    {name for step in STEPS_BEFORE for name in step.libraries} | {"tokenizers", "transformers"}
+)
+"""Every library whose version is part of a version's id; the manifest lists them."""
 
 
-def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishParameters:
+    """What decides a version beside the keys of the steps before."""
+
+    dataset: str
+    publish: PublishConfig
+    benchmarks: Mapping[str, Any]
+    """As `audit.benchmarks_of` says: what is found of them is published."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key: how files are made, not where they go."""
+        files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
+        if self.publish.exports:
+            files["exports"] = [FORMAT_KEYS.get(name, name) for name in self.publish.exports]
+        return {
+            "publish": files,
+            "dataset": self.dataset,
+            "engines": ENGINE_VERSIONS,
+            **self.benchmarks,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishFacts:
+    """What a version holds."""
+
+    content_id: str
+    """Hash of the logical rows: of the content of each data file, in order."""
+    ledger: tuple[LedgerLine, ...]
+    statistics: Mapping[Side, PackStatistics]
+    sides: Mapping[Side, SideCounts]
+    mixed: Mapping[str, Mapping[str, int]]
+    """Records and tokens by source; see `mixing.source_counts`."""
+    dedup: DedupFacts | None
+    split: SplitCounts | None
+    sources: tuple[dict[str, Any], ...]
+    """Where the rows of each shard came from, as plain JSON."""
+    tokenizer: TokenizerFacts
+    encoders: tuple[dict[str, Any], ...]
+    """Each different report of a tokenize job once, in order of first use."""
+    audit: dict[str, Any]
+    """All audits added up, as plain JSON; see `audit.combine_audits`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published(PublishFacts):
+    """What a version holds, and what came of publishing it in this run."""
+
+    version: str
+    created: bool
+    """False where the version was there already."""
+    ref: str
+    ref_version: str | None
+    """The version that the ref points to now."""
+    held_back: tuple[str, ...]
+    """Why the ref did not move to this version; empty if it did, or need not."""
+    gates: tuple[GateResult, ...]
+    """Results of the gates `audit`, `schema` and `drift`."""
+    mirrors: Mapping[str, str]
+    """Where else it was brought -> what it is called there."""
+    quarantine: str | None
+    """URI of the file of bad rows."""
+
+
+def job(
+    recipe: Recipe, split: Job[SplitParameters], benchmarks: Mapping[str, Any]
+) -> Job[PublishParameters]:
+    """Return the job that publishes; what it reads is added when the packs are planned.
+
+    Its key is final: the id of the version is known before any work is done.
+    """
+    told = PublishParameters(dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks)
+    return PUBLISH.job(told, inputs=[split.ref])
+
+
+def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
     """Say what the version holds; nothing is visible yet.
 
     Raises:
         ContractError: the ledger of the steps before does not add up.
     """
-    (packed,) = inputs_of(job, workspace, "pack")
-    (split,) = inputs_of(job, workspace, "split")
-    shards = {step: inputs_of(job, workspace, step) for step in _SHARD_STEPS}
-    ledger = ledger_of([*(r for rs in shards.values() for r in rs), packed, split])
-    files = inputs_of(job, workspace, "files")
-    return {
-        "content_id": _content_id(files),
-        "counts": {
-            "ledger": [line.to_json() for line in ledger],
-            "statistics": _statistics(packed, inputs_of(job, workspace, "gather")),
-            "sides": split.facts["sides"],
-            **{name: packed.facts[name] for name in _SELECTED if name in packed.facts},
-        },
-        "lineage": {
-            "sources": [_source_facts(receipt) for receipt in shards["validate"]],
-            "tokenizer": shards["tokenize"][0].facts["tokenizer"],
-        },
-        "encoders": _encoders(shards["tokenize"]),
-        "audit": combine_audits(job, recipe, workspace),
-    }
+    packed, split = work.input(PACK), work.input(SPLIT)
+    validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
+    receipts = [*validated, *work.inputs(FORMAT), *tokenized, packed, split]
+    data = [each.facts for each in work.inputs(FILES) if each.facts.content is not None]
+    return PublishFacts(
+        content_id=digest([[each.files[0].split, each.content] for each in data]),
+        ledger=tuple(ledger_of(receipts)),
+        statistics=_statistics(packed.facts, [each.facts for each in work.inputs(GATHER)]),
+        sides=split.facts.sides,
+        mixed=packed.facts.sources,
+        dedup=packed.facts.dedup,
+        split=packed.facts.split,
+        sources=tuple(_source_facts(receipt.facts) for receipt in validated),
+        tokenizer=tokenized[0].facts.tokenizer,
+        encoders=_encoders([receipt.facts for receipt in tokenized]),
+        audit=combine_audits(work),
+    )
 
 
-def _source_facts(validated: Receipt) -> dict[str, Any]:
-    facts = {**validated.facts["origin"], "rows": validated.facts["rows_in"]}
-    unused = validated.facts["extra_fields"]
+def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side, PackStatistics]:
+    """What was planned and what was gathered, by side."""
+    tallies: dict[Side, Counter[str]] = {side: Counter() for side in SIDES}
+    for each in gathered:
+        tallies[each.packs.side].update(asdict(each.tally))
+    return {side: packed.sides[side].statistics.with_tally(tallies[side]) for side in SIDES}
+
+
+def _source_facts(validated: ValidateFacts) -> dict[str, Any]:
+    facts = {**asdict(validated.origin), "rows": validated.rows_in}
+    unused = validated.extra_fields
     return facts | ({"unused_fields": unused} if unused else {})
 
 
-def _content_id(files: Sequence[Receipt]) -> str:
-    """Hash of the logical rows: of the content of each data file, in order."""
-    data = [receipt for receipt in files if "content" in receipt.facts]
-    parts = [[r.facts["files"][0]["split"], r.facts["content"]] for r in data]
-    return hashlib.sha256(canonical_json(parts)).hexdigest()
+def _encoders(tokenized: Sequence[TokenizeFacts]) -> tuple[dict[str, Any], ...]:
+    seen: list[dict[str, Any]] = []
+    for each in tokenized:
+        if each.encoder not in seen:
+            seen.append(each.encoder)
+    return tuple(seen)
 
 
-def _statistics(packed: Receipt, gathered: Sequence[Receipt]) -> dict[str, Any]:
-    """What was planned and what was gathered, by side."""
-    tallies: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
-    for receipt in gathered:
-        tallies[receipt.facts["packs"]["side"]].update(receipt.facts["tally"])
-    return {
-        side: PackStatistics.of_parts(
-            packed.facts["sides"][side]["statistics"], tallies[side]
-        ).to_dict()
-        for side in SIDES
-    }
-
-
-def commit(job: Job, recipe: Recipe, receipt: Receipt, workspace: Workspace) -> Receipt:
+def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Receipt[PublishFacts]:
     """Publish the written files, or find that they are; then move the ref.
 
-    The audit is held against the recipe's limits here, so at every run, whatever is cached. The
-    results of the gates `audit`, `schema` and `drift` are the fact `gates`, of errors too.
+    Runs every time, cached or not, so that a version deleted from the store or published to another
+    one is published again without work, and the audit is checked against today's limits. The facts
+    of the receipt are `Published` then. An error has the results of its gates as its fact `gates`.
 
     Raises:
         AuditError: a limit is passed; nothing was written to the store.
         ConflictError: the store holds other bytes under the same inputs.
         StoreRefusedError: the store cannot guard a publication.
     """
-    audited = check_audit(receipt.facts["audit"], recipe.audit)
+    recipe, config, facts = work.recipe, work.recipe.publish, receipt.facts
+    audited = check_audit(facts.audit, recipe.audit)
     files = [
         LocalFile(
-            path=written.path(entry["name"]),
-            split=entry["split"],
-            rows=entry["rows"],
-            tokens=entry["tokens"],
-            sha256=written.files[entry["name"]].sha256,
-            kind=entry["kind"],
-            name=entry.get("path"),
+            path=written.path(file.name),
+            split=file.split,
+            rows=file.rows,
+            tokens=file.tokens,
+            sha256=written.files[file.name].sha256,
+            kind=file.kind,
+            name=file.path,
         )
-        for written in inputs_of(job, workspace, "files")
-        for entry in written.facts["files"]
+        for written in work.inputs(FILES)
+        for file in written.facts.files
     ]
-    facts = {
-        "content_id": receipt.facts["content_id"],
-        "counts": receipt.facts["counts"],
-        "audit": receipt.facts["audit"],
-        "lineage": receipt.facts["lineage"],
-        "configuration": configuration_of(recipe),
-        "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions(ALL_LIBRARIES),
-        "provenance": {"encoders": receipt.facts["encoders"]},
-    }
-    store = open_store(recipe.publish.store)
+    store = open_store(config.store)
     try:
         published = publish_version(
             store,
             recipe.dataset,
-            job.key[:16],
+            work.job.key[:16],
             files,
-            facts,
-            ref=recipe.publish.ref,
-            gate=_gate(recipe.publish),
+            _manifest_facts(facts, recipe),
+            ref=config.ref,
+            gate=_gate(config),
         )
     except PackhouseError as error:
         refused = [_schema_gate(error.changes, str(error))] if "changes" in error.facts else []
         error.facts["gates"] = (*audited, *refused)
         raise
     opened = open_version(store, recipe.dataset, published.version)
-    mirrors = {uri: mirror(opened, uri, recipe.tokenizer) for uri in recipe.publish.also}
     bad = [e.key for e in published.manifest.files if e.kind == "quarantine"]
-    root = f"{recipe.publish.store.rstrip('/')}/{recipe.dataset}/v/{published.version}"
+    root = f"{config.store.rstrip('/')}/{recipe.dataset}/v/{published.version}"
     return replace(
         receipt,
         cached=receipt.cached and not published.created,
-        facts={
-            **receipt.facts,
-            "version": published.version,
-            "created": published.created,
-            "ref": recipe.publish.ref,
-            "ref_version": published.ref.version if published.ref else None,
-            "held_back": list(published.held_back),
-            "gates": (*audited, *_ref_gates(recipe.publish, published)),
-            "mirrors": mirrors,
-            "statistics": receipt.facts["counts"]["statistics"],
-            "quarantine": f"{root}/{bad[0]}" if bad else None,
-        },
+        facts=Published(
+            **{each.name: getattr(facts, each.name) for each in fields(PublishFacts)},
+            version=published.version,
+            created=published.created,
+            ref=config.ref,
+            ref_version=published.ref.version if published.ref else None,
+            held_back=published.held_back,
+            gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),
+            mirrors={uri: _copy_elsewhere(opened, uri, recipe.tokenizer) for uri in config.also},
+            quarantine=f"{root}/{bad[0]}" if bad else None,
+        ),
     )
+
+
+def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
+    """Return what the manifest says beside its files, as plain JSON."""
+    counts: dict[str, Any] = {
+        "ledger": [line.to_json() for line in facts.ledger],
+        "statistics": {side: each.to_dict() for side, each in facts.statistics.items()},
+        "sides": {side: asdict(each) for side, each in facts.sides.items()},
+        "sources": facts.mixed,
+    }
+    if facts.dedup is not None:
+        counts["dedup"] = facts.dedup.to_json()
+    if facts.split is not None:
+        counts["split"] = asdict(facts.split)
+    tokenizer = asdict(facts.tokenizer)
+    tokenizer["class"] = tokenizer.pop("class_name")
+    # A name is no part of what the version is: the same files from a folder are the same version.
+    name = {"tokenizer": recipe.tokenizer} if is_hub_name(recipe.tokenizer) else {}
+    return {
+        "content_id": facts.content_id,
+        "counts": counts,
+        "audit": facts.audit,
+        "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
+        "configuration": configuration_of(recipe),
+        "engines": dict(ENGINE_VERSIONS),
+        "libraries": library_versions(ALL_LIBRARIES),
+        "provenance": {"encoders": facts.encoders, **name},
+    }
 
 
 def _gate(config: PublishConfig) -> Gate:
@@ -182,20 +298,29 @@ def _schema_gate(changes: Sequence[str], detail: str) -> GateResult:
     return GateResult(name="schema", outcome=outcome, value=len(changes), limit=0, detail=detail)
 
 
-def _ref_gates(config: PublishConfig, published: PublishedVersion) -> list[GateResult]:
-    """Results of what the move of the ref had to keep to."""
-    if published.drift is None:
-        detail = f"'{config.ref}' has no other version to compare with"
+def ref_gates(
+    limits: PublishConfig, ref: str, drift: Drift | None, breaking: Sequence[str]
+) -> list[GateResult]:
+    """Check what a version must keep to before readers of a ref get it.
+
+    Args:
+        limits: of the recipe.
+        ref: name of the ref.
+        drift: distance from the version that the ref points to; None if it points to no other.
+        breaking: changes that would break readers of that version.
+    """
+    if drift is None:
+        detail = f"'{ref}' has no other version to compare with"
         return [
             GateResult(name=name, outcome="not reached", detail=detail)
             for name in ("schema", "drift")
         ]
-    if config.allow_breaking_schema:
+    if limits.allow_breaking_schema:
         detail = "publish.allow_breaking_schema is set"
         schema = GateResult(name="schema", outcome="not reached", detail=detail)
     else:
-        schema = _schema_gate(published.breaking, "; ".join(published.breaking))
-    return [schema, *published.drift.results(_gate(config))]
+        schema = _schema_gate(breaking, "; ".join(breaking))
+    return [schema, *drift.results(_gate(limits))]
 
 
 def configuration_of(recipe: Recipe) -> dict[str, Any]:
@@ -217,10 +342,34 @@ def configuration_of(recipe: Recipe) -> dict[str, Any]:
     )
 
 
-def _encoders(tokenized: Sequence[Receipt]) -> list[dict[str, Any]]:
-    """Each different report once, in order of first use."""
-    seen: list[dict[str, Any]] = []
-    for receipt in tokenized:
-        if receipt.facts["encoder"] not in seen:
-            seen.append(receipt.facts["encoder"])
-    return seen
+def _copy_elsewhere(opened: OpenVersion, uri: str, tokenizer: str) -> str:
+    """Bring a version to `hf://datasets/ORG/NAME` or `wandb://PROJECT`; return its name there.
+
+    The Hub gets one commit, and none if it holds the version already; W&B gets a run with an
+    artifact each time, whose equal contents it stores once.
+
+    Raises:
+        ConfigError: W&B is not installed.
+        StoreError: the target refused.
+        TransientError: the target cannot be reached.
+    """
+    if uri.startswith("hf://"):
+        return mirror_to_hub(opened, uri)
+    assert uri.startswith("wandb://"), uri  # the recipe admits no other
+    load = partial(load_snapshot, tokenizer)
+
+    def as_text(ids: Sequence[int]) -> str:
+        return str(run_tokenizer(partial(decode, load, [ids]), tokenizer)[0])
+
+    return str(log_to_wandb(opened, uri.removeprefix("wandb://"), decode=as_text)["artifact"])
+
+
+PUBLISH = Step(
+    name="publish",
+    title="Publish the packs as an immutable version.",
+    version=_VERSION,
+    libraries=tuple(ALL_LIBRARIES),
+    facts=PublishFacts,
+    compute=compute,
+    then=commit,
+)

@@ -1,4 +1,4 @@
-"""Records as pack left them: which shard holds each, its side, and what became of it.
+"""Records as pack left them: which shard holds each, which split it is in, whether it was packed.
 
 The pack step writes 14 bytes a record; names and keys stay in the shards, and are read beside them
 a block of rows at a time. So lineage of any number of records costs the memory of one block.
@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.step_store import Receipt
-from packhouse.tables import TOKENIZED
-from packhouse.workspace import Workspace, read_table
+from packhouse.cache.steps import Receipt
+from packhouse.engine.workspace import Workspace
+from packhouse.ledger import RowCounts
+from packhouse.steps.tokenize import TOKENIZE
+from packhouse.tables import TOKENIZED, read_table
 
-__all__ = ["OUTCOMES", "PLACES", "RECORDS", "Places", "read_records", "write_batches"]
+__all__ = ["OUTCOMES", "PLACES", "RECORDS", "ShardIndex", "read_records", "write_batches"]
 
 # Which shards there are, in order: key of the tokenize step, number of its first record, records.
 PLACES = pa.schema(
@@ -46,19 +48,19 @@ RECORDS = pa.schema(
 )
 
 
-class Places:
+class ShardIndex:
     """Where the records of a pack step lie."""
 
-    def __init__(self, packed: Receipt, workspace: Workspace) -> None:
+    def __init__(self, packed: Receipt[RowCounts], workspace: Workspace) -> None:
         table = read_table(packed.path("places.arrow"))
         self.keys = table["key"]
-        self.bounds = np.append(table["first"].to_numpy(), packed.facts["rows_in"])
+        self.bounds = np.append(table["first"].to_numpy(), packed.facts.rows_in)
         """Number of each shard's first record, and of all records."""
         self._workspace = workspace
 
     def shard(self, number: int) -> pa.Table:
         """Map the tokenized records of a shard."""
-        receipt = self._workspace.steps.peek("tokenize", self.keys[number].as_py())
+        receipt = TOKENIZE.peek(self.keys[number].as_py(), self._workspace)
         assert receipt is not None, f"pack was done before tokenize {self.keys[number]} was"
         return read_table(receipt.path("tokenized.arrow"))
 
@@ -74,7 +76,7 @@ class Places:
 
 
 def read_records(
-    packed: Receipt,
+    packed: Receipt[RowCounts],
     workspace: Workspace,
     rows: tuple[int, int] | None = None,
     block: int = 2**18,
@@ -90,10 +92,10 @@ def read_records(
         columns: which ones to read, in the order of the schema.
     """
     schema = pa.schema([RECORDS.field(name) for name in columns])
-    places = Places(packed, workspace)
+    places = ShardIndex(packed, workspace)
     sources = pa.array(json.loads(packed.path("sources.json").read_bytes()), pa.string())
     outcomes = read_table(packed.path("outcomes.arrow"))
-    first, last = rows or (0, packed.facts["rows_in"])
+    first, last = rows or (0, packed.facts.rows_in)
     for start in range(first, last, block):
         end = min(start + block, last)
         read = dict(zip(OUTCOMES.names, outcomes.slice(start, end - start).columns, strict=True))

@@ -1,17 +1,14 @@
 """Which records are packed, how often, and which must stay together: mixing, then repeats.
 
 Sources are sampled first, so that a row which is not taken cannot displace an equal one elsewhere;
-then repeats are dropped or joined. Fingerprints of conversations are made shard by shard beside the
-validate step and kept in the step store under a key of their own, so they are made once for all
-tokenizers and pack sizes, and an appended file costs its own shard.
+then repeats are dropped or joined, by the fingerprints that were made beside the format step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import dedup
-from packhouse.dedup import FINGERPRINTS, deduplicate, facts_of, fingerprint_table
-from packhouse.fingerprint import digest, library_versions
-from packhouse.jobs import Job, Plan
+from packhouse.cache.steps import Receipt
+from packhouse.dedup import DedupFacts, deduplicate, facts_of
+from packhouse.foreign import cuts_windows
 from packhouse.mixing import mix, source_counts
 from packhouse.packing import Admitted, IndexArray
 from packhouse.packing.lists import flat_list, one_chunk
 from packhouse.recipe import Recipe
 from packhouse.sources.files import source_name
 from packhouse.splitting import join_equal
-from packhouse.step_store import Receipt
-from packhouse.steps.format_step import conversations, keeps_examples
-from packhouse.tables import TOKENIZED
-from packhouse.workspace import Workspace, read_table, write_table
+from packhouse.steps.format import conversations
+from packhouse.steps.shard_io import ShardCounts
+from packhouse.steps.validate import ValidateFacts
+from packhouse.tables import TOKENIZED, read_table
 
-__all__ = ["Selection", "fingerprint_jobs", "fingerprint_shard", "select"]
+__all__ = ["Selection", "ShardReceipts", "select"]
+
+ShardReceipts = tuple[Receipt[ValidateFacts], Receipt[ShardCounts]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,14 +42,16 @@ class Selection:
     admitted: list[Admitted]
     times: list[npt.NDArray[np.int32]]
     """How often each row of each shard is packed; 0: dropped."""
+    sources: Mapping[str, Mapping[str, int]]
+    """Counts by source."""
     group_keys: pa.Array | pa.ChunkedArray | None = None
     """Of all rows: what must stay on one side; None: their own keys say it."""
     repeats: pa.Array | None = None
     """Of all rows: id of the record that a row was dropped for; null: none."""
     near: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     """Pairs of near rows, see `dedup.policy.Pairs`."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """`sources`: counts by source; `dedup`: what repeats, with samples."""
+    dedup: DedupFacts | None = None
+    """What repeats, with samples; None where nobody looked."""
 
     @property
     def added(self) -> dict[str, dict[str, int]]:
@@ -89,10 +90,10 @@ class Selection:
 
 def select(
     shards: Sequence[pa.Table],
-    formatted: Sequence[tuple[Receipt, Receipt]],
+    formatted: Sequence[ShardReceipts],
     admitted: Sequence[Admitted],
     recipe: Recipe,
-    workspace: Workspace,
+    fingerprints: Sequence[Path],
 ) -> Selection:
     """Decide which records are packed, and how often.
 
@@ -101,9 +102,9 @@ def select(
         formatted: receipts of the validate and format steps of the same shards.
         admitted: what of each shard can be packed.
         recipe: `sources`, `dedup` and `split.seed` are read.
-        workspace: where fingerprints are kept.
+        fingerprints: those of each shard's conversations; empty where the recipe needs none.
     """
-    names = [receipt.facts["origin"]["file"].split("/")[0] for receipt, _ in formatted]
+    names = [receipt.facts.origin.source for receipt, _ in formatted]
     sources = {source_name(source): source for source in recipe.sources}
     mixed, times = mix(admitted, shards, names, sources)
     groups: pa.Array | pa.ChunkedArray | None = None
@@ -114,11 +115,10 @@ def select(
         groups = _chunked(shards, "group_key") if groups is None else groups
         groups = join_equal(groups, _ids_of_tokens(shards), recipe.split.seed)
     if not dedup.needs_fingerprints(recipe.dedup):
-        facts = {"sources": source_counts(mixed, times, names)}
-        return Selection(mixed, times, groups, facts=facts)
+        return Selection(mixed, times, source_counts(mixed, times, names), groups)
     prints = [
-        _aligned(fingerprint_shard(*receipts, recipe, workspace), receipts, shard)
-        for receipts, shard in zip(formatted, shards, strict=True)
+        _aligned(read_table(path), receipts, shard)
+        for path, receipts, shard in zip(fingerprints, formatted, shards, strict=True)
     ]
     groups = _chunked(shards, "group_key") if groups is None else groups
     units = [dedup.unit_numbers(shard) for shard in shards] if _splits(recipe) else None
@@ -129,23 +129,20 @@ def select(
     return Selection(
         done.admitted,
         times,
+        source_counts(done.admitted, times, names),
         done.group_keys,
         _ids_of(records["record_id"], done.repeats_of),
         done.found.near,
-        {
-            "sources": source_counts(done.admitted, times, names),
-            "dedup": facts_of(done, records, recipe.dedup),
-        },
+        facts_of(done, records, recipe.dedup),
     )
 
 
-def _may_be_of_one_text(formatted: Sequence[tuple[Receipt, Receipt]], recipe: Recipe) -> bool:
-    """Whether different records may be one to the model: templates leave thinking out.
+def _may_be_of_one_text(formatted: Sequence[ShardReceipts], recipe: Recipe) -> bool:
+    """Return True if different records may be one to the model: templates leave thinking out.
 
     Records of one prompt are together anyhow, so this matters only where groups are records.
     """
-    notes = [receipt.facts["notes"] for _, receipt in formatted]
-    is_left_out = any(note.get("reasoning_not_rendered") for note in notes)
+    is_left_out = any(each.facts.notes.get("reasoning_not_rendered") for _, each in formatted)
     is_split = recipe.split.eval_fraction > 0 or bool(recipe.split.eval_count)
     return is_left_out and is_split and recipe.split.group_by == "record"
 
@@ -166,65 +163,18 @@ def _ids_of_tokens(shards: Sequence[pa.Table]) -> pa.ChunkedArray:
 
 
 def _splits(recipe: Recipe) -> bool:
-    """Whether several rows may come of one conversation."""
-    windows = recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
-    return windows or recipe.format.one_example_per_turn
+    """Return True if several rows may come of one conversation."""
+    return cuts_windows(recipe) or recipe.format.one_example_per_turn
 
 
-def fingerprint_shard(
-    validated: Receipt, formatted: Receipt, recipe: Recipe, workspace: Workspace
-) -> Receipt:
-    """Make the fingerprints of a shard's conversations, or find them made."""
-    is_rewritten = "examples.arrow" in formatted.files
-    parts = _fingerprint_parts(formatted.key if is_rewritten else validated.key, recipe)
-
-    def compute(folder: Path) -> dict[str, Any]:
-        rows = conversations(validated, formatted)
-        write_table(folder / "fingerprints.arrow", fingerprint_table(rows, recipe.dedup))
-        return {"rows": rows.num_rows}
-
-    return workspace.steps.run("fingerprints", digest(parts), compute)
-
-
-def fingerprint_jobs(plan: Plan, recipe: Recipe) -> tuple[Job, ...]:
-    """Return what `fingerprint_shard` does beside the format jobs of a plan; none if not needed."""
-    if not dedup.needs_fingerprints(recipe.dedup):
-        return ()
-    inputs = plan.format if keeps_examples(recipe) else plan.validate
-    made = [(job, _fingerprint_parts(job.key, recipe)) for job in inputs]
-    return tuple(
-        Job(
-            step="fingerprints",
-            key=digest(parts),
-            parts=parts,
-            inputs=((job.step, job.key),),
-            label=job.label,
-        )
-        for job, parts in made
-    )
-
-
-def _fingerprint_parts(input_key: str, recipe: Recipe) -> dict[str, Any]:
-    near = recipe.dedup.near != "ignore"
-    names = {"near_unit", "near_ngram", "near_permutations"} if near else set()
-    return {
-        "step": "fingerprints",
-        "engine": dedup.VERSION,
-        "input": input_key,
-        "dedup": {"is_near": near, **recipe.dedup.model_dump(mode="json", include=names)},
-        "libraries": library_versions(("datasketch", "numpy", "pyarrow") if near else ("pyarrow",)),
-    }
-
-
-def _aligned(fingerprints: Receipt, receipts: tuple[Receipt, Receipt], shard: pa.Table) -> pa.Table:
+def _aligned(table: pa.Table, receipts: ShardReceipts, shard: pa.Table) -> pa.Table:
     """The fingerprints of the records that are still there, in their order."""
     record_ids = one_chunk(shard["record_id"])
-    table = read_table(fingerprints.path("fingerprints.arrow"))
     before = one_chunk(conversations(*receipts)["record_id"])
     if before.equals(record_ids):
         return table
     if not len(record_ids):
-        return FINGERPRINTS.empty_table()
+        return table.slice(0, 0)
     return table.take(pc.index_in(record_ids, value_set=before)).combine_chunks()
 
 

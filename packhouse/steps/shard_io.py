@@ -1,20 +1,28 @@
-"""What the three steps of a shard share: their two output tables, their counts."""
+"""What steps that work on shards share: bad rows, and tables that are mapped when looked at."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import pyarrow as pa
 
 from packhouse.foreign import REFUSED
-from packhouse.jobs import Job
-from packhouse.recipe import Recipe
-from packhouse.sources import with_raw_rows
-from packhouse.step_store import Receipt
-from packhouse.workspace import Workspace, read_table, write_table
+from packhouse.ledger import RowCounts
+from packhouse.recipe import ValidateConfig
+from packhouse.sources import SourceShard, with_raw_rows
+from packhouse.tables import read_table, write_table
 
-__all__ = ["MappedTables", "check_outputs", "check_rendered", "inputs_of"]
+__all__ = ["MappedTables", "ShardCounts", "take_refused", "write_quarantined"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardCounts(RowCounts):
+    """What came of the rows of a shard."""
+
+    notes: Mapping[str, int]
+    """How often something was seen that a reader should know, though no row was lost by it."""
 
 
 class MappedTables(Sequence[pa.Table]):
@@ -38,50 +46,16 @@ class MappedTables(Sequence[pa.Table]):
         return read_table(self._paths[index])
 
 
-def inputs_of(job: Job, workspace: Workspace, step: str) -> list[Receipt]:
-    """Return the receipts of the jobs of `step` that this job reads, in the job's order."""
-    receipts = []
-    for input_step, key in job.inputs:
-        if input_step == step:
-            receipt = workspace.steps.peek(step, key)
-            assert receipt is not None, f"{job.step} was started before {step} {key} was done"
-            receipts.append(receipt)
-    return receipts
-
-
-def check_rendered(
-    job: Job,
-    recipe: Recipe,
-    workspace: Workspace,
-    folder: Path,
-    artefact: str,
-    notes: Mapping[str, int],
-) -> dict[str, Any]:
-    """Check what a child left in a folder; give the rows that it refused their raw bytes."""
-    assert job.shard is not None
+def take_refused(folder: Path, shard: SourceShard, rules: ValidateConfig) -> dict[str, int]:
+    """Give the rows that a child refused their raw bytes; write and count them by reason."""
     refused = folder / REFUSED
-    quarantined = with_raw_rows(read_table(refused), job.shard, recipe.validate_)
+    quarantined = with_raw_rows(read_table(refused), shard, rules)
     refused.unlink()
-    return check_outputs(folder, workspace, artefact, quarantined, notes)
+    return write_quarantined(folder, quarantined)
 
 
-def check_outputs(
-    folder: Path,
-    workspace: Workspace,
-    artefact: str,
-    quarantined: pa.Table,
-    notes: Mapping[str, int],
-) -> dict[str, Any]:
-    """Check the rows that passed, check and write those that did not; return the counts of both."""
-    table = read_table(folder / f"{artefact}.arrow")
-    workspace.check(artefact, table)
-    workspace.check("quarantined", quarantined)
+def write_quarantined(folder: Path, quarantined: pa.Table) -> dict[str, int]:
+    """Write bad rows to `quarantined.arrow`, if there are any; count them by reason."""
     if quarantined.num_rows:
         write_table(folder / "quarantined.arrow", quarantined)
-    reasons = Counter(quarantined["reason"].to_pylist())
-    return {
-        "rows_in": table.num_rows + quarantined.num_rows,
-        "rows_out": table.num_rows,
-        "quarantined": dict(sorted(reasons.items())),
-        "notes": dict(sorted(notes.items())),
-    }
+    return dict(sorted(Counter(quarantined["reason"].to_pylist()).items()))

@@ -4,28 +4,62 @@ A record's side follows from its group key, so pack keeps the sides apart alread
 the proof, over the records that were really packed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.cache.steps import Receipt
+from packhouse.engine.step import Job, Step, Work
+from packhouse.engine.workspace import Workspace
 from packhouse.fingerprint import canonical_json
 from packhouse.hex_keys import num_different
-from packhouse.jobs import Job
-from packhouse.recipe import Recipe
+from packhouse.ledger import RowCounts
+from packhouse.recipe import Recipe, SplitConfig
 from packhouse.splitting import Disjoint
-from packhouse.step_store import Receipt
+from packhouse.steps.pack import PACK, PackParameters, Side
 from packhouse.steps.records import read_records
-from packhouse.steps.shard_io import inputs_of
-from packhouse.workspace import Workspace
 
-__all__ = ["compute"]
+__all__ = ["SPLIT", "SideCounts", "SplitFacts", "SplitParameters", "job"]
 
 
-def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Write `sides.json`: records, groups and tokens of each side, and of their intersection: 0.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitParameters:
+    """By what the sides were made."""
+
+    split: SplitConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        return {"split": self.split.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideCounts:
+    """What one side holds; records and tokens as often as they are packed."""
+
+    records: int
+    groups: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFacts(RowCounts):
+    """What both sides hold."""
+
+    sides: Mapping[Side, SideCounts]
+
+
+def job(recipe: Recipe, pack: Job[PackParameters]) -> Job[SplitParameters]:
+    """Return the job that looks at both sides."""
+    return SPLIT.job(SplitParameters(split=recipe.split), inputs=[pack.ref])
+
+
+def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
+    """Write `sides.json`: records, groups and tokens of each side.
 
     Reads the records of a side once, a block at a time. Memory: 9 bytes a record of train, 46 of
     eval.
@@ -33,24 +67,28 @@ def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dic
     Raises:
         ContractError: a group or a record is on both sides.
     """
-    (packed,) = inputs_of(job, workspace, "pack")
+    packed = work.input(PACK)
     proofs = [Disjoint("record_id"), Disjoint("group_key")]
-    sides = {}
-    for side, take_in in (("eval", Disjoint.hold), ("train", Disjoint.look)):
-        counts = _count(_of_side(packed, workspace, side, ["times"]))
-        records = _of_side(packed, workspace, side, [proof.what for proof in proofs])
-        groups = _groups(records if counts["records"] else (), proofs, take_in)
-        sides[side] = {**counts, "groups": num_different(groups, packed.facts["rows_in"])}
+    sides: dict[Side, SideCounts] = {}
+    eval_first: list[tuple[Side, Callable[[Disjoint, pa.Array], None]]]
+    eval_first = [("eval", Disjoint.hold), ("train", Disjoint.look)]
+    for side, take_in in eval_first:
+        records, tokens = _count(_of_side(packed, work.workspace, side, ["times"]))
+        names = [proof.what for proof in proofs]
+        batches = _of_side(packed, work.workspace, side, names) if records else ()
+        groups = num_different(_groups(batches, proofs, take_in), packed.facts.rows_in)
+        sides[side] = SideCounts(records=records, groups=groups, tokens=tokens)
     for proof in proofs:
         proof.end()
-    (folder / "sides.json").write_bytes(canonical_json(sides))
-    return {
-        "rows_in": packed.facts["rows_out"],
-        "rows_out": sum(side["records"] for side in sides.values()),
-        "tokens_in": packed.facts["tokens_out"],
-        "tokens_out": sum(side["tokens"] for side in sides.values()),
-        "sides": sides,
-    }
+    written = {side: asdict(counts) for side, counts in sides.items()}
+    (folder / "sides.json").write_bytes(canonical_json(written))
+    return SplitFacts(
+        rows_in=packed.facts.rows_out,
+        rows_out=sum(side.records for side in sides.values()),
+        tokens_in=packed.facts.tokens_out,
+        tokens_out=sum(side.tokens for side in sides.values()),
+        sides=sides,
+    )
 
 
 def _groups(
@@ -66,7 +104,7 @@ def _groups(
 
 
 def _of_side(
-    packed: Receipt, workspace: Workspace, side: str, columns: Sequence[str]
+    packed: Receipt[RowCounts], workspace: Workspace, side: str, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Records of a side that were really packed."""
     needed = [*columns[:1], "split", "num_tokens", *columns[1:]]
@@ -75,11 +113,21 @@ def _of_side(
         yield batch.filter(pc.and_(is_side, pc.greater(batch["num_tokens"], 0)))
 
 
-def _count(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
+def _count(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
     """Records, and their tokens, as often as they stand in packs."""
     records = tokens = 0
     for batch in batches:
         times = batch["times"].cast(pa.int64())
         records += pc.sum(times).as_py() or 0
         tokens += pc.sum(pc.multiply(batch["num_tokens"].cast(pa.int64()), times)).as_py() or 0
-    return {"records": records, "tokens": tokens}
+    return records, tokens
+
+
+SPLIT = Step(
+    name="split",
+    title="Prove that train and eval share nothing, and count both.",
+    version="1",
+    libraries=("pyarrow",),
+    facts=SplitFacts,
+    compute=compute,
+)

@@ -1,29 +1,141 @@
 """validate: one shard of raw rows -> conversations, and rows that are not."""
 
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packhouse import messages, sources
 from packhouse.confine import start_early
-from packhouse.jobs import Job
-from packhouse.recipe import MIXING, Recipe
-from packhouse.sources import read_shard
-from packhouse.steps.shard_io import check_outputs
-from packhouse.workspace import Workspace, write_table
+from packhouse.engine.step import Job, Step, Work
+from packhouse.errors import ConfigError
+from packhouse.escaping import for_terminal
+from packhouse.identity import GroupBy
+from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
+from packhouse.sources import SourceShard, read_shard, scan_source
+from packhouse.steps.shard_io import ShardCounts, write_quarantined
+from packhouse.tables import write_table
 
-__all__ = ["compute"]
+__all__ = ["SHARD_BYTES", "VALIDATE", "Origin", "ValidateFacts", "ValidateParameters", "jobs"]
+
+SHARD_BYTES = 32 * 2**20
+"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs. A recipe may
+say `shard_mb`."""
 
 
-def compute(job: Job, recipe: Recipe, workspace: Workspace, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateParameters:
+    """Which rows to read, and how."""
+
+    shard: SourceShard
+    source: SourceConfig
+    rules: ValidateConfig
+    group_by: GroupBy
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key: the rows of the shard, not their path."""
+        return {
+            "shard": self.shard.identity(),
+            "source": self.source.model_dump(mode="json", exclude={"path", *MIXING}),
+            "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
+            "group_by": self.group_by,
+            "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where the rows of a shard come from."""
+
+    file: str
+    """`source/name`."""
+    row_start: int
+    sha256: str
+    settings: dict[str, Any]
+    """Of the source, as plain JSON."""
+
+    @property
+    def source(self) -> str:
+        """Name of the source."""
+        return self.file.split("/")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateFacts(ShardCounts):
+    """What came of a shard of raw rows."""
+
+    extra_fields: Mapping[str, int]
+    """Rows by name of a field that no format reads."""
+    origin: Origin
+
+
+def jobs(recipe: Recipe) -> Iterator[Job[ValidateParameters]]:
+    """Scan the sources; yield a job for each shard, in the order of files, not of the recipe."""
+    size = SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+    scanned = [(source, scan_source(source, size)) for source in recipe.sources]
+    _refuse_same_names(scanned)
+    pairs = [(shard, source) for source, shards in scanned for shard in shards]
+    pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))
+    for shard, source in pairs:
+        yield VALIDATE.job(
+            ValidateParameters(
+                shard=shard,
+                source=source,
+                rules=recipe.validate_,
+                group_by=recipe.split.group_by,
+            ),
+            inputs=[],
+            label=for_terminal(f"{shard.file} from byte {shard.byte_start:,}"),
+            size=shard.byte_end - shard.byte_start,
+        )
+
+
+def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
+    """Lineage says `source/file`; two files of one name would make it ambiguous."""
+    owner: dict[str, tuple[int, str]] = {}
+    for number, (_, shards) in enumerate(scanned):
+        for file, uri in sorted({(shard.file, shard.uri) for shard in shards}):
+            first = owner.setdefault(file, (number, uri))
+            if first == (number, uri):
+                continue
+            if first[1] == uri:
+                raise ConfigError(f"'{uri}' is in two sources: its rows would count twice", uri=uri)
+            raise ConfigError(
+                f"'{uri}' and '{first[1]}' are both called '{file}' in lineage; "
+                "give each source a `name` of its own",
+                file=file,
+            )
+
+
+def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     """Write `validated.arrow`, and `quarantined.arrow` where a row is bad."""
-    assert job.shard is not None
-    assert job.source is not None
     start_early()  # format comes next
-    rows = read_shard(job.shard, job.source, recipe.validate_, recipe.split.group_by)
+    told = work.parameters
+    rows = read_shard(told.shard, told.source, told.rules, told.group_by)
     write_table(folder / "validated.arrow", rows.validated)
-    facts = check_outputs(folder, workspace, "validated", rows.quarantined, rows.notes)
-    facts["rows_in"] = rows.num_records  # what was read, not what came out: the ledger compares
-    facts["added"] = {"extra_paths": rows.extra_paths} if rows.extra_paths else {}
-    facts["extra_fields"] = rows.extra_fields
-    origin = {"file": job.shard.file, "row_start": job.shard.row_start, "sha256": job.shard.sha256}
-    origin["settings"] = job.source.model_dump(mode="json", exclude={"path", "name", *MIXING})
-    return {**facts, "origin": origin}
+    return ValidateFacts(
+        rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
+        rows_out=rows.validated.num_rows,
+        added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
+        quarantined=write_quarantined(folder, rows.quarantined),
+        notes=dict(sorted(rows.notes.items())),
+        extra_fields=rows.extra_fields,
+        origin=Origin(
+            file=told.shard.file,
+            row_start=told.shard.row_start,
+            sha256=told.shard.sha256,
+            settings=told.source.model_dump(mode="json", exclude={"path", "name", *MIXING}),
+        ),
+    )
+
+
+VALIDATE = Step(
+    name="validate",
+    title="Raw rows in, conversations and quarantined rows out.",
+    version=f"1.{sources.VERSION}.{messages.VERSION}",
+    libraries=("numpy", "orjson", "pyarrow"),
+    facts=ValidateFacts,
+    compute=compute,
+    contracts={"validated.arrow": "validated", "quarantined.arrow": "quarantined"},
+)

@@ -1,15 +1,15 @@
 """Versions on object storage: immutable, committed by one write, named by refs.
 
-Readers never list: ref -> manifest -> files. Writers are told apart from the dead by the commit
-slot alone. See `packhouse.store.publish` for the protocol and `packhouse.store.steps` for how one
-text of it is both run and simulated.
+Readers never list: ref -> manifest -> files. A version is there once its commit slot holds a
+manifest, whoever else is still writing. `packhouse.store.publish` says in which order things are
+written, and `packhouse.store.protocol` how the same code is run and simulated.
 """
 
 from packhouse.store.draft import LocalFile
 from packhouse.store.evolution import Drift, Gate
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.objects import ObjectStore, open_filesystem, open_store
-from packhouse.store.publish import PublishedVersion, find_version, publish_version
+from packhouse.store.publish import PublishedVersion, publish_version
 from packhouse.store.read import (
     OpenVersion,
     VerifyReport,
@@ -17,7 +17,7 @@ from packhouse.store.read import (
     pull_version,
     verify_version,
 )
-from packhouse.store.refs import Ref, list_refs, load_ref, rollback_ref, set_ref
+from packhouse.store.refs import Ref, load_ref, rollback_ref, set_ref
 
 __all__ = [
     "Drift",
@@ -30,8 +30,6 @@ __all__ = [
     "PublishedVersion",
     "Ref",
     "VerifyReport",
-    "find_version",
-    "list_refs",
     "load_ref",
     "open_filesystem",
     "open_store",

@@ -1,4 +1,4 @@
-"""How people name a dataset or version on a command line: `ROOT/DATASET@NAME`."""
+"""Names of datasets and versions on the command line: `ROOT/DATASET@NAME`."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
 """The dataset card: README.md of a version, with the front matter that `datasets` reads.
 
 The front matter names the data files of each split, so `load_dataset(folder)` works on a pulled
-version and takes nothing else in the folder for data. The card is a pure function of the manifest;
-it is no part of the version's identity, so a better card does not make another version.
+version and takes no other file in the folder for data. The card is a pure function of the manifest.
+It is not part of the version's identity, so a better card does not make another version.
 """
 
 from collections import Counter
@@ -23,24 +23,25 @@ def dataset_card(manifest: Manifest) -> str:
         >>> print(dataset_card(manifest).splitlines()[6])
         # tiny
     """
+    splits = manifest.splits()
+    front_matter = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for split in splits:
+        front_matter += [f"  - split: {split}", f"    path: data/{split}-*"]
     parts = [
-        _front_matter(manifest),
+        "\n".join([*front_matter, "---", ""]),
         f"# {for_markdown(manifest.dataset)}\n",
         "Packed token data, written by packhouse. "
         f"Content {markdown_code(manifest.content_id[:16])}.\n",
         _splits_table(manifest),
         _settings(manifest),
         _sources(manifest),
-        _usage(manifest),
+        "```python\n"
+        "from datasets import load_dataset\n"
+        f'rows = load_dataset("FOLDER", split="{splits[0] if splits else "train"}")\n'
+        "```\n\n"
+        "Labels are unshifted; sequences of a row end where `seq_lengths` says.\n",
     ]
     return "\n".join(part for part in parts if part)
-
-
-def _front_matter(manifest: Manifest) -> str:
-    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
-    for split in manifest.splits():
-        lines += [f"  - split: {split}", f"    path: data/{split}-*"]
-    return "\n".join([*lines, "---", ""])
 
 
 def _splits_table(manifest: Manifest) -> str:
@@ -75,17 +76,6 @@ def _sources(manifest: Manifest) -> str:
         rows[source.get("file", "")] += source.get("rows", 0)
     lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in sorted(rows.items())]
     return "\n".join(["| source | rows |", "|---|---:|", *lines, ""]) if lines else ""
-
-
-def _usage(manifest: Manifest) -> str:
-    split = next(iter(manifest.splits()), "train")
-    return (
-        "```python\n"
-        "from datasets import load_dataset\n"
-        f'rows = load_dataset("FOLDER", split="{split}")\n'
-        "```\n\n"
-        "Labels are unshifted; sequences of a row end where `seq_lengths` says.\n"
-    )
 
 
 def _at(value: Mapping[str, Any], key: str) -> Any:

@@ -7,12 +7,14 @@ record, so 5 million records need 2 GB.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from packhouse.disks import temporary_folder
 from packhouse.errors import ContractError
@@ -28,7 +30,7 @@ _MAX_EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What is remembered of a record."""
+    """What is kept of a record for the comparison."""
 
     num_tokens: int
     num_trained: int
@@ -41,7 +43,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordDiff:
-    """Records by what became of them, and a few ids of each."""
+    """How many records differ in which way, and a few ids of each."""
 
     num_added: int
     num_removed: int
@@ -87,6 +89,7 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
         IntegrityError: a data file is damaged.
     """
     left, right = old.manifest, new.manifest
+    before, after = _totals(old), _totals(new)
     same = bool(left.content_id) and left.content_id == right.content_id
     return Diff(
         old=old.version,
@@ -98,7 +101,7 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
         engines=changed_keys(left.engines, right.engines),
         libraries=changed_keys(left.libraries, right.libraries),
         schema=changed_keys(_columns(left), _columns(right)),
-        totals=_pairs(_totals(left), _totals(right)),
+        totals={key: [before[key], after[key]] for key in sorted({*before, *after})},
         records=_diff_records(old, new) if records else None,
     )
 
@@ -141,14 +144,20 @@ def trace_records(opened: OpenVersion) -> dict[str, Trace]:
             path = opened.fetch(entry, folder / entry.key)
             for batch in read_batches(path):
                 for record_id, ids, mask in records_of(batch):
-                    trace = _trace(ids, mask, entry.split)
+                    tokens = ids.astype("<i8").tobytes()
+                    trained = np.packbits(mask).tobytes()
+                    trace = Trace(
+                        len(ids), int(mask.sum()), _hash(tokens), _hash(trained), entry.split
+                    )
                     seen = traces.get(record_id)
                     traces[record_id] = trace if seen is None else _joined(seen, trace)
             path.unlink()
     return traces
 
 
-def records_of(batch: pa.RecordBatch) -> Iterator[tuple[str, Any, Any]]:
+def records_of(
+    batch: pa.RecordBatch,
+) -> Iterator[tuple[str, NDArray[np.int32], NDArray[np.bool_]]]:
     """Id, token ids and trained mask of each record of each pack.
 
     Raises:
@@ -157,12 +166,23 @@ def records_of(batch: pa.RecordBatch) -> Iterator[tuple[str, Any, Any]]:
     names = set(batch.schema.names)
     if not {"input_ids", "record_ids", "seq_lengths"} <= names:
         raise ContractError("no record_ids in the data files; records cannot be compared")
-    masks = _label_masks(batch) if "labels" in names else _range_masks(batch)
-    ids, lengths, records = (
-        batch.column(name) for name in ("input_ids", "seq_lengths", "record_ids")
+    ids, lengths, records, trained = (
+        batch.column(name)
+        for name in (
+            "input_ids",
+            "seq_lengths",
+            "record_ids",
+            "labels" if "labels" in names else "trained_ranges",
+        )
     )
-    for row, mask in enumerate(masks):
+    for row in range(batch.num_rows):
         tokens = ids[row].values.to_numpy(zero_copy_only=False)
+        if "labels" in names:
+            mask = trained[row].values.to_numpy(zero_copy_only=False) != IGNORE_INDEX
+        else:  # [2, 4) of 5 tokens -> [0, 0, 1, 1, 0]
+            mask = np.zeros(len(tokens), dtype=bool)
+            for span in trained[row].as_py():
+                mask[span["start"] : span["end"]] = True
         ends = np.cumsum(lengths[row].values.to_numpy(zero_copy_only=False)).tolist()
         start = 0
         for record_id, end in zip(records[row].as_py(), ends, strict=True):
@@ -170,24 +190,8 @@ def records_of(batch: pa.RecordBatch) -> Iterator[tuple[str, Any, Any]]:
             start = end
 
 
-def _label_masks(batch: pa.RecordBatch) -> Iterator[Any]:
-    for labels in batch.column("labels"):
-        yield labels.values.to_numpy(zero_copy_only=False) != IGNORE_INDEX
-
-
-def _range_masks(batch: pa.RecordBatch) -> Iterator[Any]:
-    """[2, 4) of 5 tokens -> [0, 0, 1, 1, 0]."""
-    for ids, ranges in zip(batch.column("input_ids"), batch.column("trained_ranges"), strict=True):
-        mask = np.zeros(len(ids.values), dtype=bool)
-        for span in ranges.as_py():
-            mask[span["start"] : span["end"]] = True
-        yield mask
-
-
-def _trace(ids: Any, mask: Any, split: str) -> Trace:
-    tokens = hashlib.blake2b(ids.astype("<i8").tobytes(), digest_size=8).digest()
-    trained = hashlib.blake2b(np.packbits(mask).tobytes(), digest_size=8).digest()
-    return Trace(len(ids), int(mask.sum()), tokens, trained, split)
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
 
 
 def _joined(seen: Trace, more: Trace) -> Trace:
@@ -195,8 +199,8 @@ def _joined(seen: Trace, more: Trace) -> Trace:
     return Trace(
         seen.num_tokens + more.num_tokens,
         seen.num_trained + more.num_trained,
-        hashlib.blake2b(seen.tokens + more.tokens, digest_size=8).digest(),
-        hashlib.blake2b(seen.mask + more.mask, digest_size=8).digest(),
+        _hash(seen.tokens + more.tokens),
+        _hash(seen.mask + more.mask),
         seen.split,
     )
 
@@ -231,15 +235,10 @@ def _columns(manifest: Manifest) -> dict[str, str]:
     return {f["name"]: f["type"] + ("" if f["nullable"] else " not null") for f in fields}
 
 
-def _totals(manifest: Manifest) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for entry in manifest.files:
-        if entry.kind == "data":
-            for name, value in (("rows", entry.rows), ("tokens", entry.tokens)):
-                key = f"{entry.split}.{name}"
-                totals[key] = totals.get(key, 0) + value
+def _totals(opened: OpenVersion) -> Counter[str]:
+    """Rows and tokens of each split, e.g. {"train.rows": 3, "train.tokens": 4096}."""
+    totals: Counter[str] = Counter()
+    for entry in opened.files():
+        totals[f"{entry.split}.rows"] += entry.rows
+        totals[f"{entry.split}.tokens"] += entry.tokens
     return totals
-
-
-def _pairs(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, list[int]]:
-    return {key: [old.get(key, 0), new.get(key, 0)] for key in sorted({*old, *new})}

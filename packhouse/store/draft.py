@@ -1,4 +1,4 @@
-"""What is to be published, before any byte of it is: files with their keys, and the manifest.
+"""Give the files of a version their keys and write its manifest, before anything is published.
 
 Keys are made of content, so the same files get the same keys whoever publishes them.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import ConfigError
+from packhouse.fingerprint import canonical_json
 from packhouse.store.card import dataset_card
 from packhouse.store.layout import check_name
 from packhouse.store.manifest import (
@@ -19,7 +20,6 @@ from packhouse.store.manifest import (
     FileEntry,
     FileKind,
     Manifest,
-    canonical_json,
     refuse_secrets,
     schema_fingerprint,
     schema_to_json,
@@ -30,13 +30,13 @@ __all__ = ["LocalFile", "Uploads", "card_file", "draft_manifest", "name_files"]
 
 _HASHING_THREADS = 4
 
-# What is published: each file's entry in the manifest, and its bytes here.
+# Each file's entry in the manifest, and its bytes on this disk.
 Uploads = tuple[tuple[FileEntry, FileBody], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A finished local file that shall be part of a version."""
+    """A finished local file that becomes part of a version."""
 
     path: str | Path
     split: str
@@ -57,15 +57,9 @@ def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
     given is not read here.
 
     Raises:
-        ConfigError: no data file, or a split with a strange name.
+        ConfigError: no such file, or a split with a name that is not allowed.
         IntegrityError: a file is not what its sha256 says.
     """
-    if not any(file.kind == "data" for file in files):
-        raise ConfigError("nothing to publish: no data files")
-    return _named(files, with_md5)
-
-
-def _named(files: Sequence[LocalFile], with_md5: bool = True) -> Uploads:
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
     uploads = []
@@ -74,9 +68,17 @@ def _named(files: Sequence[LocalFile], with_md5: bool = True) -> Uploads:
     for file, body in zip(files, bodies, strict=True):
         check_name("split", file.split)
         group = (file.kind, file.split)
-        key = _key(file, body, numbers[group], totals[group])
+        entry = FileEntry(
+            key=_key(file, body, numbers[group], totals[group]),
+            kind=file.kind,
+            split=file.split,
+            size=body.size,
+            sha256=body.sha256,
+            rows=file.rows,
+            tokens=file.tokens,
+        )
         numbers[group] += 1
-        uploads.append((_entry(file, body, key), body))
+        uploads.append((entry, body))
     return tuple(uploads)
 
 
@@ -100,18 +102,6 @@ def _key(file: LocalFile, body: FileBody, number: int, total: int) -> str:
     return f"{file.kind}/{shard}{ending}"
 
 
-def _entry(file: LocalFile, body: FileBody, key: str) -> FileEntry:
-    return FileEntry(
-        key=key,
-        kind=file.kind,
-        split=file.split,
-        size=body.size,
-        sha256=body.sha256,
-        rows=file.rows,
-        tokens=file.tokens,
-    )
-
-
 def draft_manifest(
     dataset: str,
     vid: str,
@@ -128,7 +118,10 @@ def draft_manifest(
     if unknown := sorted(set(facts) - known):
         raise ConfigError(f"unknown facts {unknown}; known: {sorted(known)}")
     plain = {name: value for name, value in facts.items() if name != "schema"}
-    plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
+    try:
+        plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
+    except (TypeError, ValueError) as error:  # NaN, bytes, a set, ...
+        raise ConfigError(f"a manifest holds plain JSON only: {error}") from None
     refuse_secrets(plain)
     schema = facts.get("schema")
     if schema is None:
@@ -162,5 +155,5 @@ def card_file(draft: Manifest, folder: Path) -> tuple[FileEntry, FileBody]:
     """Write the dataset card of a version."""
     path = folder / "README.md"
     path.write_text(dataset_card(draft), encoding="utf-8")
-    ((entry, body),) = _named([LocalFile(path, "all", kind="card")])
+    ((entry, body),) = name_files([LocalFile(path, "all", kind="card")])
     return entry, body

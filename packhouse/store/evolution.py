@@ -14,7 +14,7 @@ of the records would have to change place.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,22 +63,16 @@ class Drift:
         """
         results = []
         for measure in ("lengths", "sources", "quarantined", "trained"):
-            value, limit = getattr(self, measure), getattr(gate, f"max_{measure}")
+            name, value = f"drift.{measure}", getattr(self, measure)
+            limit = getattr(gate, f"max_{measure}")
             outcome: GateOutcome = "passed"
             detail = ""
             if value is None:
                 outcome, detail = "not reached", "a manifest does not say"
             elif limit is not None and value > limit:
                 outcome, detail = "failed", f"drift of {measure} is {value:.4f}, over {limit:.4f}"
-            results.append(
-                GateResult(
-                    name=f"drift.{measure}",
-                    outcome=outcome,
-                    value=value,
-                    limit=limit,
-                    detail=detail,
-                )
-            )
+            each = GateResult(name=name, outcome=outcome, value=value, limit=limit, detail=detail)
+            results.append(each)
         return tuple(results)
 
     def beyond(self, gate: Gate) -> tuple[str, ...]:
@@ -99,13 +93,21 @@ def breaking_changes(old: Manifest, new: Manifest) -> list[str]:
     does another value of a `packhouse.*` key of the schema's metadata (how labels are shifted,
     what is ignored). Splits are no part of the schema: a recipe may stop to set data aside.
     """
-    before, after = _fields(old), _fields(new)
-    found = [_field_change(before[name], after.get(name)) for name in before]
-    marks = new.schema.get("metadata", {})
+    found = []
+    after = {field["name"]: field for field in new.schema.get("fields", ())}
+    for field in old.schema.get("fields", ()):
+        name = field["name"]
+        if name not in after:
+            found.append(f"column '{name}' is gone")
+        elif field["type"] != after[name]["type"]:
+            found.append(f"column '{name}' was {field['type']} and is {after[name]['type']}")
+        elif after[name]["nullable"] and not field["nullable"]:
+            found.append(f"column '{name}' may now be null")
+    metadata = new.schema.get("metadata", {})
     for key, value in old.schema.get("metadata", {}).items():
-        if key.startswith("packhouse.") and marks.get(key) != value:
-            found.append(f"{key} was '{value}' and is '{marks.get(key)}'")
-    return [sentence for sentence in found if sentence]
+        if key.startswith("packhouse.") and metadata.get(key) != value:
+            found.append(f"{key} was '{value}' and is '{metadata.get(key)}'")
+    return found
 
 
 def measure_drift(old: Manifest, new: Manifest) -> Drift:
@@ -132,32 +134,13 @@ def distance(old: Mapping[Any, int], new: Mapping[Any, int]) -> float | None:
     return sum(abs(old.get(k, 0) / before - new.get(k, 0) / after) for k in keys) / 2
 
 
-def _fields(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
-    return {field["name"]: field for field in manifest.schema.get("fields", ())}
-
-
-def _field_change(old: Mapping[str, Any], new: Mapping[str, Any] | None) -> str:
-    name = old["name"]
-    if new is None:
-        return f"column '{name}' is gone"
-    if old["type"] != new["type"]:
-        return f"column '{name}' was {old['type']} and is {new['type']}"
-    if new["nullable"] and not old["nullable"]:
-        return f"column '{name}' may now be null"
-    return ""
-
-
 def _change(old: float | None, new: float | None) -> float | None:
     return None if old is None or new is None else abs(new - old)
 
 
-def _statistics(manifest: Manifest) -> list[Mapping[str, Any]]:
-    return list(manifest.counts.get("statistics", {}).values())
-
-
 def _lengths(manifest: Manifest) -> Counter[int]:
     lengths: Counter[int] = Counter()
-    for side in _statistics(manifest):
+    for side in manifest.counts.get("statistics", {}).values():
         for lower_edge, number in side.get("length_histogram", ()):
             lengths[lower_edge] += number
     return lengths
@@ -171,14 +154,13 @@ def _sources(manifest: Manifest) -> Counter[str]:
 
 
 def _trained(manifest: Manifest) -> float | None:
-    sides = _statistics(manifest)
+    sides = manifest.counts.get("statistics", {}).values()
     tokens = sum(side.get("num_tokens", 0) for side in sides)
     return sum(side.get("num_trained", 0) for side in sides) / tokens if tokens else None
 
 
 def _quarantined(manifest: Manifest) -> float | None:
-    ledger: Iterable[Mapping[str, Any]] = manifest.counts.get("ledger", ())
-    lines = list(ledger)
+    lines = manifest.counts.get("ledger")
     if not lines or not lines[0].get("rows_in"):
         return None
     bad: int = sum(sum(line.get("quarantined", {}).values()) for line in lines)

@@ -1,16 +1,16 @@
-"""Reclaim what crashed or outrun publishers left behind, without ever touching what is committed.
+"""Reclaim what crashed or late publishers left behind, without ever touching what is committed.
 
-Age alone cannot tell a dead publisher from a slow one: by age alone a version is lost that is
-committed between the look and the deletion. So collection first takes the commit slot itself,
+Age alone cannot tell a dead publisher from a slow one: a version that is committed between the
+listing and the deletion would be lost. So collection first takes the commit slot itself,
 create-only, with a tombstone. From then on nobody can commit there: a late publisher finds the
 tombstone and starts over in the next generation. Only then are objects deleted. The grace period
-spares slow publishers that work; safety does not depend on it. Ages are told by the store's clock.
+spares slow publishers that work; safety does not depend on it. Ages are by the store's clock.
 
 Tombstones stay for ever (about 100 bytes each): removing one would open its slot to a publisher
 that uploaded before the deletion.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -19,8 +19,7 @@ from packhouse.errors import IntegrityError
 from packhouse.store.layout import PROBES, check_name, is_version, manifest_key
 from packhouse.store.manifest import Manifest, Tombstone
 from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
-from packhouse.store.refs import read_slot_steps
-from packhouse.store.steps import (
+from packhouse.store.protocol import (
     Clock,
     Create,
     Delete,
@@ -30,6 +29,7 @@ from packhouse.store.steps import (
     request,
     run,
 )
+from packhouse.store.refs import read_slot_steps
 
 __all__ = ["DEFAULT_GRACE_S", "Garbage", "GcReport", "collect_garbage", "find_garbage"]
 
@@ -93,7 +93,10 @@ def collect_garbage(
 
 
 def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
-    """Delete what killed checks of the store left; return how many objects that is."""
+    """Delete what killed checks of the store left; return how many objects that is.
+
+    In the order of keys: `require_guarded` tells by the first one that a collection came by.
+    """
     now: float = yield from request(Clock())
     folders: list[str] = yield from request(ListFolders(""))
     found = 0
@@ -104,7 +107,7 @@ def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
         if any(info.last_modified >= now - grace_s for info in objects):
             continue  # it may be at work
         found += len(objects)
-        for info in () if dry_run else objects:
+        for info in () if dry_run else sorted(objects, key=lambda info: info.key):
             yield from request(Delete(info.key))
     return found
 
@@ -122,23 +125,19 @@ def find_garbage_steps(dataset: str, grace_s: float) -> Steps[list[Garbage]]:
     now: float = yield from request(Clock())
     listed: list[ObjectInfo] = yield from request(ListAll(f"{dataset}/v/"))
     found = []
-    for version, objects in _by_version(listed):
+    for version, group in groupby(listed, key=lambda info: info.key.split("/")[2]):
+        if not is_version(version):
+            continue
         try:
             slot = yield from read_slot_steps(dataset, version)
         except IntegrityError:
             found.append(Garbage(dataset=dataset, version=version, reason="damaged", objects=()))
             continue
-        reason, dead = _judge(dataset, version, slot, objects, now - grace_s)
+        reason, dead = _judge(dataset, version, slot, list(group), now - grace_s)
         if dead:
             item = Garbage(dataset=dataset, version=version, reason=reason, objects=tuple(dead))
             found.append(item)
     return found
-
-
-def _by_version(listed: Sequence[ObjectInfo]) -> Iterator[tuple[str, list[ObjectInfo]]]:
-    for version, group in groupby(listed, key=lambda info: info.key.split("/")[2]):
-        if is_version(version):
-            yield version, list(group)
 
 
 def _judge(

@@ -8,12 +8,17 @@ and lineage records stay in the store. Token and endpoint come from the usual HF
 """
 
 import re
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError, ConflictError, StoreError, TransientError
 from packhouse.store.read import OpenVersion
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 __all__ = ["MIRRORED_KINDS", "mirror_to_hub", "parse_hub_uri"]
 
@@ -55,37 +60,39 @@ def mirror_to_hub(opened: OpenVersion, uri: str, *, private: bool = True) -> str
         TransientError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
     repo, api = parse_hub_uri(uri), HfApi()
     with _translated(uri), temporary_folder("hub") as folder:
         api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
-        files = _fetch(opened, folder)
+        wanted = [entry for entry in opened.manifest.files if entry.kind in MIRRORED_KINDS]
+        files = {entry.path: opened.fetch(entry, folder / entry.path) for entry in wanted}
+        files["manifest.json"] = folder / "manifest.json"
+        files["manifest.json"].write_bytes(opened.manifest.to_bytes())
         for _ in range(_MAX_TRIES):
-            head, present = _look(api, repo)
-            operations = _operations(files, present)
+            info = api.dataset_info(repo)
+            operations = _operations(files, {each.rfilename for each in info.siblings or ()})
             if not operations:
-                return head
-            commit = _commit(api, repo, opened, operations, head)
-            if commit is not None:
-                return commit
+                return str(info.sha)
+            try:
+                done = api.create_commit(
+                    repo,
+                    operations,
+                    commit_message=f"{opened.dataset} {opened.version}",
+                    repo_type="dataset",
+                    parent_commit=info.sha,
+                )
+            except HfHubHTTPError as error:
+                if error.response is None or error.response.status_code not in (409, 412):
+                    raise
+                continue  # the repository has moved on since we looked
+            return str(done.oid)
     raise ConflictError(f"others committed to {uri} during {_MAX_TRIES} tries; try again later")
 
 
-def _fetch(opened: OpenVersion, folder: Path) -> dict[str, Path]:
-    """Path in the repository -> verified local file."""
-    wanted = [e for e in opened.manifest.files if e.kind in MIRRORED_KINDS]
-    files = {e.path: opened.fetch(e, folder / e.path) for e in wanted}
-    manifest = folder / "manifest.json"
-    manifest.write_bytes(opened.manifest.to_bytes())
-    return files | {"manifest.json": manifest}
-
-
-def _look(api: Any, repo: str) -> tuple[str, set[str]]:
-    info = api.repo_info(repo, repo_type="dataset")
-    return info.sha, {sibling.rfilename for sibling in info.siblings or ()}
-
-
-def _operations(files: dict[str, Path], present: set[str]) -> list[Any]:
+def _operations(
+    files: Mapping[str, Path], present: Set[str]
+) -> "list[CommitOperationAdd | CommitOperationDelete]":
     """What makes the repository hold exactly these data files; nothing if it does already.
 
     Data files are named by content, so their names say whether they are the same.
@@ -104,56 +111,31 @@ def _operations(files: dict[str, Path], present: set[str]) -> list[Any]:
     return [*added, *(CommitOperationDelete(path_in_repo=path) for path in sorted(old - data))]
 
 
-def _commit(
-    api: Any, repo: str, opened: OpenVersion, operations: list[Any], head: str
-) -> str | None:
-    """The new commit, or None if the repository has moved on since we looked."""
-    from huggingface_hub.errors import HfHubHTTPError
+@contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    """Errors of the Hub's client -> ours."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
-        done = api.create_commit(
-            repo,
-            operations,
-            commit_message=f"{opened.dataset} {opened.version}",
-            repo_type="dataset",
-            parent_commit=head,
-        )
-    except HfHubHTTPError as error:
-        if error.response is not None and error.response.status_code in (409, 412):
-            return None
-        raise
-    commit: str = done.oid
-    return commit
-
-
-class _translated:
-    """Errors of the Hub's client -> ours."""
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
-
-        # Uploads of large files fail in threads, with what happened as the cause.
-        if type(error) is RuntimeError and error.__cause__ is not None:
-            error = error.__cause__
+        yield
+    except Exception as raised:
+        # Uploads of large files fail in threads, with the failure itself as the cause.
+        is_wrapped = type(raised) is RuntimeError and raised.__cause__ is not None
+        error = raised.__cause__ if is_wrapped else raised
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code if error.response is not None else 0
             if status == 429 or status >= 500:
-                raise TransientError(f"{self.uri}: the Hub answers {status}") from error
+                raise TransientError(f"{uri}: the Hub answers {status}") from error
             raise StoreError(
-                f"{self.uri}: the Hub refuses ({status}); check HF_TOKEN and its rights"
+                f"{uri}: the Hub refuses ({status}); check HF_TOKEN and its rights"
             ) from error
         if isinstance(error, LocalTokenNotFoundError):
-            raise ConfigError(f"{self.uri}: no token; set HF_TOKEN or log in") from error
+            raise ConfigError(f"{uri}: no token; set HF_TOKEN or log in") from error
         if type(error).__module__.partition(".")[0] in _CLIENTS:
-            raise TransientError(f"{self.uri}: {error}") from error
+            raise TransientError(f"{uri}: {error}") from error
         if isinstance(error, ConnectionError):  # what hf_xet says of anything
             raise TransientError(
-                f"{self.uri}: {error}. Where a Hub or a proxy before it has no Xet storage, set "
+                f"{uri}: {error}. Where a Hub or a proxy before it has no Xet storage, set "
                 "HF_HUB_DISABLE_XET=1"
             ) from error
+        raise

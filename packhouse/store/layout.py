@@ -54,7 +54,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether a dataset or ref may have this name."""
+    """Return True if a dataset or ref may have this name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -76,7 +76,7 @@ def version_name(vid: str, generation: int) -> str:
 
 
 def is_version(name: str) -> bool:
-    """Whether `name` has the form of a version, `<vid>.g<N>`."""
+    """Return True if `name` has the form of a version, `<vid>.g<N>`."""
     return _VERSION.fullmatch(name) is not None
 
 

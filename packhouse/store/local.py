@@ -14,13 +14,13 @@ import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from typing_extensions import override
 
 from packhouse.disks import OF_DISKS, disk_error
-from packhouse.errors import IntegrityError, StoreError, StoreRefusedError, TransientError
+from packhouse.errors import StoreError, StoreRefusedError, TransientError
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,
@@ -52,7 +52,7 @@ class LocalStore(ObjectStore):
     def get(self, key: str) -> Blob:
         with self._reading(key) as file:
             data = file.read(MAX_GET_BYTES + 1)
-        return Blob(data, _sha256(data))
+        return Blob(data, hashlib.sha256(data).hexdigest())
 
     @override
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -61,27 +61,16 @@ class LocalStore(ObjectStore):
             return file.read(length)
 
     @override
-    def chunks(self, key: str) -> Iterator[bytes]:
-        return self._chunks_from(key, 0)
-
-    def _chunks_from(self, key: str, offset: int) -> Iterator[bytes]:
+    def _blocks(self, key: str, start: int) -> Iterator[bytes]:
         with self._reading(key) as file:
-            file.seek(offset)
+            file.seek(start)
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
     @override
-    def download(self, key: str, path: Path, *, offset: int = 0, end: int | None = None) -> None:
-        with path.open("ab") as out:  # a full disk here is not the store's
-            for chunk in self._chunks_from(key, offset):
-                out.write(chunk if end is None else chunk[: max(0, end - out.tell())])
-                if end is not None and out.tell() >= end:
-                    return
-
-    @override
     def head(self, key: str) -> ObjectInfo:
         with self._reading(key) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
             found = os.fstat(file.fileno())
         return ObjectInfo(key, found.st_size, found.st_mtime, digest)
 
@@ -93,7 +82,10 @@ class LocalStore(ObjectStore):
         with self._staged(body) as (staged, tag), self._writing(key):
             self._make_folder(target.parent)
             _link(staged, target)
-            _sync_folders(target.parent, self.root)
+            for folder in target.parents:  # any of them may be new
+                _sync(folder)
+                if folder == self.root:
+                    break
         return tag
 
     @override
@@ -113,7 +105,8 @@ class LocalStore(ObjectStore):
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._inside(prefix.rpartition("/")[0])
-        for path in sorted(_files(base)):
+        found_paths = [Path(folder) / name for folder, _, names in os.walk(base) for name in names]
+        for path in sorted(found_paths):
             key = path.relative_to(self.root).as_posix()
             if not key.startswith(prefix) or key.startswith(_OWN + "/"):
                 continue
@@ -223,12 +216,10 @@ class LocalStore(ObjectStore):
 
     def _prune(self, folder: Path) -> None:
         """Remove folders that a deletion emptied; a racing writer makes them anew."""
-        while folder != self.root:
-            try:
+        with suppress(OSError):
+            while folder != self.root:
                 folder.rmdir()
-            except OSError:
-                return
-            folder = folder.parent
+                folder = folder.parent
 
     @contextmanager
     def _staged(self, body: bytes | FileBody) -> Iterator[tuple[Path, str]]:
@@ -251,7 +242,7 @@ class LocalStore(ObjectStore):
             yield
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[BinaryIO]:
+    def _reading(self, key: str) -> Iterator[BufferedReader]:
         """An object's file, open; a pipe or device in its place is no object, and blocks nobody."""
         try:
             with _translated(self.uri):
@@ -324,12 +315,9 @@ def _chunks(body: bytes | FileBody) -> Iterator[bytes]:
     if isinstance(body, bytes):
         yield body
         return
-    try:
-        with body.path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
-    except FileNotFoundError:
-        raise IntegrityError(f"'{body.path}' vanished while it was being published") from None
+    with body.open() as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
 
 
 def _link(staged: Path, target: Path) -> None:
@@ -346,27 +334,9 @@ def _link(staged: Path, target: Path) -> None:
         ) from error
 
 
-def _sync_folders(folder: Path, root: Path) -> None:
-    """Fsync every folder from `folder` up to `root`: any of them may be new."""
-    while True:
-        _sync(folder)
-        if folder == root or folder == folder.parent:
-            return
-        folder = folder.parent
-
-
 def _sync(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _files(base: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(base):
-        yield from (Path(folder) / name for name in names)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -11,19 +11,19 @@ the bytes must be exactly those that the parsed manifest would write. So an adde
 JSON key, `1.0` for `1`, or another `manifest_id` is refused, and readers may join keys to paths.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import pyarrow as pa
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.fingerprint import canonical_json, digest
 from packhouse.store.layout import check_name, check_vid, split_version, version_name
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "FileKind",
     "Manifest",
     "Tombstone",
-    "canonical_json",
     "parse_slot",
     "schema_fingerprint",
     "schema_to_json",
@@ -91,6 +90,8 @@ class _LedgerLine(TypedDict, total=False):
     added: dict[str, _Count]
     quarantined: dict[str, _Count]
     dropped: dict[str, _Count]
+    tokens_added: dict[str, _Count]
+    tokens_dropped: dict[str, _Count]
     tokens_in: _Count | None
     tokens_out: _Count | None
 
@@ -100,6 +101,7 @@ class _Statistics(TypedDict, total=False):
     num_packs: _Count
     num_tokens: _Count
     num_trained: _Count
+    seq_len: _Count
     length_histogram: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
 
 
@@ -107,6 +109,8 @@ class _Statistics(TypedDict, total=False):
 class _Counts(TypedDict, total=False):
     ledger: list[_LedgerLine]
     statistics: dict[str, _Statistics]
+    sides: dict[str, dict[str, _Count]]
+    sources: dict[str, dict[str, _Count]]
 
 
 @_open
@@ -132,6 +136,7 @@ class _Lineage(TypedDict, total=False):
 class _Audit(TypedDict):
     dataset: dict[str, _Count]
     sources: dict[str, dict[str, _Count]]
+    packs: NotRequired[dict[str, _Count]]
 
 
 @_open
@@ -141,8 +146,14 @@ class _Pack(TypedDict, total=False):
 
 
 @_open
+class _Publish(TypedDict, total=False):
+    exports: list[str]
+
+
+@_open
 class _Configuration(TypedDict, total=False):
     pack: _Pack
+    publish: _Publish
 
 
 @_open
@@ -261,7 +272,7 @@ class Manifest:
     @cached_property
     def manifest_id(self) -> str:
         """sha256 over everything but `provenance`."""
-        return hashlib.sha256(canonical_json(self._hashed())).hexdigest()
+        return digest(self._hashed())
 
     @property
     def num_bytes(self) -> int:
@@ -282,9 +293,7 @@ class Manifest:
             "manifest_id": self.manifest_id,
             "provenance": dict(self.provenance),
         }
-        data = canonical_json(
-            document | {"digest": hashlib.sha256(canonical_json(document)).hexdigest()}
-        )
+        data = canonical_json(document | {"digest": digest(document)})
         if len(data) > MAX_MANIFEST_BYTES:
             raise ConfigError(
                 f"a manifest of {len(self.files):,} files has {len(data):,} bytes, over "
@@ -318,14 +327,8 @@ class Tombstone:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
-        return canonical_json(
-            {
-                "format": FORMAT,
-                "tombstone": True,
-                "dataset": self.dataset,
-                "version": self.version,
-            }
-        )
+        slot = {"format": FORMAT, "tombstone": True}
+        return canonical_json(slot | {"dataset": self.dataset, "version": self.version})
 
 
 def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombstone:
@@ -394,25 +397,6 @@ def _check_plain(value: Any, depth: int) -> None:
         _check_plain(item, depth - 1)
 
 
-def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces: equal values have equal bytes.
-
-    Raises:
-        ConfigError: a value that JSON cannot hold exactly (NaN, bytes, a set, ...).
-
-    Example:
-        >>> canonical_json({"b": 1, "a": [0.5, None]})
-        b'{"a":[0.5,null],"b":1}'
-    """
-    try:
-        text = json.dumps(
-            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        )
-        return text.encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a manifest holds plain JSON only: {error}") from None
-
-
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
     """Arrow schema -> JSON: names, types, nullability, children and metadata.
 
@@ -428,7 +412,7 @@ def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
 
 def schema_fingerprint(schema: Mapping[str, Any]) -> str:
     """sha256 over the JSON of a schema."""
-    return hashlib.sha256(canonical_json(schema)).hexdigest()
+    return digest(schema)
 
 
 def _field_to_json(field: pa.Field) -> dict[str, Any]:

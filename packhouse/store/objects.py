@@ -3,7 +3,7 @@
 Each method is **one attempt** and tells apart what a publisher must tell apart: done, lost a race
 (`PreconditionFailedError`), absent (`ObjectNotFoundError`), unknown or busy (`TransientError`:
 try again, then read back), and cannot guard a publication at all (`StoreRefusedError`). Retrying
-and reading back live in `packhouse.store.steps`, once for all stores, where they are simulated.
+and reading back live in `packhouse.store.protocol`, once for all stores, where they are simulated.
 """
 
 import hashlib
@@ -11,10 +11,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
-from packhouse.errors import ConfigError, IntegrityError, StoreError
+from packhouse.errors import (
+    ConfigError,
+    IntegrityError,
+    PackhouseError,
+    StoreError,
+    StoreRefusedError,
+    TransientError,
+)
+from packhouse.extras import import_extra
 
 __all__ = [
     "MAX_GET_BYTES",
@@ -27,6 +35,7 @@ __all__ = [
     "changed_file",
     "check_key",
     "check_unchanged",
+    "error_of_answer",
     "file_body",
     "open_filesystem",
     "open_store",
@@ -57,7 +66,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says of an object without its bytes."""
+    """What a store knows about an object, without its bytes."""
 
     key: str
     size: int
@@ -65,7 +74,8 @@ class ObjectInfo:
     last_modified: float
     """Seconds since the epoch, by the clock of the store and not of this machine."""
     etag: str = ""
-    """MD5 of the bytes on most stores, sha256 in folders; empty in listings."""
+    """MD5 of the bytes on S3, sha256 in folders, a name of the write on gs and az; may be empty in
+    listings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,17 @@ class FileBody:
     sha256: str
     md5: str = ""
     """Empty for stores that are sent none."""
+
+    def open(self) -> BinaryIO:
+        """Open the file.
+
+        Raises:
+            IntegrityError: it is gone.
+        """
+        try:
+            return self.path.open("rb")
+        except FileNotFoundError:
+            raise IntegrityError(f"'{self.path}' vanished while it was being published") from None
 
 
 def file_body(path: str | Path, *, with_md5: bool = True) -> FileBody:
@@ -100,7 +121,7 @@ def file_body(path: str | Path, *, with_md5: bool = True) -> FileBody:
 
 
 def check_unchanged(body: FileBody) -> None:
-    """Read a file whose sha256 was stated, if nothing has yet, and hold it against that.
+    """Compare a file with its stated sha256, if nobody has read it yet.
 
     Raises:
         IntegrityError: it has another one.
@@ -125,7 +146,7 @@ class ObjectStore(ABC):
     """Objects under one root, named by keys such as `alpaca/refs/latest.json`.
 
     All methods may raise `TransientError` (busy, or the outcome is unknown) and `StoreError` (a
-    mistake that no retry mends: wrong credentials, no such bucket).
+    mistake that no retry repairs: wrong credentials, no such bucket).
     """
 
     uri: str
@@ -135,7 +156,7 @@ class ObjectStore(ABC):
     """Largest object of one conditional PUT (S3: 5 GiB)."""
 
     is_sent_md5: bool = True
-    """Whether uploads carry an MD5. If not, it holds what it writes against the body's sha256."""
+    """True if uploads carry an MD5. Else `put_create` compares what it reads with the sha256."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As its address: clients hold connections, and each process opens its own.
@@ -145,7 +166,7 @@ class ObjectStore(ABC):
     def get(self, key: str) -> Blob:
         """Bytes and tag of an object of at most `MAX_GET_BYTES`.
 
-        Of a larger one, one byte more than that, which no parser takes for a whole object.
+        Of a larger object, its first `MAX_GET_BYTES` + 1 bytes, which no parser accepts.
 
         Raises:
             ObjectNotFoundError: no object has this key.
@@ -227,7 +248,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def clock(self) -> float:
-        """Seconds since the epoch by the store's own clock, which `last_modified` is told by."""
+        """Seconds since the epoch by the store's own clock, the one behind `last_modified`."""
+
+    def _check_size(self, body: FileBody) -> None:
+        if body.size > self.max_put_bytes:
+            raise StoreError(
+                f"'{body.path}' has {body.size:,} bytes, over {self.max_put_bytes:,} of one "
+                "guarded upload; lower publish.max_file_mb"
+            )
 
     def _blocks(self, key: str, start: int) -> Iterator[bytes]:
         """Ranged reads, for stores whose client would hold a whole object in memory."""
@@ -242,6 +270,48 @@ class ObjectStore(ABC):
     def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
         """Drop unfinished uploads that no listing shows; returns how many there were."""
         return 0
+
+
+# Codes that mean "send it again", though some come with a 400: bytes or time were lost on the way.
+_AGAIN = {"RequestTimeout", "BadDigest", "IncompleteBody", "SlowDown", "XAmzContentSHA256Mismatch"}
+_DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
+
+
+def error_of_answer(
+    place: str, key: str, status: int, code: str, *, detail: str, no_bucket: str
+) -> PackhouseError:
+    """Tell apart lost race, absence, busy store, unable store and mistake; same for all stores.
+
+    Args:
+        place: address of the object, for people.
+        key: its key.
+        status: of HTTP; 0 if no answer came.
+        code: the store's own word, such as `SlowDown`; empty if it gave none.
+        detail: what the client says of it.
+        no_bucket: what to say if there is no such bucket.
+    """
+    if code in ("NoSuchBucket", "ContainerNotFound"):
+        return StoreError(no_bucket)
+    if status == 404 or code in ("NoSuchKey", "NoSuchUpload"):
+        return ObjectNotFoundError(f"no object {place}", key=key)
+    if status == 412 or code == "BlobAlreadyExists":  # Azure's comes with a 409
+        return PreconditionFailedError(f"{place} exists or has changed", key=key)
+    if status == 416:
+        return IntegrityError(f"{place} is shorter than it was published", key=key)
+    if status == 501 or code == "NotImplemented":
+        return StoreRefusedError(
+            f"{place}: the store answers 501 to a conditional write, so a publication there "
+            "could be torn or doubled; see `packhouse doctor storage`"
+        )
+    if not status:
+        return TransientError(f"{place}: {detail}", key=key)
+    if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
+        return TransientError(f"{place}: {status} {code}", key=key, status=status, code=code)
+    if status in (401, 403) or code in _DENIED:
+        return StoreError(
+            f"{place}: refused ({code or status}); check the credentials and their rights"
+        )
+    return StoreError(f"{place}: {status} {code}: {detail}")
 
 
 def check_key(key: str) -> str:
@@ -261,12 +331,25 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_store(uri: str) -> ObjectStore:
+_CLOUD: dict[str, Literal["gs", "az"]] = {
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+}
+
+
+def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
     """Open a root: a local folder, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/...`.
 
     Nothing is read yet, so that a wrong bucket shows at the first request. Credentials, region,
     endpoint, profile and CA bundle come from the usual AWS environment and files; see
-    `packhouse.store.gcs` and `packhouse.store.azure` for those of Google and Azure.
+    `packhouse.store.cloud` for those of Google and Azure.
+
+    Args:
+        uri: the root.
+        read_timeout_s: seconds after which a small request without an answer is tried again.
 
     Raises:
         ConfigError: an unknown scheme, no bucket, or credentials inside the URI; a client that is
@@ -275,6 +358,12 @@ def open_store(uri: str) -> ObjectStore:
     if "://" not in uri:
         from packhouse.store.local import LocalStore
 
+        scheme, colon, _ = uri.partition(":/")
+        if colon and scheme in ("s3", "file", *_CLOUD):
+            raise ConfigError(
+                f"store '{uri}' is an address without its '//', as a Path makes them; give "
+                f"'{scheme}://...' as text"
+            )
         return LocalStore(Path(uri).expanduser())
     parts = urlsplit(uri)
     # A password with a slash in it ends the host before the `@`; only an ARN has colons by right.
@@ -289,17 +378,15 @@ def open_store(uri: str) -> ObjectStore:
 
         return LocalStore(Path(parts.path))
     if parts.scheme == "s3":
-        from packhouse.store.s3 import S3Store
+        from packhouse.store.s3 import S3Store, make_client
 
-        return S3Store(bucket=parts.netloc, prefix=parts.path.strip("/"))
-    if parts.scheme in ("gs", "gcs"):
-        from packhouse.store.gcs import GcsStore
+        client = make_client(read_timeout_s)
+        return S3Store(bucket=parts.netloc, prefix=parts.path.strip("/"), client=client)
+    if parts.scheme in _CLOUD:
+        from packhouse.store.cloud import CloudStore
 
-        return GcsStore(bucket=parts.netloc, prefix=parts.path.strip("/"))
-    if parts.scheme in ("az", "abfs", "abfss"):
-        from packhouse.store.azure import AzureStore
-
-        return AzureStore(container=parts.netloc, prefix=parts.path.strip("/"))
+        prefix = parts.path.strip("/")
+        return CloudStore(_CLOUD[parts.scheme], parts.netloc, prefix, timeout_s=read_timeout_s)
     raise ConfigError(
         f"unknown store '{uri}': give a folder, s3://bucket/prefix, gs://bucket/prefix or "
         "az://container/prefix; others are refused, for no create-only write of theirs is proven"
@@ -307,7 +394,7 @@ def open_store(uri: str) -> ObjectStore:
 
 
 def open_filesystem(uri: str) -> tuple[Any, str]:
-    """An fsspec filesystem (s3fs, gcsfs, adlfs) and the path in it, for pyarrow and datasets.
+    """An fsspec filesystem (s3fs, obstore) and the path in it, for pyarrow and datasets.
 
     Reads only: these retry and map errors in ways that hide whether a write happened.
     """
@@ -318,16 +405,13 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
 
         # No instance of before: fsspec's cache does not look at the environment.
         options = filesystem_options() | {"skip_instance_cache": True}
+        import_extra("s3fs", "s3", "s3://")
         return fsspec.filesystem("s3", **options), uri.removeprefix("s3://")
     scheme, _, path = uri.partition("://")
-    if scheme in ("gs", "gcs"):
-        from packhouse.store import gcs
+    if scheme in _CLOUD:
+        from packhouse.store.cloud import make_filesystem
 
-        return gcs.make_filesystem(), path
-    if scheme in ("az", "abfs", "abfss"):
-        from packhouse.store import azure
-
-        return azure.make_filesystem(), path
+        return make_filesystem(_CLOUD[scheme]), path
     if path and scheme != "file":
         raise ConfigError(f"unknown store '{uri}': give a folder or s3://bucket/prefix")
     folder = Path(uri.removeprefix("file://")).expanduser().resolve()

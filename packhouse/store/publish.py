@@ -18,6 +18,7 @@ from typing import Any
 
 from packhouse.disks import temporary_folder
 from packhouse.errors import (
+    ConfigError,
     ConflictError,
     ContractError,
     StoreRefusedError,
@@ -45,6 +46,7 @@ from packhouse.store.objects import (
     PreconditionFailedError,
     check_unchanged,
 )
+from packhouse.store.protocol import All, Create, ListAll, Steps, put_data, request, run
 from packhouse.store.refs import (
     Ref,
     committed_steps,
@@ -52,9 +54,8 @@ from packhouse.store.refs import (
     read_ref_steps,
     read_slot_steps,
 )
-from packhouse.store.steps import All, Create, ListAll, Steps, put_data, request, run
 
-__all__ = ["PublishedVersion", "find_version", "publish_version"]
+__all__ = ["PublishedVersion", "publish_version"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +106,7 @@ def publish_version(
         a version whose readers would break, `held_back` says so and the ref stays.
 
     Raises:
+        ConfigError: no data file; a name, file or fact that no version holds.
         ContractError: the schema breaks readers of the ref's current version; nothing was written.
         ConflictError: the same `vid` holds other bytes: some step is not deterministic.
         IntegrityError: a local file is not what its sha256 says.
@@ -114,13 +116,16 @@ def publish_version(
     check_vid(vid)
     if ref is not None:
         check_name("ref", ref)
+    if not any(file.kind == "data" for file in files):
+        raise ConfigError("nothing to publish: no data files")
     require_guarded(store)
     with temporary_folder("card") as folder:
         uploads = name_files(files, with_md5=store.is_sent_md5)
         try:
             draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
         except (OSError, ValueError):  # a file whose schema is looked at is none
-            _check_all(uploads)
+            for _, body in uploads:
+                check_unchanged(body)
             raise
         if not any(file.kind == "card" for file in files):
             uploads += (card_file(draft, folder),)
@@ -132,22 +137,11 @@ def publish_version(
     return replace(done, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
 
 
-def find_version(store: ObjectStore, dataset: str, vid: str) -> PublishedVersion | None:
-    """The committed version of `vid`, or None; one small read, no listing."""
-    check_name("dataset", dataset)
-    manifest, _ = run(store, find_slot_steps(dataset, check_vid(vid)))
-    if manifest is None:
-        return None
-    return PublishedVersion(
-        dataset=dataset, version=manifest.version, manifest=manifest, created=False
-    )
-
-
 class _Gatekeeper:
-    """Holds a ref's move to `draft` against the gate.
+    """Decides if a ref may move to `draft`.
 
-    Other publishers may move the ref between our look and our move, so the gate is asked again of
-    every version that the ref is found at. What was refused after the commit holds the ref back.
+    Other publishers may move the ref between our look and our move, so each version that the ref is
+    found at is compared. If one of them is refused after the commit, the ref stays.
     """
 
     def __init__(self, draft: Manifest, gate: Gate) -> None:
@@ -181,13 +175,12 @@ class _Gatekeeper:
         return may
 
     def may_move(self, current: Ref | None) -> Steps[bool]:
-        """Whether the ref may move from where it is to the draft."""
+        """Return True if the ref may move from where it is to the draft."""
         if current is None or current.version == self._seen:
             return not self.held_back
         self._seen, self.drift, self.broken = current.version, None, ()
         # A ref that held our version does not move; one whose version is gone has no readers.
-        held = [current.version, *(move.version for move in current.past)]
-        if any(split_version(version)[0] == self.draft.vid for version in held):
+        if any(split_version(move.version)[0] == self.draft.vid for move in current.moves):
             return True
         try:
             there = yield from committed_steps(
@@ -214,12 +207,15 @@ def publish_steps(
         try:
             _check_same(replace(draft, generation=generation), found)
         except ConflictError:
-            _check_all(uploads)
+            for _, body in uploads:
+                check_unchanged(body)
             raise
         yield from _put_back_steps(found, uploads)
     while manifest is None:
         ours = replace(draft, generation=generation)
-        yield All(_upload(ours, uploads))
+        place = ours.dataset, ours.version
+        writes = tuple(put_data(file_key(*place, entry.key), body) for entry, body in uploads)
+        yield All(writes)
         manifest, created = yield from _commit_steps(ours)
         if manifest is None:  # garbage collection took the slot while we uploaded
             manifest, generation = yield from find_slot_steps(draft.dataset, draft.vid)
@@ -249,26 +245,19 @@ def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]
 
 
 def _put_back_steps(there: Manifest, uploads: Uploads) -> Steps[None]:
-    """Write what somebody removed from a committed version again; one listing if nothing is gone.
+    """Write files again that somebody removed from a committed version.
 
-    A version that was published is found, and would be called published although nobody could
-    read it. Its files are here, so they are the remedy.
+    Without this, publishing would report success for a version that nobody can read. Costs one
+    listing if nothing is missing.
     """
-    folder = there.dataset, there.version
-    listed = yield from request(ListAll(f"{version_folder(*folder)}/"))
+    place = there.dataset, there.version
+    listed = yield from request(ListAll(f"{version_folder(*place)}/"))
     present = {info.key for info in listed}
     named = {entry.key for entry in there.files}
-    missing = [
-        (file_key(*folder, entry.key), body) for entry, body in uploads if entry.key in named
-    ]
-    missing = [(key, body) for key, body in missing if key not in present]
+    ours = {file_key(*place, entry.key): body for entry, body in uploads if entry.key in named}
+    missing = tuple(put_data(key, body) for key, body in ours.items() if key not in present)
     if missing:
-        yield All(tuple(put_data(key, body) for key, body in missing))
-
-
-def _upload(manifest: Manifest, uploads: Uploads) -> tuple[Steps[None], ...]:
-    folder = manifest.dataset, manifest.version
-    return tuple(put_data(file_key(*folder, entry.key), body) for entry, body in uploads)
+        yield All(missing)
 
 
 def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
@@ -286,20 +275,18 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
     if slot is None:
         raise StoreRefusedError(
             f"the store accepted the manifest of '{ours.dataset}' {ours.version} and does not "
-            "show it: reads do not follow writes there"
+            "show it: it is not read-after-write consistent"
         )
     return (slot if isinstance(slot, Manifest) else None), created
-
-
-def _check_all(uploads: Uploads) -> None:
-    for _, body in uploads:
-        check_unchanged(body)
 
 
 def _check_same(ours: Manifest, theirs: Manifest) -> None:
     if ours.manifest_id == theirs.manifest_id or _cardless(ours) == _cardless(theirs):
         return
     same_rows = bool(ours.content_id) and ours.content_id == theirs.content_id
+    parts = [
+        name for name in ("files", "schema", *FACTS) if getattr(ours, name) != getattr(theirs, name)
+    ]
     reason = (
         "The rows are equal (content_id), so only the writing of files differs: did a library "
         "change without its version being part of the version id?"
@@ -308,8 +295,7 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
     )
     raise ConflictError(
         f"'{ours.dataset}' has version {theirs.version} with manifest {theirs.manifest_id[:12]}, "
-        f"and ours is {ours.manifest_id[:12]}. {reason} Differs in: "
-        f"{', '.join(differing(ours, theirs))}",
+        f"and ours is {ours.manifest_id[:12]}. {reason} Differs in: {', '.join(parts)}",
         ours=ours.manifest_id,
         theirs=theirs.manifest_id,
     )
@@ -319,9 +305,3 @@ def _cardless(manifest: Manifest) -> str:
     """Identity of a version whatever its card says: another packhouse may write another card."""
     files = tuple(entry for entry in manifest.files if entry.kind != "card")
     return replace(manifest, files=files).manifest_id
-
-
-def differing(ours: Manifest, theirs: Manifest) -> list[str]:
-    """Names of the hashed parts in which two manifests differ."""
-    names = ("files", "schema", *FACTS)
-    return [name for name in names if getattr(ours, name) != getattr(theirs, name)]

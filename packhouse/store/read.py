@@ -7,13 +7,14 @@ digest is fetched once more and then reported, never used.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
+from packhouse.confine import run_confined
 from packhouse.disks import temporary_folder
 from packhouse.errors import (
     ConfigError,
@@ -23,10 +24,12 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.fingerprint import file_sha256
-from packhouse.store.contracts import check_data_file, count_problems
+from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
+from packhouse.store.contracts import check_data_file
 from packhouse.store.layout import check_name, file_key, is_version
 from packhouse.store.manifest import FileEntry, Manifest, parse_slot
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
+from packhouse.store.protocol import MAX_READS, Retry, Steps, in_parallel, run
 from packhouse.store.publish import find_slot_steps
 from packhouse.store.refs import (
     changed_manifest,
@@ -35,20 +38,15 @@ from packhouse.store.refs import (
     read_ref_steps,
     scan_refs,
 )
-from packhouse.store.steps import MAX_READS, Now, Pause, Steps, run
 
 __all__ = [
     "OpenVersion",
     "VerifyReport",
-    "list_versions",
     "open_version",
     "pull_version",
     "scan_versions",
     "verify_version",
 ]
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +77,21 @@ class OpenVersion:
         Raises:
             IntegrityError: the store's bytes are not the published ones.
         """
-        return _fetch(self, entry, Path(path))
+        path = Path(path)
+        if _holds(path, entry):
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
+        try:
+            with _alone(partial):
+                if not _holds(path, entry):
+                    _fetch_alone(self, entry, path, partial)
+                return path
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
+                "another folder. What has come is kept, and the next try goes on there"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +108,7 @@ class VerifyReport:
 
     @property
     def is_intact(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.problems
 
 
@@ -128,18 +140,6 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
         if manifest is not None:
             return manifest
     raise VersionNotFoundError(f"'{dataset}' has no ref or version '{name}'")
-
-
-def list_versions(store: ObjectStore, dataset: str) -> list[Manifest]:
-    """Every committed version of a dataset, by name. Lists, so it is for people and collection.
-
-    Raises:
-        IntegrityError: a manifest is damaged.
-    """
-    versions, damaged = scan_versions(store, dataset)
-    if damaged:
-        raise damaged[0]
-    return versions
 
 
 def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:
@@ -186,7 +186,7 @@ def pull_version(
     if marker.exists():
         _check_same_version(marker, opened)
     wanted = [e for e in opened.manifest.files if not kinds or e.kind in kinds]
-    _in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
+    in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
     staged = dest / ".manifest.json.partial"
     with _alone(staged):
         staged.write_bytes(opened.manifest.to_bytes())
@@ -197,22 +197,27 @@ def pull_version(
 def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport:
     """Check all bytes, schemas, counts and value contracts of a version, from its store alone.
 
-    The manifest's counts are compared with its files, and its id with what every ref recorded that
-    points or once pointed to the version. Each file is fetched to a temporary folder, so the disk
-    needs room for `num_threads` files.
+    The manifest is compared with itself and with its files (`packhouse.store.accounts`), and its id
+    with what every ref recorded that points or once pointed to the version. Each file is fetched to
+    a temporary folder, so the disk needs room for `num_threads` files.
     """
     manifest = opened.manifest
     refs, _ = scan_refs(opened.store, opened.dataset)
-    moves = [(m.version, m.manifest_id) for ref in refs for m in ref.past]
-    moves += [(ref.version, ref.manifest_id) for ref in refs]
-    recorded = {manifest_id for version, manifest_id in moves if version == opened.version}
-    problems = count_problems(manifest)
+    moves = [move for ref in refs for move in ref.moves]
+    recorded = {move.manifest_id for move in moves if move.version == opened.version}
+    problems = manifest_problems(manifest)
     for manifest_id in sorted(recorded - {"", manifest.manifest_id}):
         problems.append(str(changed_manifest(manifest, manifest_id)))
+    rules = replace(manifest, files=())  # all that a file is checked with; files may be 200,000
     with temporary_folder("verify") as folder:
-        found = _in_parallel(
-            lambda e: _file_problems(opened, e, folder), manifest.files, num_threads
+        found = in_parallel(
+            lambda e: _fetch_and_check(opened, e, rules, folder), manifest.files, num_threads
         )
+    tally: Tally = Counter()
+    for _, of_file in found:
+        tally.update(of_file)
+    if not any(of_file for of_file, _ in found):
+        problems += tally_problems(manifest, tally)
     data = opened.files()
     return VerifyReport(
         version=opened.version,
@@ -220,20 +225,35 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
         num_bytes=manifest.num_bytes,
         num_rows=sum(entry.rows for entry in data),
         num_tokens=sum(entry.tokens for entry in data),
-        problems=(*problems, *(problem for of_file in found for problem in of_file)),
+        problems=(*problems, *(problem for of_file, _ in found for problem in of_file)),
     )
 
 
-def _file_problems(opened: OpenVersion, entry: FileEntry, folder: Path) -> list[str]:
+def _fetch_and_check(
+    opened: OpenVersion, entry: FileEntry, rules: Manifest, folder: Path
+) -> tuple[list[str], Tally]:
     path = folder / entry.key
     try:
         opened.fetch(entry, path)
-        check_data_file(path, entry, opened.manifest)
+        if entry.kind not in ("data", "records", "quarantine"):
+            return [], Counter()
+        tally = run_confined(  # some kilobytes of a file may stand for gigabytes
+            partial(_check_file, path, entry, rules),
+            what=f"file '{entry.key}'",
+            blames=IntegrityError,
+            num_bytes=entry.size,
+        )
+        return [], Counter({(place, outcome): number for place, outcome, number in tally})
     except (IntegrityError, ContractError, VersionNotFoundError) as error:
-        return [f"{entry.key}: {error}"]
+        return [f"{entry.key}: {error}"], Counter()
     finally:
         path.unlink(missing_ok=True)
-    return []
+
+
+def _check_file(path: Path, entry: FileEntry, rules: Manifest) -> list[tuple[str, str, int]]:
+    """In a child: check a file's rows; return its tally, as JSON can say it."""
+    check_data_file(path, entry, rules)
+    return [(*name, number) for name, number in tally_file(path, entry).items()]
 
 
 def _check_same_version(marker: Path, opened: OpenVersion) -> None:
@@ -251,27 +271,12 @@ def _check_same_version(marker: Path, opened: OpenVersion) -> None:
     )
 
 
-def _fetch(opened: OpenVersion, entry: FileEntry, path: Path) -> Path:
-    if _holds(path, entry):
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
-    try:
-        with _alone(partial):
-            return path if _holds(path, entry) else _fetch_alone(opened, entry, path, partial)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
-            "another folder. What has come is kept, and the next try goes on there"
-        ) from error
-
-
-def _fetch_alone(opened: OpenVersion, entry: FileEntry, path: Path, partial: Path) -> Path:
+def _fetch_alone(opened: OpenVersion, entry: FileEntry, path: Path, partial: Path) -> None:
     for _ in range(MAX_READS):
         run(opened.store, _download_steps(opened, entry, partial))
         if file_sha256(partial) == entry.sha256:
             os.replace(partial, path)
-            return path
+            return
         os.truncate(partial, 0)
     raise IntegrityError(
         f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), "
@@ -283,10 +288,11 @@ def _fetch_alone(opened: OpenVersion, entry: FileEntry, path: Path, partial: Pat
 
 @contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """Hold `partial`, made if need be, against others who pull the same file to the same place.
+    """Lock `partial` against others who pull the same file to the same place.
 
-    They would append to one file, and one of them still after another found it whole. The kernel
-    frees the lock of a killed holder. Where a filesystem has no locks, there is none.
+    Two of them would append to one file, one even after the other found it complete. The file is
+    made if it is missing. The kernel frees the lock of a killed holder. Some filesystems have no
+    locks; there it is not locked.
     """
     while True:
         with partial.open("ab") as file:
@@ -301,13 +307,11 @@ def _alone(partial: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                if held.st_ino == _inode(partial) and not partial.stat().st_size:
-                    partial.unlink()
+                with suppress(FileNotFoundError):  # it has got its name
+                    now = partial.stat()
+                    if os.path.samestat(held, now) and not now.st_size:
+                        partial.unlink()
             return
-
-
-def _inode(path: Path) -> int | None:
-    return path.stat().st_ino if path.exists() else None
 
 
 def _holds(path: Path, entry: FileEntry) -> bool:
@@ -316,7 +320,7 @@ def _holds(path: Path, entry: FileEntry) -> bool:
 
 def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Steps[None]:
     """Append what is missing; a connection lost in between goes on from where it broke."""
-    key, attempt, started = opened.key(entry), 0, None
+    key, retry = opened.key(entry), Retry()
     while True:
         have = partial.stat().st_size if partial.exists() else 0
         if have > entry.size:  # what was there is larger than what was published
@@ -334,17 +338,4 @@ def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Ste
                 key=key,
             ) from None
         except TransientError as error:
-            if started is None:
-                started = yield Now()
-            yield Pause(attempt, started, error)
-            attempt += 1
-
-
-def _in_parallel(do: Callable[[T], R], items: Sequence[T], num_threads: int) -> list[R]:
-    with ThreadPoolExecutor(max(1, num_threads), "packhouse-pull") as pool:
-        futures = [pool.submit(do, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            yield from retry.wait(error)

@@ -10,12 +10,12 @@ Each move keeps the `manifest_id` that the version had, so whoever reads the ref
 manifest was changed afterwards.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 
 from packhouse.errors import (
     ConfigError,
@@ -25,6 +25,7 @@ from packhouse.errors import (
     TransientError,
     VersionNotFoundError,
 )
+from packhouse.fingerprint import canonical_json, digest
 from packhouse.store.layout import (
     check_name,
     is_name,
@@ -33,14 +34,13 @@ from packhouse.store.layout import (
     ref_key,
     split_version,
 )
-from packhouse.store.manifest import Manifest, Tombstone, canonical_json, parse_slot
+from packhouse.store.manifest import Manifest, Tombstone, parse_slot
 from packhouse.store.objects import ObjectStore, PreconditionFailedError
-from packhouse.store.steps import (
+from packhouse.store.protocol import (
     Create,
     ListAll,
     NewId,
-    Now,
-    Pause,
+    Retry,
     Steps,
     Swap,
     read,
@@ -49,7 +49,7 @@ from packhouse.store.steps import (
     run,
 )
 
-__all__ = ["Move", "Ref", "list_refs", "load_ref", "rollback_ref", "scan_refs", "set_ref"]
+__all__ = ["Move", "Ref", "load_ref", "rollback_ref", "scan_refs", "set_ref"]
 
 MAX_PAST = 500
 """Moves kept in a ref (about 100 bytes each); far more than writers that can race one write."""
@@ -83,13 +83,18 @@ class Ref:
     past: tuple[Move, ...]
     """Moves before this one, newest first."""
 
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """All moves that are kept, newest first."""
+        return (Move(self.version, self.seq, self.write_id, self.manifest_id), *self.past)
+
     def made(self, write_id: str) -> bool:
-        """Whether this try moved the ref, now or at any time before."""
-        return self.write_id == write_id or any(move.write_id == write_id for move in self.past)
+        """Return True if this try moved the ref, now or at any time before."""
+        return any(move.write_id == write_id for move in self.moves)
 
     def held(self, version: str) -> bool:
-        """Whether the ref points or once pointed to this version."""
-        return self.version == version or any(move.version == version for move in self.past)
+        """Return True if the ref points or once pointed to this version."""
+        return any(move.version == version for move in self.moves)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON with a digest of itself."""
@@ -102,8 +107,7 @@ class Ref:
         }
         if self.manifest_id:
             document["manifest_id"] = self.manifest_id
-        digest = hashlib.sha256(canonical_json(document)).hexdigest()
-        return canonical_json(document | {"sha256": digest})
+        return canonical_json(document | {"sha256": digest(document)})
 
 
 def next_ref(
@@ -117,25 +121,14 @@ def next_ref(
         >>> second.seq, second.parent, second.held("aaaa.g0"), second.made("w1")
         (2, 'aaaa.g0', True, True)
     """
-    if current is None:
-        return Ref(
-            name=name,
-            version=version,
-            seq=1,
-            write_id=write_id,
-            manifest_id=manifest_id,
-            parent=None,
-            past=(),
-        )
-    left = Move(current.version, current.seq, current.write_id, current.manifest_id)
     return Ref(
         name=name,
         version=version,
-        seq=current.seq + 1,
+        seq=current.seq + 1 if current else 1,
         write_id=write_id,
         manifest_id=manifest_id,
-        parent=current.version,
-        past=(left, *current.past)[:MAX_PAST],
+        parent=current.version if current else None,
+        past=current.moves[:MAX_PAST] if current else (),
     )
 
 
@@ -150,10 +143,9 @@ def parse_ref(name: str, data: bytes, where: str) -> Ref:
         past = tuple(Move(*move) for move in document["past"])
         del document["sha256"]  # compared below
         ref = Ref(name=name, **(document | {"past": past}))
-        moves = [Move(ref.version, ref.seq, ref.write_id, ref.manifest_id), *past]
         is_sound = (
             len(past) <= MAX_PAST
-            and all(map(_is_sound, moves))
+            and all(map(_is_sound, ref.moves))
             and (ref.parent is None or is_version(ref.parent))
             and ref.to_bytes() == data
         )
@@ -183,7 +175,7 @@ def _is_sound(move: Move) -> bool:
 def read_ref_steps(dataset: str, name: str) -> Steps[tuple[Ref, str] | None]:
     """The ref and its tag, or None."""
     key = ref_key(dataset, check_name("ref", name))
-    return (yield from read_checked(key, lambda data, where: parse_ref(name, data, where)))
+    return (yield from read_checked(key, partial(parse_ref, name)))
 
 
 def _read_even_damaged_steps(dataset: str, name: str) -> Steps[tuple[Ref | None, str] | None]:
@@ -229,29 +221,33 @@ def move_ref_steps(
         ConflictError: the ref does not point to `expected`.
     """
     write_id: str = yield NewId()
-    dataset, attempt, started = target.dataset, 0, None
+    dataset, retry = target.dataset, Retry()
     while True:
         look = _read_even_damaged_steps if force else read_ref_steps
         found = yield from look(dataset, name)
         current, tag = found or (None, "")
-        if current is not None and _is_done(current, target, write_id, once, attempt):
+        if current is not None and _is_done(current, target, write_id, once, retry.attempt):
             return current
-        _check_expected(dataset, name, current, expected)
+        points = current.version if current else None
+        if expected is not None and points != expected:
+            raise ConflictError(
+                f"ref '{name}' of '{dataset}' points to {points}, not to {expected}; look again "
+                "and repeat",
+                current=points,
+            )
         if may_move is not None and not (yield from may_move(current)):
             return None
         moved = next_ref(name, target.version, write_id, current, target.manifest_id)
+        key, body = ref_key(dataset, name), moved.to_bytes()
         try:
-            yield _write(ref_key(dataset, name), moved, tag)
+            yield Swap(key, body, tag) if tag else Create(key, body)
         except PreconditionFailedError as error:  # another moved it, or a lost success of ours
             cause: PackhouseError = ConflictError(f"ref '{name}' is too contended: {error}")
         except TransientError as error:
             cause = error
         else:
             return moved
-        if started is None:
-            started = yield Now()
-        yield Pause(attempt, started, cause)
-        attempt += 1
+        yield from retry.wait(cause)
 
 
 def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt: int) -> bool:
@@ -262,20 +258,6 @@ def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt:
     if once:
         return current.held(target.version)
     return attempt == 0 and current.version == target.version
-
-
-def _check_expected(dataset: str, name: str, current: Ref | None, expected: str | None) -> None:
-    points = current.version if current else None
-    if expected is not None and points != expected:
-        raise ConflictError(
-            f"ref '{name}' of '{dataset}' points to {points}, not to {expected}; look again and "
-            "repeat",
-            current=points,
-        )
-
-
-def _write(key: str, ref: Ref, tag: str) -> Create | Swap:
-    return Swap(key, ref.to_bytes(), tag) if tag else Create(key, ref.to_bytes())
 
 
 def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
@@ -336,7 +318,7 @@ def set_ref_steps(
 ) -> Steps[Ref]:
     """Point a ref to a committed version, and see that it still is committed afterwards.
 
-    Collection of an unreferenced version takes its slot first and looks at the refs then; we move
+    Collection takes the slot of an unreferenced version first and looks at the refs then; we move
     the ref first and look at the slot then. So at least one of the two sees the other.
     """
     split_version(version)
@@ -349,9 +331,9 @@ def set_ref_steps(
 
 @contextmanager
 def explaining(store: ObjectStore, dataset: str) -> Iterator[None]:
-    """Say of a version that is not found what is missing - store, dataset or name - and a remedy.
+    """Make "not found" say what is missing - store, dataset or name - and what to do.
 
-    Lists, which a reader does not, but only once all is lost.
+    This lists, which readers otherwise never do, and only after the failure.
     """
     try:
         yield
@@ -433,34 +415,17 @@ def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 
     )
 
 
-def scan_refs_steps(dataset: str) -> Steps[tuple[list[Ref], list[IntegrityError]]]:
+def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
     """All refs of a dataset that can be read, by name, and what is wrong with the others."""
     refs, damaged = [], []
-    for info in (yield from request(ListAll(f"{dataset}/refs/"))):
+    for info in run(store, request(ListAll(f"{check_name('dataset', dataset)}/refs/"))):
         name = info.key.rpartition("/")[2].removesuffix(".json")
         if not is_name(name) or is_version(name) or info.key != ref_key(dataset, name):
             continue  # no ref of ours: nobody can ask for it
         try:
-            found = yield from read_ref_steps(dataset, name)
+            found = run(store, read_ref_steps(dataset, name))
         except IntegrityError as error:
             damaged.append(error)
         else:
             refs += [found[0]] if found else []
     return refs, damaged
-
-
-def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
-    """All refs of a dataset that can be read, by name, and what is wrong with the others."""
-    return run(store, scan_refs_steps(check_name("dataset", dataset)))
-
-
-def list_refs(store: ObjectStore, dataset: str) -> list[Ref]:
-    """All refs of a dataset, by name.
-
-    Raises:
-        IntegrityError: a ref is damaged.
-    """
-    refs, damaged = scan_refs(store, dataset)
-    if damaged:
-        raise damaged[0]
-    return refs

@@ -1,6 +1,6 @@
-"""An S3 bucket as an object store, by boto3 with every retry of its own switched off.
+"""An S3 bucket as an object store, by botocore with every retry of its own switched off.
 
-boto3 and not s3fs for writing: s3fs retries PUTs inside (a lost response then reads as "already
+botocore and not s3fs for writing: s3fs retries PUTs inside (a lost response then reads as "already
 exists"), maps 412 by AWS's message text (Ceph sends another), and uploads by multipart above its
 block size, whose completion Ceph 16 does not guard. Here every object is one PUT with Content-MD5
 and `If-None-Match: *`; 409, 412, 429, 501 and 5xx are told apart by code and status.
@@ -22,12 +22,11 @@ from typing_extensions import override
 
 from packhouse.errors import (
     ConfigError,
-    IntegrityError,
     PackhouseError,
     StoreError,
-    StoreRefusedError,
     TransientError,
 )
+from packhouse.extras import import_extra
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,
@@ -37,26 +36,24 @@ from packhouse.store.objects import (
     ObjectStore,
     PreconditionFailedError,
     check_key,
+    error_of_answer,
 )
 
 __all__ = ["S3Store", "filesystem_options"]
 
 _CHUNK_BYTES = 2**20
-_DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
-# Codes that come with a 400 and mean "send it again": bytes or time were lost on the way.
-_AGAIN = {"RequestTimeout", "BadDigest", "IncompleteBody", "SlowDown", "XAmzContentSHA256Mismatch"}
 
 
 class S3Store(ObjectStore):
     """Objects in `s3://bucket/prefix`; safe to share between threads."""
 
-    def __init__(self, bucket: str, prefix: str = "", *, client: Any = None) -> None:
+    def __init__(self, bucket: str, prefix: str = "", *, client: Any) -> None:
         if not bucket:
             raise ConfigError("an S3 store needs a bucket: s3://bucket/prefix")
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
-        self._client = client or make_client()
+        self._client = client
         self._quoted: bool | None = None  # quoting of If-Match that this server accepts
 
     @override
@@ -182,16 +179,8 @@ class S3Store(ObjectStore):
         if isinstance(body, bytes):
             digest = hashlib.md5(body, usedforsecurity=False).digest()
             return self._put_object(key, body, digest, condition)
-        if body.size > self.max_put_bytes:
-            raise StoreError(
-                f"'{body.path}' has {body.size:,} bytes, over {self.max_put_bytes:,} of one "
-                "guarded PUT; lower publish.max_file_mb"
-            )
-        try:
-            file = body.path.open("rb")
-        except FileNotFoundError:
-            raise IntegrityError(f"'{body.path}' vanished while it was being published") from None
-        with file:
+        self._check_size(body)
+        with body.open() as file:
             return self._put_object(key, file, bytes.fromhex(body.md5), condition)
 
     def _put_object(self, key: str, body: Any, md5: bytes, condition: dict[str, str]) -> str:
@@ -231,66 +220,47 @@ class S3Store(ObjectStore):
             raise TransientError(f"{self.uri}/{key}: {error}", key=key) from error
 
     def _explained(self, key: str, error: Any) -> PackhouseError:
-        """Tell apart lost race, absence, busy store, unable store and mistake."""
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        place = f"{self.uri}/{key}"
-        if code == "NoSuchBucket":
-            return StoreError(f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}")
-        if status == 404 or code in ("NoSuchKey", "NoSuchUpload"):
-            return ObjectNotFoundError(f"no object {place}", key=key)
-        if status == 416:
-            return IntegrityError(f"{place} is shorter than it was published", key=key)
-        if status == 412:
-            return PreconditionFailedError(f"{place} exists or has changed", key=key)
-        if status == 501 or code == "NotImplemented":
-            return StoreRefusedError(
-                f"{place}: the store answers 501 to a conditional write, so a publication there "
-                "could be torn or doubled; see `packhouse doctor storage`"
-            )
-        if status in (409, 429) or status >= 500 or code in _AGAIN:
-            return TransientError(f"{place}: {status} {code}", key=key, status=status, code=code)
-        if status == 403 or code in _DENIED:
-            return StoreError(
-                f"{place}: refused ({code or status}); check the credentials and their rights"
-            )
-        return StoreError(f"{place}: {status} {code}: {error}")
+        return error_of_answer(
+            f"{self.uri}/{key}",
+            key,
+            error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
+            str(error.response.get("Error", {}).get("Code", "")),
+            detail=str(error),
+            no_bucket=f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}",
+        )
 
 
-def make_client() -> Any:
-    """A boto3 S3 client from the usual AWS environment, profile and files; no retries inside.
+def make_client(read_timeout_s: float = 60) -> Any:
+    """A botocore S3 client from the usual AWS environment, profile and files; no retries inside.
 
     A custom endpoint is addressed path-style unless the profile says
     `s3 = addressing_style = virtual`.
     """
-    import boto3
+    session = _session()
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     try:
-        session = boto3.Session()
-        profile = session._session.get_scoped_config()
+        profile = session.get_scoped_config()
         config = Config(
             retries={"total_max_attempts": 1},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             connect_timeout=5,
-            read_timeout=60,
+            read_timeout=read_timeout_s,
             max_pool_connections=32,
             signature_version="s3v4",
             s3={"addressing_style": _addressing(profile)},
         )
-        return session.client("s3", config=config, region_name=_region(session))
+        return session.create_client("s3", config=config, region_name=_region(session))
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(f"S3 settings: {error}") from error
 
 
 def filesystem_options() -> dict[str, Any]:
     """Options of s3fs that make it read through the same settings as `make_client`."""
-    import boto3
-
-    session = boto3.Session()
-    style = _addressing(session._session.get_scoped_config())
+    session = _session()
+    style = _addressing(session.get_scoped_config())
     checksums = "when_required"
     return {
         "client_kwargs": {"region_name": _region(session)},
@@ -301,6 +271,11 @@ def filesystem_options() -> dict[str, Any]:
             "response_checksum_validation": checksums,
         },
     }
+
+
+def _session() -> Any:
+    """The environment, profile and files of AWS."""
+    return import_extra("botocore.session", "s3", "s3://").get_session()
 
 
 def _addressing(profile: dict[str, Any]) -> str:
@@ -331,4 +306,5 @@ def _without_password(endpoint: str, name: str) -> bool:
 
 
 def _region(session: Any) -> str:
-    return os.environ.get("AWS_REGION") or session.region_name or "us-east-1"
+    region = os.environ.get("AWS_REGION") or session.get_config_variable("region")
+    return str(region or "us-east-1")

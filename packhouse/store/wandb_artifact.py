@@ -5,13 +5,12 @@ text, the manifest, and the address of the version in its store; the data stay w
 Works offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
 """
 
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from packhouse.disks import temporary_folder
-from packhouse.errors import ConfigError
+from packhouse.extras import import_extra
 from packhouse.store.contracts import read_batches
 from packhouse.store.diff import records_of
 from packhouse.store.layout import version_folder
@@ -42,33 +41,13 @@ def log_to_wandb(
     Raises:
         ConfigError: wandb is not installed.
     """
-    try:
-        wandb: Any = importlib.import_module("wandb")
-    except ImportError:
-        raise ConfigError("W&B is not installed: pip install 'packhouse[wandb]'") from None
+    wandb = import_extra("wandb", "wandb", "wandb://")
     tables = {
         split: [list(row) for row in itertools.islice(text_rows(opened, split, decode), num_rows)]
         for split in opened.manifest.splits()
     }
-    artifact = wandb.Artifact(opened.dataset, type="dataset", metadata=describe(opened))
-    for split, rows in tables.items():
-        artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
-    with artifact.new_file("manifest.json", mode="wb") as file:
-        file.write(opened.manifest.to_bytes())
-    with wandb.init(project=project, job_type="publish") as run:
-        run.log_artifact(artifact, aliases=["latest", opened.version])
-        folder = run.dir
-    return {
-        "artifact": opened.dataset,
-        "folder": folder,
-        "rows": {split: len(rows) for split, rows in tables.items()},
-    }
-
-
-def describe(opened: OpenVersion) -> dict[str, Any]:
-    """Metadata of the artifact: where the version is, what it holds, how it was made."""
     manifest = opened.manifest
-    return {
+    described = {  # where the version is, what it holds, and how it was made
         "uri": f"{opened.store.uri}/{version_folder(opened.dataset, opened.version)}",
         "version": opened.version,
         "manifest_id": manifest.manifest_id,
@@ -77,6 +56,19 @@ def describe(opened: OpenVersion) -> dict[str, Any]:
         "tokens": sum(entry.tokens for entry in opened.files()),
         "configuration": dict(manifest.configuration),
         "lineage": dict(manifest.lineage),
+    }
+    artifact = wandb.Artifact(opened.dataset, type="dataset", metadata=described)
+    for split, rows in tables.items():
+        artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
+    with artifact.new_file("manifest.json", mode="wb") as file:
+        file.write(manifest.to_bytes())
+    with wandb.init(project=project, job_type="publish") as run:
+        run.log_artifact(artifact, aliases=["latest", opened.version])
+        folder = run.dir
+    return {
+        "artifact": opened.dataset,
+        "folder": folder,
+        "rows": {split: len(rows) for split, rows in tables.items()},
     }
 
 

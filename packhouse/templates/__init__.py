@@ -11,17 +11,16 @@ from pathlib import Path
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat import ChatEngine
-from packhouse.templates.examples import rewrites
+from packhouse.templates.examples import WindowRule, rewrites
 from packhouse.templates.renderer import Rendered, Renderer, digest
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN, make_single_turn
-from packhouse.templates.windows import WindowRule
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer", "rewrites"]
 
-VERSION = 7
+VERSION = 9
 """Raised whenever the same row and template give other text or spans than before."""
 
 MAX_ENGINES = 8

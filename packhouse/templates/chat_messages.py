@@ -2,13 +2,33 @@ r"""Conversations as a template is given them: what transformers makes of canoni
 
 Dicts with the keys that the row has. A context is part of its turn: content + "\n" + context. Tool
 calls are parsed, arguments that are JSON texts as well; reasoning is `reasoning_content`.
+
+`trace_conversation` puts traced strings in the place of a conversation's texts. The fields are
+found in one fixed order: content, reasoning, then of each call its name, arguments and the function
+as a whole; at last the tool definitions.
 """
 
+import hashlib
 import json
+import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["chat_messages", "parse_tools", "parsed_call"]
+from packhouse.templates.provenance import DataObject, Field, Path, Trace, text_of
+
+__all__ = [
+    "chat_messages",
+    "function_of",
+    "is_field",
+    "parse_tools",
+    "parsed_call",
+    "trace_conversation",
+    "with_call_ids",
+]
+
+Messages = list[dict[str, Any]]
+_FITS = re.compile(r"[A-Za-z0-9]{9}")
 
 
 @lru_cache(maxsize=256)
@@ -21,30 +41,29 @@ def parse_tools(text: str | None) -> list[Any] | None:
     return tools
 
 
-def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def chat_messages(messages: Messages) -> Messages:
     r"""Canonical messages as transformers hands them to a template.
 
     Example:
         >>> chat_messages([{"role": "user", "content": "Sum up:", "context": "Long text"}])
         [{'role': 'user', 'content': 'Sum up:\nLong text'}]
     """
-    return [_chat_message(message) for message in messages]
-
-
-def _chat_message(message: dict[str, Any]) -> dict[str, Any]:
-    chat: dict[str, Any] = {}
-    if "reasoning" in message:
-        chat["thinking"] = message["reasoning"]
-    content = message["content"]
-    if message.get("context"):
-        content = f"{content}\n{message['context']}"
-    chat |= {"role": message["role"], "content": content}
-    if "tool_calls" in message:
-        chat["tool_calls"] = [parsed_call(call) for call in json.loads(message["tool_calls"])]
-    chat |= {key: message[key] for key in ("tool_call_id", "name") if key in message}
-    if "reasoning" in message:
-        chat["reasoning_content"] = message["reasoning"]
-    return chat
+    made: Messages = []
+    for message in messages:
+        chat: dict[str, Any] = {}
+        if "reasoning" in message:
+            chat["thinking"] = message["reasoning"]
+        content = message["content"]
+        if message.get("context"):
+            content = f"{content}\n{message['context']}"
+        chat |= {"role": message["role"], "content": content}
+        if "tool_calls" in message:
+            chat["tool_calls"] = [parsed_call(call) for call in json.loads(message["tool_calls"])]
+        chat |= {key: message[key] for key in ("tool_call_id", "name") if key in message}
+        if "reasoning" in message:
+            chat["reasoning_content"] = message["reasoning"]
+        made.append(chat)
+    return made
 
 
 def parsed_call(call: Any) -> Any:
@@ -57,12 +76,171 @@ def parsed_call(call: Any) -> Any:
         call = {"type": "function", **rest, "function": function}
     function = call.get("function")
     if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-        call = {**call, "function": {**function, "arguments": _parsed(function["arguments"])}}
+        try:
+            arguments = json.loads(function["arguments"])
+        except ValueError:
+            return call
+        call = {**call, "function": {**function, "arguments": arguments}}
     return call
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def function_of(call: Any) -> dict[str, Any]:
+    """Function of a call or a tool definition; empty where it has none."""
+    function = call.get("function") if isinstance(call, dict) else None
+    return function if isinstance(function, dict) else {}
+
+
+def with_call_ids(messages: Messages) -> Messages:
+    """Messages in which each call and each tool result has an id.
+
+    For templates that refuse calls without one (Mistral: nine letters or digits). Most data has no
+    ids, or another API's. An id that fits is kept; else it is made from the old id, or from the
+    call and its place, so that the same row always has the same ids.
+
+    Example:
+        >>> call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        >>> asked, told = with_call_ids([
+        ...     {"role": "assistant", "content": "", "tool_calls": [call]},
+        ...     {"role": "tool", "content": "1"}])
+        >>> asked["tool_calls"][0]["id"] == told["tool_call_id"], len(told["tool_call_id"])
+        (True, 9)
+    """
+    made: Messages = []
+    waiting: list[str] = []  # ids of calls that no result has followed so far
+    for number, message in enumerate(messages):
+        if "tool_calls" in message:
+            calls, waiting = [], []
+            for at, call in enumerate(message["tool_calls"]):
+                if isinstance(call, dict):
+                    given = call.get("id")
+                    seed = given if isinstance(given, str) else f"{number}.{at}.{json.dumps(call)}"
+                    own = _fitting(seed)
+                    call = {**call, "id": own}
+                    waiting.append(own)
+                calls.append(call)
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            given = message.get("tool_call_id")
+            if isinstance(given, str):
+                own = _fitting(given)
+                if own in waiting:
+                    waiting.remove(own)
+            else:
+                own = waiting.pop(0) if waiting else _fitting(f"{number}.{message['content']}")
+            message = {**message, "tool_call_id": own}
+        made.append(message)
+    return made
+
+
+def _fitting(text: str) -> str:
+    return text if _FITS.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+
+
+def trace_conversation(
+    messages: Messages, tools: list[Any] | None, control: re.Pattern[str]
+) -> tuple[Messages, list[Any] | None, Trace]:
+    """A conversation whose texts are traced.
+
+    Args:
+        messages: as a template gets them.
+        tools: parsed tool definitions.
+        control: matches control tokens. Keys and lists of a definition are traced only where they
+            hold some. All rows of a shape share them, so they all are traced, or none is.
+    """
+    trace = Trace()
+    copies = [_traced_message(trace, at, message) for at, message in enumerate(messages)]
+    if tools is not None:
+        tools = [_traced_tool(trace, at, tool, control) for at, tool in enumerate(tools)]
+    return copies, tools, trace
+
+
+def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str, Any]:
+    copy = dict(message)
+    if message["content"]:
+        copy["content"] = text_of(Field(trace, at, "content", message["content"], ("content", at)))
+    if message.get("reasoning_content"):
+        thought = Field(trace, at, "thought", message["reasoning_content"], ("thought", at))
+        copy["thinking"] = copy["reasoning_content"] = text_of(thought)
+    for key in ("tool_call_id", "name"):
+        if isinstance(message.get(key), str):
+            copy[key] = text_of(Field(trace, at, "id", message[key], (key, at)))
+    if "tool_calls" in message:
+        calls = enumerate(message["tool_calls"])
+        copy["tool_calls"] = [_traced_call(trace, at, number, call) for number, call in calls]
+    return copy
+
+
+def _traced_call(trace: Trace, at: int, number: int, call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    copy = dict(call)
+    if isinstance(call.get("id"), str):
+        copy["id"] = text_of(Field(trace, at, "id", call["id"], ("call_id", at, number)))
+    function = call.get("function")
+    if isinstance(function, dict):
+        whole = Field(trace, at, "function", function, ("function", at, number))
+        own = dict(function)
+        for key in ("name", "arguments"):
+            value = function.get(key)
+            if isinstance(value, dict) or (isinstance(value, str) and value):
+                path = (f"call_{key}", at, number)
+                own[key] = _traced(Field(trace, at, "call", value, path, whole))
+        copy["function"] = DataObject(whole, own)
+    return copy
+
+
+def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> Any:
+    if not isinstance(tool, dict):
+        return tool
+    whole = Field(trace, -1, "tool", tool, ("tool", at))
+    if control.search("\0".join(_shared_texts(tool))) is not None:
+        return DataObject(whole)
+    own = _traced_items(tool, whole, ("tool_item", at))
+    function = tool.get("function")
+    if isinstance(function, dict):
+        part = Field(trace, -1, "tool", function, ("tool_function", at), whole)
+        items = _traced_items(function, part, ("function_item", at))
+        own["function"] = DataObject(part, items)
+    return DataObject(whole, own)
+
+
+def _shared_texts(tool: dict[str, Any]) -> Iterator[str]:
+    """Texts of a definition that all rows of its shape share: keys, lists and the like."""
+    function = function_of(tool)
+    for is_function, owner in enumerate((tool, function)):
+        for key, value in owner.items():
+            yield key
+            if value is not function and not is_field(key, value, bool(is_function)):
+                yield from strings_in(value)
+
+
+def is_field(key: str, value: Any, is_function: bool) -> bool:
+    """Return True if rows of a shape may have other values here."""
+    return isinstance(value, str | dict) and (is_function or key not in ("type", "function"))
+
+
+def _traced_items(tool: dict[str, Any], parent: Field, path: Path) -> dict[str, Any]:
+    """Items of a definition; lists and the like are the same in all rows of a shape."""
+    return {
+        key: _traced(Field(parent.trace, -1, "tool", value, (*path, key), parent))
+        if is_field(key, value, path[0] == "function_item")
+        else value
+        for key, value in tool.items()
+    }
+
+
+def _traced(field: Field) -> Any:
+    return text_of(field) if isinstance(field.value, str) else DataObject(field)
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Keys and texts of a JSON value, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_in(item)

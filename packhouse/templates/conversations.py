@@ -21,10 +21,10 @@ from packhouse.tables import MESSAGE
 from packhouse.templates.examples import with_field
 from packhouse.templates.weighing import ROLES, decide_weights
 
-__all__ = ["Conversations", "Shape", "Turn"]
+__all__ = ["Conversations", "Shape", "Turn", "make_shape"]
 
 _OTHER = 7
-_CONTEXT, _TRAINED, _SCALED = 8, 16, 32
+_TRAINED, _SCALED, _CONTEXT = 8, 16, 32
 
 
 class Turn(NamedTuple):
@@ -96,36 +96,46 @@ class Conversations:
         """Return the source and row of a conversation, as lineage names them."""
         return f"{self.source[number]} row {self.row[number]}"
 
-    def shapes(self, *, with_context: bool) -> Iterator[tuple[Shape, np.ndarray]]:
-        """Yield each shape with the (ascending) numbers of its rows, first seen first.
+    def codes(self, *, with_context: bool = False) -> np.ndarray:
+        """int64 [number of messages]: role, whether it is trained, and by what kind of weight.
 
-        With `with_context` false, contexts are not told apart (they are part of the content).
+        Without `with_context`, contexts are not told apart (they are part of the content).
         """
-        codes = self._codes(with_context)
-        if not self.num_rows:
-            return
-        keys = pa.Array.from_buffers(
-            pa.large_binary(),
-            self.num_rows,
-            [None, pa.py_buffer(self.starts), pa.py_buffer(codes)],
+        roles = pc.index_in(self.values.field("role"), value_set=pa.array(ROLES))
+        codes = pc.fill_null(roles, _OTHER).to_numpy().astype(np.int64)
+        weight = self.weights
+        codes |= np.where(weight > 0, _TRAINED, 0) | np.where(
+            (weight > 0) & (weight != 1), _SCALED, 0
         )
-        encoded = pc.dictionary_encode(keys)
+        if with_context:
+            codes |= np.where(self.context.is_valid().to_numpy(False), _CONTEXT, 0)
+        return np.asarray(codes)
+
+    def group(
+        self, codes: np.ndarray, row_codes: np.ndarray, wanted: np.ndarray
+    ) -> Iterator[tuple[bytes, np.ndarray]]:
+        """Yield the rows (ascending) whose messages, and they themselves, have equal codes.
+
+        Args:
+            codes: int64 [number of messages].
+            row_codes: int64 [num_rows].
+            wanted: bool [num_rows]; others are left out.
+
+        Returns:
+            The codes of the messages and the row as bytes, and the numbers of the rows.
+        """
+        codes = np.insert(codes, self.starts[1:], row_codes)
+        bounds = (self.starts + np.arange(len(self.starts))) * 8
+        keys = pa.Array.from_buffers(
+            pa.large_binary(), self.num_rows, [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
+        )
+        rows = np.flatnonzero(wanted)
+        encoded = pc.dictionary_encode(keys.take(pa.array(rows)))
         of_row = encoded.indices.to_numpy()
-        order = np.argsort(of_row, kind="stable")
+        order = rows[np.argsort(of_row, kind="stable")]
         ends = np.cumsum(np.bincount(of_row, minlength=len(encoded.dictionary)))
         for number, key in enumerate(encoded.dictionary.to_pylist()):
-            begin = ends[number - 1] if number else 0
-            yield tuple(_turn(code) for code in key), order[begin : ends[number]]
-
-    def _codes(self, with_context: bool) -> np.ndarray:
-        roles = pc.index_in(self.values.field("role"), value_set=pa.array(ROLES))
-        codes = pc.fill_null(roles, _OTHER).to_numpy().astype(np.uint8)
-        if with_context and self.context.null_count != len(self.context):
-            codes |= np.where(self.context.is_valid().to_numpy(False), _CONTEXT, 0).astype(np.uint8)
-        weight = self.weights
-        codes |= np.where(weight > 0, _TRAINED, 0).astype(np.uint8)
-        codes |= np.where((weight > 0) & (weight != 1), _SCALED, 0).astype(np.uint8)
-        return np.asarray(codes)
+            yield key, order[ends[number - 1] if number else 0 : ends[number]]
 
     @property
     def weights(self) -> np.ndarray:
@@ -179,7 +189,7 @@ def _put_system(
 
 
 def _any_per_row(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Whether any message of each row has the flag; rows may be empty."""
+    """Return True for each row with a flagged message; rows may be empty."""
     total = np.concatenate([[0], np.cumsum(flags)])
     return np.asarray(total[starts[1:]] > total[starts[:-1]])
 
@@ -196,9 +206,17 @@ def _dicts(values: pa.StructArray) -> Iterator[dict[str, Any]]:
         yield {n: item for n, item in zip(names, items, strict=True) if item is not None}
 
 
-def _turn(code: int) -> Turn:
-    role = ROLES[code & 7] if code & 7 < len(ROLES) else "other"
-    return Turn(role, bool(code & _CONTEXT), bool(code & _TRAINED), bool(code & _SCALED))
+def make_shape(codes: np.ndarray) -> Shape:
+    """The shape that codes of messages stand for."""
+    return tuple(
+        Turn(
+            ROLES[code & 7] if code & 7 < len(ROLES) else "other",
+            bool(code & _CONTEXT),
+            bool(code & _TRAINED),
+            bool(code & _SCALED),
+        )
+        for code in codes.tolist()
+    )
 
 
 def canonical_json(value: Any) -> bytes:

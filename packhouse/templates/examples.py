@@ -1,12 +1,20 @@
-"""Conversations as they are rendered: thinking taken out, and each answer an example of its own.
+"""Conversations as they are rendered: without thinking, one example per answer, or as windows.
 
 Templates of reasoning models rewrite history (Qwen3's drops earlier thinking), so a conversation
 rendered once shows earlier answers behind other prompts than inference does. As examples of their
 own, each behind the turns before it, they stand where the model will write them. Tokens grow with
 the square of the number of answers.
+
+Conversations that are too long become windows of whole turns, the system prompt in each. A window
+is a run of exchanges: a user turn and all up to the next. Windows are filled from the end, so that
+the last answer has as much before it as fits. What is trained in the conversation is trained in one
+window, and a window with nothing trained is left out; an exchange that does not fit even alone is a
+window by itself, which pack drops and counts. Each window is a conversation that the template
+renders, so no template is too odd; lengths are those of its real tokens. A long row is rendered and
+tokenized some 2 log2(exchanges) times a window.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,11 +26,22 @@ from packhouse.identity import conversation_ids, group_keys
 from packhouse.recipe import FormatConfig
 from packhouse.tables import CONVERSATION, VALIDATED
 from packhouse.templates.thinking import has_thinking, is_unclosed, without_thinking
-from packhouse.templates.weighing import decide_weights
+from packhouse.templates.weighing import ROLES, decide_weights
 
-__all__ = ["Examples", "derive", "flat_messages", "make_examples", "rewrites", "with_field"]
+__all__ = [
+    "Examples",
+    "WindowRule",
+    "make_examples",
+    "rewrites",
+    "split_to_windows",
+    "with_field",
+]
 
 Ints = npt.NDArray[np.int64]
+Window = tuple[int, int]
+"""First and last exchange, both inclusive."""
+
+_MARGIN = 8  # tokens that a tokenizer may add to those that stand for bytes
 
 
 @dataclass(slots=True)
@@ -34,12 +53,12 @@ class Examples:
     num_added: int = 0
     """Rows beyond one for each that came in."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Reason code of each row that has an answer without a told end of its thinking, or one of
+    """Reason code of each row that has an answer whose thinking has no end, or one of
     which nothing but thinking was left to strip."""
 
 
 def rewrites(config: FormatConfig) -> bool:
-    """Whether `make_examples` may make other conversations of those it gets."""
+    """Return True if `make_examples` may change the conversations it gets."""
     return config.reasoning == "strip" or config.one_example_per_turn
 
 
@@ -58,8 +77,8 @@ def make_examples(table: pa.Table, config: FormatConfig) -> Examples:
     return Examples(examples, examples.num_rows - table.num_rows, own)
 
 
-def flat_messages(table: pa.Table) -> tuple[Ints, pa.StructArray]:
-    """Where each conversation's messages begin, and all of them behind one another."""
+def _flat_messages(table: pa.Table) -> tuple[Ints, pa.StructArray]:
+    """Where each conversation's messages begin, and the messages of all of them."""
     column = table.column("messages").combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks else pa.array([], CONVERSATION)
@@ -76,7 +95,7 @@ def with_field(messages: pa.StructArray, name: str, values: pa.Array) -> pa.Stru
 
 def _unclosed(table: pa.Table) -> dict[int, str]:
     """Rows with an answer, not weighed 0, whose thinking has no end."""
-    starts, messages = flat_messages(table)
+    starts, messages = _flat_messages(table)
     at = np.flatnonzero(has_thinking(messages))
     given = pc.fill_null(messages.field("weight"), 1).to_numpy(zero_copy_only=False)[at]
     contents = messages.field("content").take(at).to_pylist()
@@ -87,7 +106,7 @@ def _unclosed(table: pa.Table) -> dict[int, str]:
 
 def _stripped(table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
     """Conversations without thinking, called by what is left of them; and those to refuse."""
-    starts, messages = flat_messages(table)
+    starts, messages = _flat_messages(table)
     at = np.flatnonzero(has_thinking(messages))
     if not len(at):
         return table, {}
@@ -128,7 +147,7 @@ def _renamed(table: pa.Table, rows: Ints) -> pa.Table:
 
 def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
     """An example per trained answer, and the row that each comes from."""
-    starts, messages = flat_messages(table)
+    starts, messages = _flat_messages(table)
     weights = decide_weights(messages, starts, config)
     is_answer = np.asarray(pc.equal(messages.field("role"), "assistant"), np.bool_)
     answers = np.flatnonzero(is_answer & (weights > 0))
@@ -156,10 +175,10 @@ def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
         return own
 
     ranges = [[(starts[row], end)] for row, end in zip(origin.tolist(), ends.tolist(), strict=True)]
-    return derive(table, config, origin, ranges, is_same, own_weights), origin
+    return _derive(table, config, origin, ranges, is_same, own_weights), origin
 
 
-def derive(
+def _derive(
     table: pa.Table,
     config: FormatConfig,
     origin: Ints,
@@ -182,7 +201,7 @@ def derive(
         is_same: conversations that are rows as they are; they keep their name and weights.
         weights: of a new conversation's messages, by its number.
     """
-    _, messages = flat_messages(table)
+    _, messages = _flat_messages(table)
     pieces = [np.arange(a, b) for parts in ranges for a, b in parts]
     counts = np.array([sum(b - a for a, b in parts) for parts in ranges], np.int64)
     taken = messages.take(pa.array(np.concatenate(pieces) if pieces else np.zeros(0, np.int64)))
@@ -207,3 +226,134 @@ def derive(
     columns["record_id"] = pc.if_else(same, columns["record_id"], new)
     columns["messages"] = lists
     return pa.table([columns[name] for name in VALIDATED.names], schema=VALIDATED)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """What fits."""
+
+    seq_len: int
+    """Tokens that a window may have."""
+    measure: Callable[[pa.Table], Ints]
+    """FORMATTED table -> tokens of each row; -1 where it has no tokens (it is quarantined)."""
+
+    def over(self, formatted: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which rendered rows are too long. Most are shorter in bytes already, and not measured."""
+        num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
+        over = num_bytes + _MARGIN > self.seq_len
+        if over.any():
+            over[over] = self.measure(formatted.filter(pa.array(over))) > self.seq_len
+        return np.asarray(over)
+
+
+def split_to_windows(
+    table: pa.Table,
+    config: FormatConfig,
+    fits: Callable[[pa.Table], npt.NDArray[np.bool_]],
+) -> tuple[pa.Table, Ints]:
+    """Split conversations, all of them over-long.
+
+    Args:
+        table: schema VALIDATED.
+        config: what is trained.
+        fits: VALIDATED table -> which of its conversations fit.
+
+    Returns:
+        The windows (schema VALIDATED), and the row of `table` that each comes from, rising.
+    """
+    talks = _Talks(table, config)
+    plans = [_plan(talks.num_exchanges(row)) for row in range(table.num_rows)]
+    done: list[list[Window]] = [[] for _ in plans]
+    asked = {row: next(plan) for row, plan in enumerate(plans)}
+    while asked:
+        rows = sorted(asked)
+        answers = fits(talks.windows(rows, [asked[row] for row in rows]))
+        for row, answer in zip(rows, answers.tolist(), strict=True):
+            try:
+                asked[row] = plans[row].send(answer)
+            except StopIteration as stop:
+                del asked[row]
+                done[row] = stop.value
+    chosen = [(row, w) for row, windows in enumerate(done) for w in windows if talks.trains(row, w)]
+    origin = np.array([row for row, _ in chosen], np.int64)
+    return talks.windows(origin.tolist(), [window for _, window in chosen]), origin
+
+
+def _plan(num_exchanges: int) -> Generator[Window, bool, list[Window]]:
+    """Ask whether windows fit, and return the ones that cover all exchanges.
+
+    Example:
+        >>> plan, answer = _plan(5), None  # windows of up to two exchanges fit
+        >>> try:
+        ...     while True:
+        ...         first, last = plan.send(answer)
+        ...         answer = last - first < 2
+        ... except StopIteration as stop:
+        ...     stop.value
+        [(0, 0), (1, 2), (3, 4)]
+    """
+    windows: list[Window] = []
+    last = num_exchanges - 1
+    while last >= 0:
+        good, bad, step = last, -1, 1
+        if (yield last, last):
+            while good > 0 and bad < 0:  # gallop, then halve
+                first = max(0, good - step)
+                if (yield first, last):
+                    good, step = first, 2 * step
+                else:
+                    bad = first
+            while good - bad > 1 and bad >= 0:
+                middle = (good + bad) // 2
+                if (yield middle, last):
+                    good = middle
+                else:
+                    bad = middle
+        windows.append((good, last))
+        last = good - 1
+    return windows[::-1]
+
+
+class _Talks:
+    """Conversations as a head (the system turn) and exchanges."""
+
+    def __init__(self, table: pa.Table, config: FormatConfig) -> None:
+        self._table, self._config = table, config
+        self._starts, messages = _flat_messages(table)
+        self._weights = decide_weights(messages, self._starts, config)
+        roles = messages.field("role").to_pylist()
+        self._edges = [self._edges_of(roles, row) for row in range(table.num_rows)]
+
+    def _edges_of(self, roles: list[str], row: int) -> list[int]:
+        """Where each exchange begins, and the end of the last."""
+        start, end = int(self._starts[row]), int(self._starts[row + 1])
+        first = start + (roles[start] == ROLES[0])
+        begins = [at for at in range(first + 1, end) if roles[at] == "user"]
+        return [first, *begins, end]
+
+    def num_exchanges(self, row: int) -> int:
+        return len(self._edges[row]) - 1
+
+    def _ranges(self, row: int, window: Window) -> list[tuple[int, int]]:
+        edges = self._edges[row]
+        head = (int(self._starts[row]), edges[0])
+        return [head, (edges[window[0]], edges[window[1] + 1])]
+
+    def trains(self, row: int, window: Window) -> bool:
+        """Return True if anything in the window's own exchanges is trained."""
+        start, end = self._ranges(row, window)[1]
+        return bool((self._weights[start:end] > 0).any())
+
+    def windows(self, rows: list[int], windows: list[Window]) -> pa.Table:
+        """Windows as conversations; the system turn is trained in the first one alone."""
+        ranges = [self._ranges(row, w) for row, w in zip(rows, windows, strict=True)]
+
+        def weights(number: int) -> npt.NDArray[np.float32]:
+            own = [self._weights[start:end].copy() for start, end in ranges[number]]
+            if windows[number][0] > 0:
+                own[0][:] = 0
+            return np.concatenate(own)
+
+        whole = [w == (0, self.num_exchanges(r) - 1) for r, w in zip(rows, windows, strict=True)]
+        origin, is_same = np.array(rows, np.int64), np.array(whole, np.bool_)
+        return _derive(self._table, self._config, origin, ranges, is_same, weights)

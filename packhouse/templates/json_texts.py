@@ -18,9 +18,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.templates.leaves import JsonForm
+from packhouse.templates.provenance import JsonForm, encoder
 
-__all__ = ["json_texts", "opens_or_closes", "parse_known", "parse_texts"]
+__all__ = ["json_texts", "parse_texts"]
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
@@ -39,33 +39,19 @@ def parse_texts(texts: list[str]) -> list[Any]:
         >>> parse_texts(['{"a": 1}', "[12345678901234567890]"])
         [{'a': 1}, [12345678901234567890]]
     """
-    return parse_known(texts)[0]
-
-
-def parse_known(texts: list[str]) -> tuple[list[Any], bool]:
-    """The same, and whether all numbers are known to be finite.
-
-    Example:
-        >>> parse_known(["[1]"]), parse_known(["[NaN]"])
-        (([[1]], True), ([[nan]], False))
-    """
     try:
         whole = f"[{','.join(texts)}]".encode()
-    except UnicodeEncodeError:  # of half a surrogate pair
-        return [json.loads(text) for text in texts], False
-    if not _runs(_digits(np.frombuffer(whole, np.uint8)), _HUGE_DIGITS).any():
-        try:
+        if not _runs(_digits(np.frombuffer(whole, np.uint8)), _HUGE_DIGITS).any():
             parsed = orjson.loads(whole)
-        except orjson.JSONDecodeError:
-            pass
-        else:
             if len(parsed) == len(texts):
-                return list(parsed), True  # orjson refuses NaN and what is out of range
-    return [json.loads(text) for text in texts], False
+                return list(parsed)
+    except ValueError:  # NaN, say, or half a surrogate pair
+        pass
+    return [json.loads(text) for text in texts]
 
 
-def json_texts(values: Iterable[Any], form: JsonForm, *, is_finite: bool = False) -> pa.Array:
-    """Values as JSON of a form; `is_finite`: it is known that no number is NaN or infinite.
+def json_texts(values: Iterable[Any], form: JsonForm) -> pa.Array:
+    """Values as JSON of a form.
 
     Example:
         >>> json_texts([{"a": [1, 1e20]}, {}], JsonForm()).to_pylist()
@@ -73,18 +59,17 @@ def json_texts(values: Iterable[Any], form: JsonForm, *, is_finite: bool = False
     """
     items = list(values)
     parts = (items[first : first + _BLOCK_ITEMS] for first in range(0, len(items), _BLOCK_ITEMS))
-    if form in _PLAIN_FORMS:
-        blocks = [_write_plain(part, form, is_finite) for part in parts]
-    else:
-        blocks = [_write(part, form) for part in parts]
+    blocks = [_write_plain(part, form) for part in parts]
     return pa.concat_arrays(blocks) if blocks else pa.array([], pa.string())
 
 
 def _write(items: list[Any], form: JsonForm) -> pa.Array:
-    return pa.array(list(map(form.encoder().encode, items)), pa.string())
+    return pa.array(list(map(encoder(form), items)), pa.string())
 
 
-def _write_plain(items: list[Any], form: JsonForm, is_finite: bool) -> pa.Array:
+def _write_plain(items: list[Any], form: JsonForm) -> pa.Array:
+    if form not in _PLAIN_FORMS:
+        return _write(items, form)
     try:
         compact = [orjson.dumps(item) for item in items]
     except orjson.JSONEncodeError:  # over 64 bits, half a surrogate pair, nested over 254 deep
@@ -93,9 +78,8 @@ def _write_plain(items: list[Any], form: JsonForm, is_finite: bool) -> pa.Array:
     data = np.frombuffer(b"".join(compact), np.uint8)
     texts = _spaced(data, ends)
     odd = _items_at(_odd_places(data, form), ends)
-    if not is_finite:  # orjson writes null for NaN; 8% of the time that rows with tools take
-        nulls = _items_at(np.flatnonzero(_holds(data, b"null")), ends)
-        odd += [number for number in nulls if orjson.loads(compact[number]) != items[number]]
+    nulls = _items_at(np.flatnonzero(_holds(data, b"null")), ends)  # what orjson writes for NaN
+    odd += [number for number in nulls if orjson.loads(compact[number]) != items[number]]
     if not odd:
         return texts
     is_odd = np.zeros(len(items), np.bool_)
@@ -104,12 +88,12 @@ def _write_plain(items: list[Any], form: JsonForm, is_finite: bool) -> pa.Array:
     return pc.replace_with_mask(texts, pa.array(is_odd), own)
 
 
-def opens_or_closes(data: Bytes) -> Bools:
+def _opens_or_closes(data: Bytes) -> Bools:
     r"""Which bytes of JSON are quotes that open or close a string.
 
     Example:
         >>> data = np.frombuffer(rb'["a\"", "\\"]', np.uint8)
-        >>> np.flatnonzero(opens_or_closes(data)).tolist()
+        >>> np.flatnonzero(_opens_or_closes(data)).tolist()
         [1, 5, 8, 11]
     """
     quotes: Bools = data == ord('"')
@@ -124,7 +108,7 @@ def opens_or_closes(data: Bytes) -> Bools:
 
 def _spaced(data: Bytes, ends: Ints) -> pa.Array:
     """Texts that end at `ends`, with a space behind each comma and colon outside of strings."""
-    is_inside = np.bitwise_xor.accumulate(opens_or_closes(data).view(np.uint8))
+    is_inside = np.bitwise_xor.accumulate(_opens_or_closes(data).view(np.uint8))
     is_parting = (data == ord(",")) | (data == ord(":"))
     places = np.flatnonzero(is_parting & (is_inside == 0))
     spaced = np.insert(data, places + 1, ord(" "))

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import orjson
@@ -18,11 +18,10 @@ import pyarrow as pa
 from packhouse.recipe import FormatConfig
 from packhouse.tables import FORMATTED, QUARANTINED, VALIDATED
 from packhouse.templates.conversations import Conversations, canonical_json
-from packhouse.templates.examples import make_examples
-from packhouse.templates.segments import Filled
-from packhouse.templates.windows import WindowRule, split_to_windows
+from packhouse.templates.examples import WindowRule, make_examples, split_to_windows
+from packhouse.templates.results import Filled, Refusal, Texts
 
-__all__ = ["Engine", "Refusal", "RefusedError", "Rendered", "Renderer", "Texts"]
+__all__ = ["Engine", "Rendered", "Renderer", "digest"]
 
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
@@ -30,35 +29,11 @@ TURN_FACTOR = 16  # about how much larger a part may become as examples of singl
 RAW_BYTES = 64 * 2**10  # of a quarantined row's raw form that is kept
 
 
-class Refusal(NamedTuple):
-    """Why a row cannot be rendered: a code for machines, a sentence for people."""
-
-    reason: str
-    detail: str
-
-
 _OF_THINKING = {
     "only_thinking": "nothing of an answer is left without its thinking; see format.reasoning",
     "unclosed_thinking": "an answer has a `<think>` that nothing closes, so what was thought and "
     "what was said cannot be told apart; mend it, or give it the weight 0",
 }
-
-
-class RefusedError(Exception):
-    """Raised and caught inside this room when one row is refused."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.refusal = Refusal(reason, detail)
-
-
-@dataclass(slots=True)
-class Texts:
-    """What an engine made of a part: rendered rows (ascending), refused rows, counts."""
-
-    filled: Filled
-    refused: dict[int, Refusal]
-    notes: Counter[str] = field(default_factory=Counter)
 
 
 class Engine(Protocol):
@@ -171,7 +146,7 @@ class Renderer:
 
 @dataclass(slots=True)
 class _Done:
-    """What has come of the parts so far."""
+    """Results of the parts so far."""
 
     formatted: list[pa.Table] = field(default_factory=list)
     quarantined: list[pa.Table] = field(default_factory=list)

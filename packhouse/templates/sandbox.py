@@ -9,37 +9,47 @@ one date for the whole run (SOURCE_DATE_EPOCH where it is set), so that a run ov
 consistent and a build can be repeated.
 """
 
-import json
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, wraps
+from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import markup_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup, escape
 
 from packhouse.confine import at, limited
 from packhouse.errors import TemplateError
-from packhouse.templates.leaves import JsonForm, WholeJson
-from packhouse.templates.marks import inspected_literals
-from packhouse.templates.renderer import RefusedError
-from packhouse.templates.traceable import is_traceable
-from packhouse.templates.tracing import OpaqueError, TracedText, concat_traced
+from packhouse.templates.provenance import (
+    BLOCK_EDGES,
+    UNPROVEN,
+    DataObject,
+    JsonForm,
+    TracedText,
+    as_text,
+    forget,
+    is_traced,
+    join_texts,
+    parts_of,
+    rewritten,
+    to_json,
+    traced,
+)
+from packhouse.templates.results import RefusedError
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "pinned_date"]
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: what the assistant generates, between the marks of this rendering."""
+    """`{% generation %}`: what the assistant generates."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -50,50 +60,131 @@ class _Generation(jinja2.ext.Extension):
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def generation(self, caller: Callable[[], str]) -> str:
-        begin, end = _rendering.generation
-        return begin + caller() + end if begin else caller()
+        begin, end = BLOCK_EDGES
+        return traced((begin, *parts_of(caller()), end))
 
 
-class _Rendering(threading.local):
-    """What the rendering of this thread was asked for."""
-
-    generation: tuple[str, str] = ("", "")
-    is_traced = False
-
-
-_rendering = _Rendering()
-
-
-@jinja2.pass_context  # keeps Jinja from calling it once, when it compiles
-def _joined(context: Any, pieces: list[Any]) -> str:
-    """`a ~ b`, so that traced texts stay traced."""
-    if context.eval_ctx.autoescape:
-        return markup_join(pieces)
-    return concat_traced(map(str, pieces))
-
-
-def _length_of(value: Any) -> int:
-    return value.length() if isinstance(value, TracedText) else len(value)
-
-
-class _Concats(NodeTransformer):
-    """Turns `a ~ b` into a filter, which is called directly and not through the sandbox."""
+class _Operators(NodeTransformer):
+    """Turns operators that no method of a string sees into filters: `a ~ b`, `a in b`."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return nodes.Filter(nodes.List(node.nodes), "_joined", [], [], None, None)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if not any(operand.op in ("in", "notin") for operand in node.ops):
+            return node
+        if len(node.ops) > 1:
+            raise jinja2.TemplateSyntaxError("`in` within a chain of comparisons", node.lineno)
+        found = nodes.Filter(node.expr, "_in", [node.ops[0].expr], [], None, None)
+        return found if node.ops[0].op == "in" else nodes.Not(found)
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:
+        raise jinja2.TemplateSyntaxError("a chat template escapes nothing", node.lineno)
+
+
+@jinja2.pass_context  # keeps Jinja from calling it once, when it compiles
+def _joined(context: Any, items: list[Any]) -> str:
+    """`a ~ b`."""
+    return join_texts("", items)
+
+
+def _is_in(value: Any, container: Any) -> bool:
+    """`value in container`."""
+    if isinstance(value, TracedText) and type(container) is str:
+        forget(value, "in")
+    return value in container
+
+
+@jinja2.pass_environment
+def _join(
+    environment: jinja2.Environment, items: Any, separator: str = "", attribute: Any = None
+) -> str:
+    if attribute is not None:
+        items = map(make_attrgetter(environment, attribute), items)
+    return join_texts(as_text(separator), items)
+
+
+def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
+    limit = -1 if count is None else count
+    whole, old, new = as_text(text), as_text(old), as_text(new)
+    if is_traced([whole, old, new]):
+        whole = traced(parts_of(whole))
+    return whole.replace(old, new, limit)
+
+
+class _Safe(TracedText):
+    """A text of the row behind `safe`: what is added to it is escaped, which is not followed."""
+
+    def __add__(self, other: Any) -> TracedText:
+        if escape(other) != other:
+            raise UNPROVEN
+        return super().__add__(other)
+
+
+def _safe(value: Any) -> str:
+    text = as_text(value)
+    if not is_traced(text):
+        return Markup(text)
+    safe = _Safe(text)
+    safe._parts = parts_of(text)
+    return safe
+
+
+_TEXT_METHODS = {name for name in dir(str) if name[0] != "_"} - {"format", "format_map"}
+_DICT_METHODS = frozenset(dir(dict))
+
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment, which keeps traced texts traced."""
+    """The environment, in which texts keep their provenance."""
 
-    concat = staticmethod(concat_traced)
     intercepted_binops = frozenset(["*", "**", "%"])  # run with a row, not when it is compiled
 
+    @staticmethod
+    def concat(pieces: Iterable[Any]) -> str:
+        """Join what a macro or a block writes."""
+        return join_texts("", pieces)
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        fitted: nodes.Template = _Concats().visit(super()._parse(source, name, filename))
+        fitted: nodes.Template = _Operators().visit(super()._parse(source, name, filename))
         fitted.set_environment(self)
         return fitted
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Look up `obj.attribute`; what templates ask for most needs no further checks."""
+        if isinstance(obj, str) and attribute in _TEXT_METHODS:
+            return getattr(obj, attribute)
+        if isinstance(obj, dict) and attribute not in _DICT_METHODS:
+            try:
+                return obj[attribute]
+            except LookupError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call; methods of constants see the provenance of their arguments."""
+        owner = getattr(called, "__self__", None)
+        if type(owner) is str and (called.__name__ == "join" or is_traced((args, kwargs))):
+            called = getattr(traced((owner,)), called.__name__)
+        return super().call(context, called, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute `left % right` and the like."""
+        result = super().call_binop(context, operator, left, right)
+        return rewritten(result, left, right) if operator == "%" else result
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Format, by the sandbox's own formatter."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def formatted(*args: Any, **kwargs: Any) -> Any:
+            text = str.__str__(wrapped(*args, **kwargs))
+            return rewritten(text, value.__self__, *args, *kwargs.values())
+
+        return formatted
 
 
 class _PlainNamespace(Namespace):
@@ -126,44 +217,60 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    form = JsonForm(ensure_ascii, indent, separators and (separators[0], separators[1]), sort_keys)
-    dumps = _encoder(form).encode
-    if isinstance(value, WholeJson):
-        return value.write(dumps, form)
-    if _rendering.is_traced and _holds_traced(value):
-        raise OpaqueError
-    return dumps(value)
-
-
-@lru_cache(maxsize=64)
-def _encoder(form: JsonForm) -> json.JSONEncoder:
-    return form.encoder()
-
-
-def _holds_traced(value: Any) -> bool:
-    """Whether a traced text would be encoded unseen."""
-    if isinstance(value, TracedText | WholeJson):
-        return True
-    if isinstance(value, dict):
-        return any(map(_holds_traced, value.values()))
-    return isinstance(value, list | tuple) and any(map(_holds_traced, value))
+    pair = separators and (separators[0], separators[1])
+    text = to_json(value, JsonForm(ensure_ascii, indent, pair, sort_keys))
+    return as_text(rewritten(text, indent, separators))
 
 
 _UNWANTED_FILTERS = ("random", "batch", "slice", "wordwrap", "urlize", "format", "pprint")
+# These use methods of texts, or hand on what they are given.
+_TRANSPARENT_FILTERS = frozenset(
+    "length count list first last items map select selectattr reject rejectattr default d "
+    "dictsort sort reverse unique min max sum groupby attr".split()
+)
+_OWN_FILTERS = {
+    "trim": lambda text, chars=None: as_text(text).strip(chars),
+    "upper": lambda text: as_text(text).upper(),
+    "lower": lambda text: as_text(text).lower(),
+    "capitalize": lambda text: as_text(text).capitalize(),
+    "tojson": _tojson,
+    "join": _join,
+    "replace": _replace,
+    "safe": _safe,
+    "string": as_text,
+    "_joined": _joined,
+    "_in": _is_in,
+}
+
+
+def _rewriting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose results have the provenance of its arguments as a whole."""
+
+    @wraps(function)
+    def filtered(*args: Any, **kwargs: Any) -> Any:
+        given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
+        return rewritten(function(*given, **kwargs), *given, *kwargs.values())
+
+    return filtered
 
 
 def _make_environment(today: datetime) -> _Sandbox:
     environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        finalize=as_text,
     )
     for name in _UNWANTED_FILTERS:
         del environment.filters[name]
-    environment.filters |= {"tojson": _tojson, "_joined": _joined}
-    environment.filters |= {"length": _length_of, "count": _length_of}
+    for name in environment.filters.keys() - _TRANSPARENT_FILTERS:
+        environment.filters[name] = _rewriting(environment.filters[name])
+    environment.filters |= _OWN_FILTERS
+    environment.tests["in"] = _is_in
     del environment.globals["lipsum"]
     environment.globals["namespace"] = _PlainNamespace
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = today.strftime
+    environment.globals["strftime_now"] = _rewriting(today.strftime)
     return environment
 
 
@@ -175,28 +282,19 @@ def pinned_date() -> datetime:
     return datetime.now().replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-class _Compiled(NamedTuple):
-    template: jinja2.Template
-    literals: tuple[str, ...]
-    is_traceable: bool
-    has_generation: bool
-
-
 @lru_cache(maxsize=16)
-def _compile(source: str, today: datetime) -> _Compiled:
-    """A template and what its syntax tree says; some 10 to 30 ms, once a process."""
+def _compile(source: str, today: datetime) -> tuple[jinja2.Template, bool]:
+    """A template, and whether it has generation blocks; some 10 to 30 ms, once a process."""
     environment = _make_environment(today)
     ast = environment.parse(source)
-    facts = inspected_literals(ast), is_traceable(ast), _has_generation(ast)
-    code = environment.compile(ast)  # folds constants in the tree: nothing may look at it after
-    compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
-    return _Compiled(compiled, *facts)
-
-
-def _has_generation(ast: nodes.Template) -> bool:
-    return any(
+    has_generation = any(
         isinstance(call.call.node, nodes.ExtensionAttribute) and call.call.node.name == "generation"
         for call in ast.find_all(nodes.CallBlock)
+    )
+    code = environment.compile(ast)  # folds constants in the tree: nothing may look at it after
+    return (
+        jinja2.Template.from_code(environment, code, environment.make_globals(None)),
+        has_generation,
     )
 
 
@@ -214,68 +312,59 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
         self.where = where
+        self.num_rendered = 0
+        """Messages that were given to it so far: the work done."""
         self._tokens = dict(special_tokens)
-        at("while it is compiled")
         try:
             with limited():
-                compiled = _compile(source, pinned_date())
+                at("while it is compiled")
+                self._template, self.has_generation = _compile(source, pinned_date())
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"{where}, line {error.lineno}: {error.message}") from None
         except RecursionError:
             raise TemplateError(f"{where}: nested too deeply to compile") from None
-        self._template = compiled.template
-        self.literals = compiled.literals
-        """What it looks for in texts."""
-        self.is_traceable = compiled.is_traceable
-        self.has_generation = compiled.has_generation
-        """Whether the template itself says what the assistant generates."""
 
     def render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None = None,
-        *,
-        add_generation_prompt: bool = False,
-        generation_marks: tuple[str, str] = ("", ""),
+        self, messages: list[Any], tools: list[Any] | None = None, *, is_prompt: bool = False
     ) -> str:
         """The text of one conversation, equal to `apply_chat_template(..., tokenize=False)`.
+
+        Args:
+            messages: as a template gets them; their texts may be `TracedText`.
+            tools: parsed tool definitions.
+            is_prompt: whether to add the generation prompt.
 
         Raises:
             RefusedError: the template refuses the conversation or fails on it.
             MemoryError: it needs more than this process may use.
         """
-        _rendering.generation, _rendering.is_traced = generation_marks, False
-        return "".join(self._pieces(messages, tools, add_generation_prompt))
-
-    def trace(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        *,
-        add_generation_prompt: bool,
-    ) -> list[str]:
-        """The text of a traced conversation as constants and traced texts; raises as `render`."""
-        _rendering.generation, _rendering.is_traced = ("", ""), True
-        return self._pieces(messages, tools, add_generation_prompt)
-
-    def _pieces(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
-    ) -> list[str]:
+        self.num_rendered += len(messages)
         try:
             with limited():
-                return list(
-                    self._template.generate(
-                        messages=messages,
-                        tools=tools,
-                        documents=None,
-                        add_generation_prompt=add_generation_prompt,
-                        **self._tokens,
-                    )
+                pieces = self._template.generate(
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=is_prompt,
+                    **self._tokens,
                 )
+                text = join_texts("", pieces)
+            str.encode(text)
+            return text
         except RecursionError:
             raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
-        except (MemoryError, OpaqueError):
+        except (MemoryError, RefusedError):
             raise
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise RefusedError(
+                "template",
+                f"{self.where} writes {half}, which is half of a character and cannot be stored as "
+                "UTF-8; take it out of the template",
+            ) from None
         except Exception as error:
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
-            raise RefusedError("template", f"{self.where} refuses the row: {kind}{error}") from None
+            said = f"{kind}{error}".encode(errors="backslashreplace").decode()
+            for ours, name in ((TracedText, "str"), (DataObject, "dict")):
+                said = said.replace(f"{ours.__module__}.{ours.__name__}", name)
+            raise RefusedError("template", f"{self.where} refuses the row: {said}") from None

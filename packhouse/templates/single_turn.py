@@ -25,9 +25,11 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates.conversations import Conversations, Shape
-from packhouse.templates.renderer import Refusal, Texts
-from packhouse.templates.segments import Filled, Program, Slot, concat_filled, fill
+from packhouse.templates.compiled import CompiledTemplate, Filling, Hole
+from packhouse.templates.conversations import Conversations, Shape, make_shape
+from packhouse.templates.field_columns import FieldColumns, Numbers
+from packhouse.templates.results import Refusal, Texts
+from packhouse.templates.spans import Trained
 from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -61,9 +63,9 @@ class Ends:
 
 @dataclass(slots=True)
 class SingleTurnEngine:
-    """Renders each shape with the program that `build` makes for it."""
+    """Renders each shape with what `build` makes for it."""
 
-    build: Callable[[Shape, Ends], Program | Refusal]
+    build: Callable[[Shape, Ends], CompiledTemplate | Refusal]
     ends: Ends
     label_names: list[str] | None = None
     needs_label: bool = False
@@ -73,50 +75,31 @@ class SingleTurnEngine:
         """Fill every shape; refuse the shapes, and the labels, that the template cannot express."""
         refused: dict[int, Refusal] = {}
         labels, usable = self._labels(conversations, refused)
-        parts: list[Filled] = []
-        for shape, rows in conversations.shapes(with_context=True):
-            fitting = self._fitting(rows, usable, conversations, refused)
-            for chosen, program in self._programs(shape, fitting, conversations):
-                if isinstance(program, Refusal):
-                    refused.update(dict.fromkeys(chosen.tolist(), program))
-                else:
-                    columns = _columns(conversations, chosen, labels)
-                    parts.append(fill(program, chosen, columns, conversations.weight_of(chosen)))
-        return Texts(concat_filled(parts), refused, Counter())
-
-    def _programs(
-        self, shape: Shape, rows: np.ndarray, conversations: Conversations
-    ) -> list[tuple[np.ndarray, Program | Refusal]]:
-        """What to do with the rows of a shape: those that begin with a space get no other one."""
-        if not len(rows):
-            return []
-        program = self.build(self._with_label(shape), self.ends)
-        if isinstance(program, Refusal) or not self.ends.space:
-            return [(rows, program)]
-        place = next(n for n, item in enumerate(program.items) if isinstance(item, Slot))
-        opening = "".join(map(str, program.items[:place]))
-        if opening != self.ends.bos + self.ends.space:  # a constant comes first
-            return [(rows, program)]
-        first = conversations.content.take(pa.array(conversations.starts[rows]))
-        is_spaced = pc.starts_with(first, " ").to_numpy(zero_copy_only=False)
-        unspaced = self.build(self._with_label(shape), replace(self.ends, space=""))
-        parts = [(rows[~is_spaced], program), (rows[is_spaced], unspaced)]
-        return [part for part in parts if len(part[0])]
-
-    def _with_label(self, shape: Shape) -> Shape:
-        return shape[:1] if self.takes_label and len(shape) == 2 and self.label_names else shape
-
-    def _fitting(
-        self,
-        rows: np.ndarray,
-        usable: np.ndarray,
-        conversations: Conversations,
-        refused: dict[int, Refusal],
-    ) -> np.ndarray:
-        rich = rows[~conversations.is_plain[rows]]
-        refused.update(dict.fromkeys(rich.tolist(), _RICH))
-        fitting: np.ndarray = rows[conversations.is_plain[rows] & usable[rows]]
-        return fitting
+        refused |= dict.fromkeys(np.flatnonzero(~conversations.is_plain).tolist(), _RICH)
+        usable &= conversations.is_plain
+        columns = FieldColumns(conversations, Numbers(), labels=labels)
+        filling = Filling(conversations, columns)
+        codes = conversations.codes(with_context=True)
+        for key, rows in conversations.group(codes, np.zeros(len(usable), np.int64), usable):
+            shape = make_shape(np.frombuffer(key, np.int64)[:-1])
+            if self.takes_label and len(shape) == 2 and self.label_names:
+                shape = shape[:1]
+            compiled = self.build(shape, self.ends)
+            if isinstance(compiled, Refusal):
+                refused.update(dict.fromkeys(rows.tolist(), compiled))
+                continue
+            first = next(n for n, item in enumerate(compiled.items) if isinstance(item, Hole))
+            opening = "".join(map(str, compiled.items[:first]))
+            if self.ends.space and opening == self.ends.bos + self.ends.space:
+                # A text that begins with a space gets no other one.
+                texts = conversations.content.take(pa.array(conversations.starts[rows]))
+                is_spaced = pc.starts_with(texts, " ").to_numpy(zero_copy_only=False)
+                unspaced = self.build(shape, replace(self.ends, space=""))
+                assert isinstance(unspaced, CompiledTemplate)
+                filling.add(unspaced, rows[is_spaced])
+                rows = rows[~is_spaced]
+            filling.add(compiled, rows)
+        return Texts(filling.filled(), refused, Counter())
 
     def _labels(
         self, conversations: Conversations, refused: dict[int, Refusal]
@@ -128,7 +111,7 @@ class SingleTurnEngine:
         given = conversations.label.is_valid().to_numpy(zero_copy_only=False)
         number = pc.fill_null(conversations.label, 0).to_numpy()
         if self.needs_label:
-            refused.update({int(row): _UNLABELLED for row in np.flatnonzero(~given)})
+            refused |= dict.fromkeys(np.flatnonzero(~given).tolist(), _UNLABELLED)
             usable &= given
         if self.label_names is None:
             return None, usable
@@ -147,30 +130,17 @@ _UNLABELLED = Refusal("template", "the row has no label")
 _NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")
 
 
-def _columns(
-    conversations: Conversations, rows: np.ndarray, labels: pa.Array | None
-) -> Callable[[Slot], pa.Array]:
-    def column(slot: Slot) -> pa.Array:
-        if slot.field == "label":
-            assert labels is not None
-            return labels.take(pa.array(rows))
-        whole = conversations.context if slot.field == "context" else conversations.content
-        return whole.take(pa.array(conversations.starts[rows] + slot.number))
-
-    return column
-
-
 class _Pieces:
-    """Items of a program, and which message each belongs to."""
+    """Items of a compiled template, and which message each belongs to."""
 
     def __init__(self, ends: Ends, preamble: str = "") -> None:
-        self.items: list[str | Slot] = [ends.bos]
+        self.items: list[str | Hole] = [ends.bos]
         if preamble:
             self.items.append(ends.space + preamble)
         self._space = [] if preamble or not ends.space else [ends.space]
         self._places: list[tuple[int, int, int, int]] = []
 
-    def add(self, message: int, header: list[str | Slot], body: list[str | Slot]) -> None:
+    def add(self, message: int, header: list[str | Hole], body: list[str | Hole]) -> None:
         """Append a message (-1: a label's text) as what comes before it and what is its own."""
         if header:
             header = [*self._space, *header]
@@ -181,61 +151,62 @@ class _Pieces:
         self.items += [*header, *body]
         self._places.append((message, begin, own, len(self.items)))
 
-    def program(self, shape: Shape, config: FormatConfig) -> Program | Refusal:
-        """The program, by the weights of the shape's messages."""
+    def compiled(self, shape: Shape, config: FormatConfig) -> CompiledTemplate | Refusal:
+        """What the template writes, by the weights of the shape's messages."""
         with_headers = config.train_on == "all"
         is_whole = with_headers and not config.never_train
         if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
-            return Program(tuple(self.items), ((0, len(self.items), -1),))
+            return CompiledTemplate(tuple(self.items), (Trained(0, len(self.items), -1),))
         trained = [
-            (begin if with_headers else own, end, message)
+            Trained(begin if with_headers else own, end, message)
             for message, begin, own, end in self._places
             if (
                 shape[message].is_trained if message >= 0 else "assistant" not in config.never_train
             )
         ]
-        return Program(tuple(self.items), tuple(trained)) if trained else _NOTHING
+        return CompiledTemplate(tuple(self.items), tuple(trained)) if trained else _NOTHING
 
 
-def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> Program | Refusal:
+def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate | Refusal:
     system, turns = _split_system(shape)
-    if not turns or not _alternates(turns):
+    roles = [turn.role for turn in turns]
+    if not turns or roles != (["user", "assistant"] * len(turns))[: len(turns)]:
         return Refusal("template", f"alpaca needs user and assistant in turn, got {_names(shape)}")
     if any(turn.has_context for turn in shape if turn.role != "user"):
         return Refusal("template", "alpaca has a place for context in user turns only")
     preamble = PREAMBLE_WITH_INPUT if turns[0].has_context else PREAMBLE
     pieces = _Pieces(ends, "" if system else preamble)
     if system:
-        pieces.add(0, [], [Slot(0)])
+        pieces.add(0, [], [Hole(("text", 0))])
     for number, turn in enumerate(turns, start=system):
         if turn.role == "user":
-            body: list[str | Slot] = [Slot(number)]
+            body: list[str | Hole] = [Hole(("text", number))]
             if turn.has_context:
-                body += ["\n\n### Input:\n", Slot(number, "context")]
+                body += ["\n\n### Input:\n", Hole(("context", number))]
             pieces.add(number, ["\n\n### Instruction:\n"], body)
         else:
-            pieces.add(number, ["\n\n### Response:"], [Slot(number), ends.eos])
-    return pieces.program(shape, config)
+            pieces.add(number, ["\n\n### Response:"], [Hole(("text", number)), ends.eos])
+    return pieces.compiled(shape, config)
 
 
-def _completion(shape: Shape, ends: Ends, config: FormatConfig) -> Program | Refusal:
+def _completion(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate | Refusal:
     system, turns = _split_system(shape)
     roles = [turn.role for turn in turns]
     if roles not in (["user", "assistant"], ["assistant"]):
         return Refusal("template", f"completion has one prompt and answer, got {_names(shape)}")
     pieces = _Pieces(ends)
     if system:
-        pieces.add(0, [], [Slot(0), "\n"])
+        pieces.add(0, [], [Hole(("text", 0)), "\n"])
     for number, _ in enumerate(turns[:-1], start=system):
         pieces.add(number, [], _whole(shape, number))
     answer = len(shape) - 1
-    pieces.add(answer, [], [Slot(answer), ends.eos])
-    return pieces.program(shape, config)
+    pieces.add(answer, [], [Hole(("text", answer)), ends.eos])
+    return pieces.compiled(shape, config)
 
 
 def _classification(
     shape: Shape, ends: Ends, config: FormatConfig, prompt: str, named: bool
-) -> Program | Refusal:
+) -> CompiledTemplate | Refusal:
     wanted = ["user"] if named else ["user", "assistant"]
     if [turn.role for turn in shape] != wanted:
         return Refusal("template", f"classification has one text and label, got {_names(shape)}")
@@ -243,40 +214,36 @@ def _classification(
     pieces = _Pieces(ends)
     pieces.add(0, [before], [*_whole(shape, 0), after])
     if named:
-        pieces.add(-1, [], [Slot(0, "label"), ends.eos])
+        pieces.add(-1, [], [Hole(("label",)), ends.eos])
     else:
-        pieces.add(1, [], [Slot(1), ends.eos])
-    return pieces.program(shape, config)
+        pieces.add(1, [], [Hole(("text", 1)), ends.eos])
+    return pieces.compiled(shape, config)
 
 
-def _sequence_classification(shape: Shape, ends: Ends) -> Program | Refusal:
+def _sequence_classification(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
     if not shape or shape[0].role != "user" or len(shape) > 2:
         return Refusal("template", f"sequence_classification has one text, got {_names(shape)}")
-    return Program((ends.bos, ends.space, *_whole(shape, 0), ends.eos), ())
+    return CompiledTemplate((ends.bos, ends.space, *_whole(shape, 0), ends.eos))
 
 
-def _text(shape: Shape, ends: Ends) -> Program | Refusal:
+def _text(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
     if len(shape) != 1 or shape[0].role not in ("user", "assistant"):
         return Refusal("template", f"text has one message, got {_names(shape)}")
     if not shape[0].is_trained:
         return _NOTHING
     items = [ends.bos, ends.space, *_whole(shape, 0), ends.eos]
-    return Program(tuple(items), ((0, len(items), 0),))
+    return CompiledTemplate(tuple(items), (Trained(0, len(items), 0),))
 
 
-def _whole(shape: Shape, message: int) -> list[str | Slot]:
+def _whole(shape: Shape, message: int) -> list[str | Hole]:
     if shape[message].has_context:
-        return [Slot(message), "\n", Slot(message, "context")]
-    return [Slot(message)]
+        return [Hole(("text", message)), "\n", Hole(("context", message))]
+    return [Hole(("text", message))]
 
 
 def _split_system(shape: Shape) -> tuple[int, Shape]:
     has_system = bool(shape) and shape[0].role == "system"
     return int(has_system), shape[int(has_system) :]
-
-
-def _alternates(turns: Shape) -> bool:
-    return all(t.role == ("user", "assistant")[n % 2] for n, t in enumerate(turns))
 
 
 def _names(shape: Shape) -> str:
@@ -296,22 +263,24 @@ def make_single_turn(
         TemplateError: the template trains an end of text and the tokenizer has no EOS token.
         ConfigError: the classification prompt does not hold `{text}` exactly once.
     """
-    name = config.template
+    name, tokens = config.template, snapshot.special_tokens
+    eos = tokens.get("eos_token", "")
     if name == "sequence_classification":
-        ends = _encoder_ends(snapshot)
+        ends = Ends(tokens.get("cls_token", ""), tokens.get("sep_token", ""))
+        ends = ends if ends.bos and ends.eos else _ends(snapshot, eos)
         return SingleTurnEngine(_sequence_classification, ends, needs_label=True)
-    ends = _decoder_ends(name, snapshot)
+    if not eos:
+        raise TemplateError(
+            f"template '{name}' ends answers with EOS, and the tokenizer"
+            f" ({snapshot.class_name}) has none: without it a model never learns to stop."
+            " Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
+        )
+    ends = _ends(snapshot, eos)
     if name == "text":
         return SingleTurnEngine(_text, ends)
-    if name == "classification":
-        return _make_classification(config, ends, label_names)
-    build = {"alpaca": _alpaca, "completion": _completion}[name]
-    return SingleTurnEngine(lambda shape, ends: build(shape, ends, config), ends)
-
-
-def _make_classification(
-    config: FormatConfig, ends: Ends, label_names: list[str] | None
-) -> SingleTurnEngine:
+    if name != "classification":
+        build = {"alpaca": _alpaca, "completion": _completion}[name]
+        return SingleTurnEngine(lambda shape, ends: build(shape, ends, config), ends)
     prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
     if prompt.count("{text}") != 1:
         raise ConfigError(f"format.prompt must hold {{text}} exactly once, got {prompt!r}")
@@ -323,24 +292,6 @@ def _make_classification(
         needs_label=named,
         takes_label=True,
     )
-
-
-def _decoder_ends(template: str, snapshot: TokenizerSnapshot) -> Ends:
-    eos = snapshot.special_tokens.get("eos_token")
-    if not eos:
-        raise TemplateError(
-            f"template '{template}' ends answers with EOS, and the tokenizer"
-            f" ({snapshot.class_name}) has none: without it a model never learns to stop."
-            " Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
-        )
-    return _ends(snapshot, eos)
-
-
-def _encoder_ends(snapshot: TokenizerSnapshot) -> Ends:
-    tokens = snapshot.special_tokens
-    if tokens.get("cls_token") and tokens.get("sep_token"):
-        return Ends(tokens["cls_token"], tokens["sep_token"])
-    return _ends(snapshot, tokens.get("eos_token", ""))
 
 
 def _ends(snapshot: TokenizerSnapshot, eos: str) -> Ends:

@@ -31,7 +31,7 @@ def has_thinking(messages: pa.StructArray) -> npt.NDArray[np.bool_]:
 
 
 def is_unclosed(content: str) -> bool:
-    """Whether a thought of a content has no end, so that nobody knows what was said.
+    """Return True if a thought has no end, so that nobody knows what was said.
 
     Example:
         >>> [is_unclosed(said) for said in ("<think>a</think>b", "<think>a", "Write <think> here")]

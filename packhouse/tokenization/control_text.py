@@ -110,7 +110,7 @@ def _stripped(covered: bytes, begin: int) -> tuple[int, int]:
 
 
 def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> npt.NDArray[np.bool_]:
-    """Whether each range shares a byte with any span; spans may come in any order."""
+    """Return, for each range, if it shares a byte with any span; spans may come in any order."""
     filled = spans.ends > spans.starts
     order = np.argsort(spans.starts[filled], kind="stable")
     sorted_starts = spans.starts[filled][order]

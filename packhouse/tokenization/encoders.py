@@ -17,7 +17,7 @@ import pyarrow as pa
 from packhouse.confine import limited
 from packhouse.interrupts import check_interrupted
 from packhouse.progress import advance
-from packhouse.tokenization.once import once
+from packhouse.tokenization.memo import memo
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Encoder(Protocol):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is HF itself, which needs no check."""
+        """True for HF itself, which needs no check."""
 
     def encode(self, texts: pa.StringArray) -> Ids:
         """Encode texts; the ids are those of HF `tokenizers`."""
@@ -107,7 +107,7 @@ class GigatokenEncoder:
         self._tokenizer = tokenizer
 
     @staticmethod
-    @once
+    @memo
     def load(backend: str) -> "GigatokenEncoder":
         """Load a pipeline (Qwen: 0.4 s), once per process.
 
@@ -168,7 +168,7 @@ def _matrix_chunks(texts: pa.StringArray) -> Iterator[tuple[int, int]]:
         yield start, len(texts)
 
 
-@once
+@memo
 def load_tokenizer(backend: str) -> "Tokenizer":
     """Load a pipeline with `tokenizers` (Qwen: 0.4 s), once per process.
 

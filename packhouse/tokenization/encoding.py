@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.progress import advance
-from packhouse.tokenization.contested import find_contested
 from packhouse.tokenization.encoders import (
     Encoder,
     EncoderError,
@@ -22,6 +21,7 @@ from packhouse.tokenization.encoders import (
 )
 from packhouse.tokenization.offsets import EncodedRow, EncodedRows, byte_ranges, locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.unicode_drift import find_unicode_drift
 
 __all__ = ["Encoding", "encode_rows"]
 
@@ -49,16 +49,16 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encodi
         rows = locate_by_widths(texts, *nothing, pipeline)
     else:
         rows = locate_by_widths(texts, *encoder.encode(texts), pipeline)
-    is_contested = np.zeros(len(texts), np.bool_)
+    is_drifting = np.zeros(len(texts), np.bool_)
     if not encoder.is_reference:
-        is_contested = find_contested(texts)
-    doubtful = np.flatnonzero(~rows.is_exact | is_contested)
+        is_drifting = find_unicode_drift(texts)
+    doubtful = np.flatnonzero(~rows.is_exact | is_drifting)
     if not len(doubtful):
         return Encoding(rows, by_hf=0)
     true_rows = _encode_with_hf(texts, doubtful, backend)
     is_exact = rows.is_exact.copy()
     is_exact[doubtful] = _are_exact(texts.take(pa.array(doubtful)), true_rows, pipeline)
-    wrong = np.flatnonzero(is_exact & ~rows.is_exact & ~is_contested)
+    wrong = np.flatnonzero(is_exact & ~rows.is_exact & ~is_drifting)
     if len(wrong):
         example = texts[int(wrong[0])].as_py()[:60]
         raise EncoderError(
@@ -71,7 +71,7 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encodi
 def _are_exact(
     texts: pa.StringArray, rows: dict[int, EncodedRow], pipeline: Pipeline
 ) -> npt.NDArray[np.bool_]:
-    """Whether HF's own ids stand for the very text, row by row."""
+    """Return, for each row, if HF's own ids decode to exactly its text."""
     ids = np.concatenate([row.ids for row in rows.values()])
     offsets = np.cumsum([0, *(len(row.ids) for row in rows.values())])
     return locate_by_widths(texts, ids, offsets, pipeline).is_exact

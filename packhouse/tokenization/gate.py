@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import TokenizerError
-from packhouse.tokenization.contested import find_contested
 from packhouse.tokenization.corpus import (
     CORPUS_VERSION,
     adversarial_texts,
     sample_texts,
 )
+from packhouse.tokenization.digest_cache import read_checked, write_checked
 from packhouse.tokenization.encoders import (
     Encoder,
     EncoderError,
@@ -31,10 +31,10 @@ from packhouse.tokenization.encoders import (
     hf_encoder,
     text_offsets,
 )
-from packhouse.tokenization.kept import read_kept, write_kept
 from packhouse.tokenization.offsets import locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.tokenization.unicode_drift import find_unicode_drift
 
 __all__ = ["Choice", "choose_encoder", "first_difference"]
 
@@ -136,7 +136,7 @@ def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
 
 @dataclass(slots=True)
 class _Verdict:
-    """Whether the fast encoder passed on the fixed corpus, kept for later processes."""
+    """The fast encoder's result on the fixed corpus, kept for later processes."""
 
     file: Path | None
     is_given: bool
@@ -147,13 +147,13 @@ class _Verdict:
         encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
         name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}-{encoder}.json"
         file = cache / name if cache else None
-        kept = read_kept(file) if file else None
+        kept = read_checked(file) if file else None
         return _Verdict(file, kept is not None, kept["fault"] if kept else None)
 
     def give(self, fault: str | None) -> None:
         self.is_given, self.fault = True, fault
         if self.file is not None:
-            write_kept(self.file, {"fault": fault})
+            write_checked(self.file, {"fault": fault})
 
     def enforce(self) -> None:
         if self.fault is not None:
@@ -203,7 +203,7 @@ def first_difference(
         given = ids[offsets[row] : offsets[row + 1]]
         true = true_ids[0][true_ids[1][row] : true_ids[1][row + 1]]
         expected = locate_by_widths(text, true, np.array([0, len(true)]), pipeline)
-        if expected.is_exact[0] and not find_contested(text)[0]:
+        if expected.is_exact[0] and not find_unicode_drift(text)[0]:
             return f"{name} {_describe(texts[row], given.tolist(), true.tolist())}"
     return None
 

@@ -7,6 +7,8 @@ A kept file whose digest does not match is built again, never trusted.
 """
 
 import hashlib
+import json
+import os
 import textwrap
 import threading
 from fnmatch import fnmatch
@@ -17,33 +19,32 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from packhouse.confine import at, run_confined
+from packhouse.confine import at, limited, run_confined
+from packhouse.disks import temporary_folder
 from packhouse.errors import TokenizerError
+from packhouse.tokenization.digest_cache import read_checked, write_checked
 from packhouse.tokenization.encoders import bare, load_tokenizer
-from packhouse.tokenization.kept import read_kept, write_kept
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.tokenization.names import TOKENIZER_FILES, tokenizer_folder
+from packhouse.tokenization.pipeline import MAX_IDS, read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["find_snapshot", "fingerprint_tokenizer", "load_snapshot", "tokenizer_bytes"]
+__all__ = [
+    "check_unchanged",
+    "find_snapshot",
+    "fingerprint_tokenizer",
+    "load_snapshot",
+    "tokenizer_bytes",
+]
 
-# `config.json` counts: without it some tokenizers (BERT's) load as another class.
-_PATTERNS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-    "config.json",
-)
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
 _SNAPSHOT_FORMAT = 1
+
+MEMORY_PER_BYTE = 32
+"""What a child may take for each byte of the tokenizer's files and of the texts it works on."""
 
 # Shards are formatted by threads of one process, and a first `import transformers` in two threads
 # at once fails: its lazy module is half made when the second one looks.
@@ -57,7 +58,8 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
     Reads and hashes the files (Qwen: 11 MB, 0.03 s), again if any changed; imports no library.
 
     Args:
-        folder: what `save_pretrained` wrote. Other files in it, such as weights, do not count.
+        folder: what `save_pretrained` wrote, or a pinned name (`pin_tokenizer`). Other files in
+            it, such as weights, do not count.
 
     Returns:
         64 hex digits. The same files give the same digits in any folder.
@@ -67,12 +69,24 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
     """
     if "://" in str(folder):
         raise TokenizerError(
-            f"tokenizer '{folder}': tokenizers are read from local folders only; download it and "
-            "give its folder",
-            folder=str(folder),
+            "a tokenizer cannot be an address (`scheme://`); give a local folder, or a name of the "
+            "Hugging Face Hub (`org/name`); download others and give their folder"
         )
-    files = _tokenizer_files(Path(folder))
+    files = _tokenizer_files(tokenizer_folder(folder))
     return _digest(tuple((file, _state(file)) for file in files))
+
+
+def check_unchanged(tokenizer: str, fingerprint: str) -> None:
+    """Fail if a tokenizer is another one than it was when the run was planned.
+
+    Raises:
+        TokenizerError: its files changed.
+    """
+    if fingerprint_tokenizer(tokenizer) != fingerprint:
+        raise TokenizerError(
+            f"tokenizer '{tokenizer}' changed while the run worked with it; what was made since is "
+            "not kept. Run again"
+        )
 
 
 def _state(file: Path) -> tuple[int, ...]:
@@ -97,7 +111,7 @@ def load_snapshot(folder: str | Path, cache: Path | None = None) -> TokenizerSna
     """Read a tokenizer's folder, offline and without remote code.
 
     Args:
-        folder: what `save_pretrained` wrote.
+        folder: what `save_pretrained` wrote, or a pinned name (`pin_tokenizer`).
         cache: folder to keep the snapshot in; None keeps it for this process only.
 
     Raises:
@@ -108,7 +122,9 @@ def load_snapshot(folder: str | Path, cache: Path | None = None) -> TokenizerSna
     file = _kept_file(cache, fingerprint) if cache else None
     with _LOADING:
         if (fingerprint, file) not in _IN_PROCESS:
-            _IN_PROCESS[fingerprint, file] = _read_or_build(Path(folder), fingerprint, file)
+            _IN_PROCESS[fingerprint, file] = _read_or_build(
+                tokenizer_folder(folder), fingerprint, file
+            )
         return _IN_PROCESS[fingerprint, file]
 
 
@@ -125,41 +141,49 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> Tokeniz
     kept = _read_snapshot(file, fingerprint) if file else None
     if kept is not None:
         return kept
-    fields = run_confined(
-        partial(_build, folder, fingerprint),
-        what=f"tokenizer '{folder}'",
-        blames=TokenizerError,
-        num_bytes=tokenizer_bytes(folder),
-    )
+    num_bytes = tokenizer_bytes(folder)
+    # transformers reads other files too (`additional_chat_templates/`, `tokenizer.model.v3`), which
+    # the fingerprint does not know: here it finds only those that it does.
+    with temporary_folder("tokenizer") as known:
+        for each in _tokenizer_files(folder):
+            (known / each.name).symlink_to(each.absolute())
+        fields = run_confined(
+            partial(_build, folder, fingerprint, known),
+            what=f"tokenizer '{folder}'",
+            blames=TokenizerError,
+            num_bytes=num_bytes,
+            more_memory=num_bytes * MEMORY_PER_BYTE,
+        )
     if file is not None:
-        write_kept(file, {"format": _SNAPSHOT_FORMAT, **fields})
+        write_checked(file, {"format": _SNAPSHOT_FORMAT, **fields})
     return TokenizerSnapshot(**fields)
 
 
-def _build(folder: Path, fingerprint: str) -> dict[str, Any]:
-    """Fields of the snapshot."""
-    at("while it is loaded")
-    tokenizer = _load_with_transformers(folder)
-    snapshot = _snapshot_of(tokenizer, fingerprint, folder)
+def _build(folder: Path, fingerprint: str, known: Path) -> dict[str, Any]:
+    """Fields of the snapshot; `known` links to the files of `folder` that the fingerprint knows."""
+    with limited(tokenizer_bytes(folder)):
+        at("while it is loaded")
+        tokenizer = _load_with_transformers(folder, known)
+        snapshot = _snapshot_of(tokenizer, fingerprint, folder)
     load_tokenizer.keep(snapshot.backend, bare(tokenizer.backend_tokenizer))  # it is HF: 0.4 s
-    at("")
     return {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
 
 
 def tokenizer_bytes(folder: str | Path) -> int:
     """Size of a tokenizer's files, which decides how much memory its child may take."""
-    return sum(file.stat().st_size for file in _tokenizer_files(Path(folder)))
+    return sum(file.stat().st_size for file in _tokenizer_files(tokenizer_folder(folder)))
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 - `Path.is_dir` raises if the name is too long
         raise TokenizerError(
-            f"no tokenizer folder at '{folder}'; give the folder that "
-            "`tokenizer.save_pretrained(folder)` wrote",
+            f"no tokenizer folder at '{str(folder)[:200]}'; give the folder that "
+            "`tokenizer.save_pretrained(folder)` wrote, or a name of the Hub such as "
+            "`Qwen/Qwen2.5-0.5B-Instruct`",
             folder=str(folder),
         )
     files = sorted(file for file in folder.iterdir() if file.is_file())
-    files = [file for file in files if _matches(file.name, _PATTERNS)]
+    files = [file for file in files if _matches(file.name, TOKENIZER_FILES)]
     if not any(_matches(file.name, _VOCABULARIES) for file in files):
         found = ", ".join(file.name for file in files) or "no tokenizer file"
         raise TokenizerError(
@@ -174,18 +198,19 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _load_with_transformers(folder: Path) -> "PreTrainedTokenizerFast":
+def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
+    _check_names_no_file(folder)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
+            str(known), local_files_only=True, trust_remote_code=False
         )
     except MemoryError:
         raise
     except Exception as error:  # whatever transformers and tokenizers raise: the file is at fault
         raise TokenizerError(
-            f"tokenizer '{folder}' does not load: {_broken_file(folder, error)}",
+            f"tokenizer '{folder}' does not load: {_broken_file(folder, known, error)}",
             folder=str(folder),
         ) from error
     if not tokenizer.is_fast:
@@ -197,7 +222,27 @@ def _load_with_transformers(folder: Path) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def _broken_file(folder: Path, error: Exception) -> str:
+def _check_names_no_file(folder: Path) -> None:
+    """Refuse a config by which transformers would read a vocabulary from any other file.
+
+    Raises:
+        TokenizerError: `fast_tokenizer_files` names one, in the folder or outside of it.
+    """
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):  # it does not load, which is said then
+        return
+    usual = ["tokenizer.json"]
+    if isinstance(config, dict) and config.get("fast_tokenizer_files", usual) != usual:
+        raise TokenizerError(
+            f"tokenizer '{folder}': its tokenizer_config.json names another file for its "
+            "vocabulary (fast_tokenizer_files); remove that key and keep the file as "
+            "tokenizer.json",
+            folder=str(folder),
+        )
+
+
+def _broken_file(folder: Path, known: Path, error: Exception) -> str:
     """Name the file that does not parse, or all of them with what the library said."""
     for file in _tokenizer_files(folder):
         content = file.read_bytes()
@@ -209,11 +254,12 @@ def _broken_file(folder: Path, error: Exception) -> str:
             problem = _json_problem(file.name, content)
             if problem:
                 return problem
-    known = _unloadable(folder)
-    if known:
-        return known
+    reason = _unloadable(folder)
+    if reason:
+        return reason
     names = ", ".join(file.name for file in _tokenizer_files(folder))
-    said = textwrap.shorten(str(error), 400, placeholder=" ...")
+    said = str(error).replace(str(known), str(folder))
+    said = textwrap.shorten(said, 400, placeholder=" ...")
     return f"{type(error).__name__}: {said} (files: {names})"
 
 
@@ -272,6 +318,14 @@ def _snapshot_of(
     engine.no_padding()
     backend = engine.to_str()
     pipeline = read_pipeline(backend)
+    if pipeline.model_size < engine.get_vocab_size(with_added_tokens=False):
+        raise TokenizerError(
+            f"tokenizer '{folder}': `tokenizers` cannot write its vocabulary, since tokenizer.json "
+            f"gives a token an id of {2**32 - 1:,} or so; ids must be under {MAX_IDS:,}. Number "
+            "the tokens from 0 on",
+            folder=str(folder),
+            limit=MAX_IDS,
+        )
     if pipeline.dropout:
         raise TokenizerError(
             f"tokenizer '{folder}' has BPE dropout {pipeline.dropout}: its ids are random; "
@@ -304,7 +358,7 @@ def _chat_template(given: Any, folder: Path) -> str | None:
 
 
 def _read_snapshot(file: Path, fingerprint: str) -> TokenizerSnapshot | None:
-    fields = read_kept(file)
+    fields = read_checked(file)
     if fields is None or fields.pop("format") != _SNAPSHOT_FORMAT:
         return None
     return TokenizerSnapshot(**fields) if fields["fingerprint"] == fingerprint else None

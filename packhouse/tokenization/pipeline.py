@@ -15,10 +15,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.tokenization.once import once
+from packhouse.errors import TokenizerError
+from packhouse.tokenization.memo import memo
 from packhouse.tokenization.token_texts import TokenTexts
 
-__all__ = ["AddedToken", "Pipeline", "read_pipeline"]
+__all__ = ["MAX_IDS", "AddedToken", "Pipeline", "read_pipeline"]
+
+MAX_IDS = 2**24
+"""Ids must be under this; the largest vocabularies have a million."""
 
 WORD_MARK = "\u2581"  # SentencePiece writes a space as this
 
@@ -35,7 +39,7 @@ class AddedToken:
 
     @property
     def is_control(self) -> bool:
-        """Whether contents that hold this text would steer the model."""
+        """True if contents that hold this text would steer the model."""
         if self.is_special:
             return True
         return len(self.text) >= 3 and not self.text.isspace()
@@ -61,7 +65,7 @@ class Pipeline:
     """Id of the unknown token, if the model has one."""
 
     has_word_marks: bool
-    """Whether a space may be put before the text (SentencePiece's dummy prefix)."""
+    """True if a space may be put before the text (SentencePiece's dummy prefix)."""
 
     token_bytes: pa.BinaryArray | None
     """Bytes that each id stands for, if token texts can be turned back to bytes at all."""
@@ -70,13 +74,13 @@ class Pipeline:
     """The same, ready to be compared with texts."""
 
     is_added: npt.NDArray[np.bool_]
-    """Whether an id is of an added token, shape [vocab_size]."""
+    """True where an id is of an added token, shape [vocab_size]."""
 
     is_control: npt.NDArray[np.bool_]
-    """Whether an id is of a control token, shape [vocab_size]."""
+    """True where an id is of a control token, shape [vocab_size]."""
 
 
-@once
+@memo
 def read_pipeline(backend: str) -> Pipeline:
     """Read the JSON of a pipeline (`Tokenizer.to_str()`) into a table of tokens."""
     parsed = _parse_without_merges(backend)
@@ -133,7 +137,14 @@ def _max_id(vocab: Any) -> int:
 
 
 def _tokens_by_id(vocab: Any, added: tuple[AddedToken, ...]) -> list[str]:
-    tokens = [""] * (1 + max(_max_id(vocab), *(token.id for token in added), -1))
+    largest = max(_max_id(vocab), *(token.id for token in added), -1)
+    if largest >= MAX_IDS:
+        raise TokenizerError(
+            f"tokenizer.json gives a token the id {largest:,}; ids must be under {MAX_IDS:,}, for "
+            "there is a table of all of them. Number the tokens from 0 on",
+            limit=MAX_IDS,
+        )
+    tokens = [""] * (1 + largest)
     if isinstance(vocab, dict):
         for text, index in vocab.items():
             tokens[index] = text

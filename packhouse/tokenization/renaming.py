@@ -11,7 +11,7 @@ import numpy.typing as npt
 import orjson
 
 from packhouse.tokenization.encoders import load_tokenizer
-from packhouse.tokenization.once import once
+from packhouse.tokenization.memo import memo
 from packhouse.tokenization.pipeline import AddedToken, Pipeline, read_pipeline
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["RenamedTokenizer", "rename_controls", "token_finder"]
 
 
-@once
+@memo
 def token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:
     """A tokenizer without a vocabulary: it finds added tokens as HF does, and nothing else."""
     from tokenizers import Tokenizer, models
@@ -67,10 +67,10 @@ class RenamedTokenizer:
     """Its ids -> ours. Names are not in the vocabulary, so that they get ids above it."""
 
     is_name: npt.NDArray[np.bool_]
-    """Whether an id of its is of such a name."""
+    """True where an id is that of such a name."""
 
     def forges(self, ids: npt.NDArray[np.int64], pipeline: Pipeline) -> bool:
-        """Whether plain text became a control token (or more than an unknown word) all the same."""
+        """Return True if plain text became a control token other than the unknown token."""
         plain = self.to_id[ids[~self.is_name[ids]]]
         return any(index != pipeline.unk_id for index in plain[pipeline.is_control[plain]])
 
@@ -110,7 +110,7 @@ def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> RenamedTo
     return RenamedTokenizer(tokenizer, to_id, is_name)
 
 
-@once
+@memo
 def _base_tokenizer(backend: str) -> "Tokenizer":
     """The tokenizer whose model gives no control token for plain text.
 

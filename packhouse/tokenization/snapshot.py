@@ -31,7 +31,7 @@ class TokenizerSnapshot:
     """`bos_token`, `eos_token`, `pad_token`, `unk_token`, `cls_token`, `sep_token` -> its text."""
 
     adds_bos: bool
-    """Whether encoding with special tokens puts BOS (or CLS) first."""
+    """True if encoding with special tokens puts BOS (or CLS) first."""
 
     chat_template: str | None
     """Jinja source of the default chat template, if any."""

@@ -1,4 +1,4 @@
-"""Small tables of every step, made by the real rooms, to be audited whole or sabotaged."""
+"""Small tables of every step, made by the real steps, to be audited whole or sabotaged."""
 
 from pathlib import Path
 

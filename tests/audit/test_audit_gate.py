@@ -17,14 +17,15 @@ import schemas
 from flows.command import command
 from packhouse.audit import audit_packs, audit_records, check_audit
 from packhouse.audit.shard import NUM_WORST
-from packhouse.chain import LocalRunner, prepare
+from packhouse.chain import prepare
 from packhouse.cli import cli
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, load_recipe
 from packhouse.steps.records import RECORDS
 from packhouse.store import open_version
 from packhouse.tables import PACKED
-from packhouse.workspace import Workspace
 from tests.audit.conftest import DEMO
 
 IS_CONTROL = np.array([True, True, True, *[False] * 97])
@@ -159,7 +160,7 @@ SOUND = (
 )
 
 
-class House:
+class Project:
     def __init__(self, folder):
         self.folder, self.cache = folder, folder / "cache"
         rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(40)]
@@ -194,17 +195,17 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path):
-    return House(tmp_path)
+def project(tmp_path):
+    return Project(tmp_path)
 
 
 @pytest.fixture
-def repeating(house):
-    recipe = yaml.safe_load(house.path.read_text())
+def repeating(project):
+    recipe = yaml.safe_load(project.path.read_text())
     recipe["sources"][0]["path"] = "repeats.jsonl"
     recipe["audit"] = {"max_duplicates": 0.1}
-    house.path.write_text(yaml.safe_dump(recipe))
-    return house
+    project.path.write_text(yaml.safe_dump(recipe))
+    return project
 
 
 def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
@@ -240,8 +241,8 @@ def test_limits_decide_no_byte_and_hold_at_every_run(repeating):
     assert all(receipt.cached for receipt in again.receipts)
 
 
-def test_the_result_is_in_the_manifest_and_shown(house):
-    published = house.prepare()
+def test_the_result_is_in_the_manifest_and_shown(project):
+    published = project.prepare()
     opened = open_version(published.store, "sums")
     audit = opened.manifest.audit
     assert audit["dataset"]["turns"] == audit["dataset"]["rows"] == 40
@@ -272,10 +273,10 @@ def test_a_mask_beside_its_text_stops_whatever_the_limits():
     assert str(caught.value).endswith("a/a.jsonl row 7 (1). Mend the rows or the template")
 
 
-def test_a_source_listed_twice_is_stopped(house):
-    recipe = yaml.safe_load(house.path.read_text())
-    (house.folder / "copy.jsonl").write_bytes((house.folder / "sums.jsonl").read_bytes())
+def test_a_source_listed_twice_is_stopped(project):
+    recipe = yaml.safe_load(project.path.read_text())
+    (project.folder / "copy.jsonl").write_bytes((project.folder / "sums.jsonl").read_bytes())
     recipe["sources"].append({"path": "copy.jsonl", "format": "alpaca"})
-    house.path.write_text(yaml.safe_dump(recipe))
+    project.path.write_text(yaml.safe_dump(recipe))
     with pytest.raises(AuditError, match=r"40 of 80 \(50.00%, over 30.00%\) rows repeat"):
-        house.prepare()
+        project.prepare()

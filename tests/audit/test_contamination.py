@@ -13,7 +13,7 @@ from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import SourceConfig
 from packhouse.store import open_version
 from tests.audit.conftest import turns, validated_table
-from tests.audit.test_audit_gate import House
+from tests.audit.test_audit_gate import Project
 
 QUESTION = "A farmer has 17 sheep and all but nine die. How many are left?"
 
@@ -122,38 +122,38 @@ def test_equals_a_search_one_by_one(tmp_path_factory, exam, chats):
 
 
 @pytest.fixture
-def house(tmp_path):
-    house = House(tmp_path)
+def project(tmp_path):
+    project = Project(tmp_path)
     rows = [{"instruction": QUESTION, "output": "Nine."}, {"instruction": "Hi", "output": "Yes."}]
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     benchmark_file(tmp_path, (QUESTION, "9"))
-    recipe = yaml.safe_load(house.path.read_text())
+    recipe = yaml.safe_load(project.path.read_text())
     recipe["format"]["template"] = "sound.jinja"
     recipe["audit"] = {
         "benchmarks": [{"path": "exam.jsonl", "format": "question_answer"}],
         "benchmark_ngram": 10,
     }
-    house.path.write_text(yaml.safe_dump(recipe))
-    return house
+    project.path.write_text(yaml.safe_dump(recipe))
+    return project
 
 
-def test_a_recipe_names_benchmarks_and_is_stopped_by_their_questions(house):
+def test_a_recipe_names_benchmarks_and_is_stopped_by_their_questions(project):
     with pytest.raises(AuditError) as caught:
-        house.prepare()
+        project.prepare()
     assert str(caught.value).startswith(
         "the audit stops publication: 1 of 2 rows (50.00%) share 10 words in a row with a "
         "benchmark: sums/sums.jsonl row 0 with exam/exam.jsonl row 0 ('a farmer has 17 sheep and"
     )
-    published = house.prepare("audit.max_contaminated=0.5")
+    published = project.prepare("audit.max_contaminated=0.5")
     manifest = open_version(published.store, "sums").manifest
     assert manifest.audit["contamination"]["contaminated"] == 1
 
     # What is looked for is part of the version, what is allowed is not.
-    other = house.prepare("audit.max_contaminated=0.7")
+    other = project.prepare("audit.max_contaminated=0.7")
     assert (other.version, other.created) == (published.version, False)
-    without = house.prepare("audit.benchmarks=[]")
+    without = project.prepare("audit.benchmarks=[]")
     assert without.version != published.version
-    assert without.facts["content_id"] == published.facts["content_id"]
+    assert without.published.content_id == published.published.content_id
 
 
 def test_gsm8k_asks_some_of_its_test_questions_in_train(shared):

@@ -10,46 +10,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.dedup.policy import first_of_each
-from tests.audit.test_audit_gate import House
+from tests.audit.test_audit_gate import Project
 
 
 @pytest.fixture
-def house(tmp_path):
+def project(tmp_path):
     """Ten rows, then the same in a second file: forwards, with one more that is new."""
-    house = House(tmp_path)
+    project = Project(tmp_path)
     rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(10)]
     again = [*rows, {"instruction": "Add 1 to 7.", "output": "That is 8."}]
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, again)) + "\n")
-    recipe = yaml.safe_load(house.path.read_text())
+    recipe = yaml.safe_load(project.path.read_text())
     recipe["format"]["template"] = "sound.jinja"
     recipe["sources"].append({"path": "more.jsonl", "format": "alpaca"})
     recipe["split"] = {"eval_fraction": 0.3}
     recipe["audit"] = {"max_duplicates": 1}
-    house.path.write_text(yaml.safe_dump(recipe))
-    return house
+    project.path.write_text(yaml.safe_dump(recipe))
+    return project
 
 
 def pack_line(prepared):
     return next(line for line in prepared.ledger if line.step == "pack")
 
 
-def test_dropped_duplicates_are_in_the_ledger_in_rows_and_tokens(house):
-    kept = house.prepare()
-    dropped = house.prepare("dedup.exact=drop")
+def test_dropped_duplicates_are_in_the_ledger_in_rows_and_tokens(project):
+    kept = project.prepare()
+    dropped = project.prepare("dedup.exact=drop")
 
     assert (pack_line(kept).rows_out, pack_line(kept).dropped) == (21, {})
     line = pack_line(dropped)
     assert (line.rows_out, dict(line.dropped)) == (11, {"duplicate": 10})
     assert line.tokens_in - line.tokens_out == line.tokens_dropped["duplicate"] > 0
-    assert house.cached_steps(dropped) == ["validate", "format", "tokenize"]
-    assert kept.facts["audit"]["dataset"]["duplicates"] == 10
-    assert dropped.facts["audit"]["dataset"]["duplicates"] == 0
+    assert project.cached_steps(dropped) == ["validate", "format", "tokenize"]
+    assert kept.published.audit["dataset"]["duplicates"] == 10
+    assert dropped.published.audit["dataset"]["duplicates"] == 0
 
 
-def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(house):
-    prepared = house.prepare("dedup.exact=drop")
-    (path,) = (house.folder / "store").rglob("records/*.parquet")
+def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(project):
+    prepared = project.prepare("dedup.exact=drop")
+    (path,) = (project.folder / "store").rglob("records/*.parquet")
     records = pq.read_table(path).to_pylist()
     assert len(records) == 21
     assert prepared.version
@@ -58,13 +58,13 @@ def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(hous
     assert len({r["record_id"] for r in records if r["num_tokens"]}) == 11
 
 
-def test_shards_change_nothing(house, monkeypatch):
-    whole = house.prepare("dedup.exact=drop")
-    monkeypatch.setattr("packhouse.jobs.SHARD_BYTES", 200)
-    house.cache = house.folder / "other"
-    parts = house.prepare("dedup.exact=drop", f"publish.store={house.folder / 'other-store'}")
+def test_shards_change_nothing(project, monkeypatch):
+    whole = project.prepare("dedup.exact=drop")
+    monkeypatch.setattr("packhouse.steps.validate.SHARD_BYTES", 200)
+    project.cache = project.folder / "other"
+    parts = project.prepare("dedup.exact=drop", f"publish.store={project.folder / 'other-store'}")
     assert len([r for r in parts.receipts if r.step == "tokenize"]) > 4
-    assert parts.facts["content_id"] == whole.facts["content_id"]
+    assert parts.published.content_id == whole.published.content_id
 
 
 @given(st.lists(st.integers(0, 5)))

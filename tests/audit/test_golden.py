@@ -15,7 +15,7 @@ from packhouse.errors import AuditError, ConfigError
 from packhouse.golden import check_golden, pin, read_golden, write_golden
 from packhouse.recipe import load_recipe, parse_recipe
 from tests.audit.conftest import DEMO
-from tests.audit.test_audit_gate import House
+from tests.audit.test_audit_gate import Project
 
 CHAT = {
     "name": "ants",
@@ -177,38 +177,38 @@ def test_yaml_keeps_every_text_and_id(tmp_path_factory, text):
 
 
 @pytest.fixture
-def house(tmp_path):
-    house = House(tmp_path)
-    house.path.write_text(
-        house.path.read_text().replace("leaky.jinja", "sound.jinja") + "golden: pinned.yaml\n"
+def project(tmp_path):
+    project = Project(tmp_path)
+    project.path.write_text(
+        project.path.read_text().replace("leaky.jinja", "sound.jinja") + "golden: pinned.yaml\n"
     )
-    return house
+    return project
 
 
-def call(house, *arguments, code=0):
-    everything = ["golden", *arguments, "--cache", str(house.cache)]
+def call(project, *arguments, code=0):
+    everything = ["golden", *arguments, "--cache", str(project.cache)]
     result = CliRunner().invoke(cli, everything)
     assert result.exit_code == code, result.output
     return result
 
 
-def test_write_then_build_then_break_then_accept(house):
-    recipe = str(house.path)
-    output = call(house, "write", recipe, "--count", "2", "--row", "sums/sums.jsonl:7").stdout
+def test_write_then_build_then_break_then_accept(project):
+    recipe = str(project.path)
+    output = call(project, "write", recipe, "--count", "2", "--row", "sums/sums.jsonl:7").stdout
     assert "sums/sums.jsonl:7: ['8.<|im_end|>" in output
-    assert json.loads(call(house, "check", recipe, "--json").stdout) == {"golden": 3}
+    assert json.loads(call(project, "check", recipe, "--json").stdout) == {"golden": 3}
 
-    first = house.prepare()
-    assert first.facts["golden"] == 3
-    without = house.prepare("golden=null")
+    first = project.prepare()
+    assert first.golden == 3
+    without = project.prepare("golden=null")
     assert (without.version, without.created) == (first.version, False)
 
     with pytest.raises(AuditError, match="3 of 3 golden conversations"):
-        house.prepare("format.system=Be brief.")
-    call(house, "write", recipe, "--set", "format.system=Be brief.")
-    assert house.prepare("format.system=Be brief.").facts["golden"] == 3
+        project.prepare("format.system=Be brief.")
+    call(project, "write", recipe, "--set", "format.system=Be brief.")
+    assert project.prepare("format.system=Be brief.").golden == 3
 
 
-def test_a_row_that_is_not_there_is_named(house):
-    result = call(house, "write", str(house.path), "--row", "sums/sums.jsonl:999", code=2)
+def test_a_row_that_is_not_there_is_named(project):
+    result = call(project, "write", str(project.path), "--row", "sums/sums.jsonl:999", code=2)
     assert "no row 'sums/sums.jsonl:999' passed validation" in result.stderr

@@ -20,7 +20,7 @@ from packhouse.dedup.units import merged
 from packhouse.errors import ConfigError
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
-from tests.audit.test_audit_gate import House
+from tests.audit.test_audit_gate import Project
 
 WORDS = [f"w{n}" for n in range(3000)]
 
@@ -89,7 +89,7 @@ def test_a_shard_without_rows_changes_nothing(tmp_path):
 def test_candidates_are_those_of_datasketch(tmp_path):
     from datasketch import MinHashLSH
 
-    from packhouse.dedup import near as room
+    from packhouse.dedup import near
 
     rng = random.Random(3)
     rows = planted(40) + [{"instruction": "a b c", "output": text(rng, 3)} for _ in range(40)]
@@ -103,7 +103,7 @@ def test_candidates_are_those_of_datasketch(tmp_path):
         due |= {(other, number) for other in lsh.query(sketch)}
         lsh.insert(number, sketch)
     every = np.ones(len(rows), np.int64)
-    ours = room._candidates([prints], [np.arange(len(rows))], 0.8, every)
+    ours = near._candidates([prints], [np.arange(len(rows))], 0.8, every)
     assert {(n % len(rows), n // len(rows)) for n in ours.tolist()} == due
     assert len(due) >= 40
 
@@ -181,66 +181,68 @@ def test_without_datasketch_the_remedy_is_named(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def house(tmp_path):
+def project(tmp_path):
     """40 rows, their near copies, and one row that differs from the first in white space only."""
-    house = House(tmp_path)
+    project = Project(tmp_path)
     rows = planted(40)
     rows.append({**rows[0], "output": rows[0]["output"].replace(" ", "\n ")})
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    recipe = yaml.safe_load(house.path.read_text())
+    recipe = yaml.safe_load(project.path.read_text())
     recipe["format"]["template"] = "sound.jinja"
     recipe["pack"]["seq_len"] = 2048
     recipe["split"] = {"eval_fraction": 0.4, "group_by": "record"}
     recipe["audit"] = {"max_duplicates": 1}
-    house.path.write_text(yaml.safe_dump(recipe))
-    return house
+    project.path.write_text(yaml.safe_dump(recipe))
+    return project
 
 
 def pack_line(prepared):
     return next(line for line in prepared.ledger if line.step == "pack")
 
 
-def test_dropped_near_rows_are_counted_and_say_what_they_repeat(house):
-    prepared = house.prepare("dedup.near=drop")
+def test_dropped_near_rows_are_counted_and_say_what_they_repeat(project):
+    prepared = project.prepare("dedup.near=drop")
     line = pack_line(prepared)
     assert dict(line.dropped) == {"duplicate": 1, "near_duplicate": 40}
     assert line.rows_out == 40
-    records = house.records(prepared)
+    records = project.records(prepared)
     ids = [record["record_id"] for record in records]
     assert [r["repeats"] for r in records[40:]] == [*ids[:40], ids[0]]
     assert [r["times"] for r in records] == [1] * 40 + [0] * 41
-    found = prepared.facts["counts"]["dedup"]
-    assert (found["equal"]["rows"], found["near"]["rows"]) == (1, 40)
-    assert found["near"]["samples"][0]["repeats"]["row"] == 0
-    assert prepared.facts["audit"]["dataset"]["near_duplicates"] == 0
+    found = prepared.published.dedup
+    assert (found.equal.rows, found.near.rows) == (1, 40)
+    assert found.near.samples[0]["repeats"]["row"] == 0
+    assert prepared.published.audit["dataset"]["near_duplicates"] == 0
 
 
-def test_same_side_keeps_all_and_parts_none(house):
-    split = house.prepare()
-    sides = [record["split"] for record in house.records(split)]
+def test_same_side_keeps_all_and_parts_none(project):
+    split = project.prepare()
+    sides = [record["split"] for record in project.records(split)]
     assert sum(a != b for a, b in zip(sides[:40], sides[40:80], strict=True)) > 5
-    together = house.prepare("dedup.near=same_side")
-    records = house.records(together)
+    together = project.prepare("dedup.near=same_side")
+    records = project.records(together)
     sides = [record["split"] for record in records]
     assert sides[:40] == sides[40:80]
     assert sides[80] == sides[0]
     assert {"train", "eval"} == set(sides)
     assert pack_line(together).dropped == {}
-    audit = together.facts["audit"]["dataset"]
+    audit = together.published.audit["dataset"]
     assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
 
 
-def test_keep_counts_and_changes_nothing(house):
-    plain = house.prepare()
-    kept = house.prepare("dedup.near=keep")
-    assert [r["split"] for r in house.records(plain)] == [r["split"] for r in house.records(kept)]
+def test_keep_counts_and_changes_nothing(project):
+    plain = project.prepare()
+    kept = project.prepare("dedup.near=keep")
+    assert [r["split"] for r in project.records(plain)] == [
+        r["split"] for r in project.records(kept)
+    ]
     assert pack_line(kept).dropped == {}
-    near = kept.facts["counts"]["dedup"]["near"]
-    assert (near["rows"], near["dropped"]) == (40, 0)
-    assert near["on_both_sides"] > 5
-    audit = kept.facts["audit"]["dataset"]
+    near = kept.published.dedup.near
+    assert (near.rows, near.dropped) == (40, 0)
+    assert near.on_both_sides > 5
+    audit = kept.published.audit["dataset"]
     assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
-    assert "dedup" not in plain.facts["counts"]
+    assert plain.published.dedup is None
 
 
 def exchanges(seed, num_turns=3):
@@ -266,26 +268,26 @@ SPLITS = {
 
 @pytest.mark.parametrize("options", SPLITS.values(), ids=SPLITS)
 @pytest.mark.parametrize("group_by", ["prompt", "record"])
-def test_examples_of_one_conversation_are_no_duplicates_of_each_other(house, options, group_by):
+def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, options, group_by):
     talks = [exchanges(seed) for seed in range(20)]
     talks += [with_a_word_changed(talk) for talk in talks[:15]]
     rows = [{"messages": talk} for talk in talks]
-    (house.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (project.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = ["sources.0.format=chat", "format.template=chat", *options, f"split.group_by={group_by}"]
 
-    kept = house.prepare(*base, "dedup.near=keep")
-    rows = [record["row"] for record in house.records(kept)]
+    kept = project.prepare(*base, "dedup.near=keep")
+    rows = [record["row"] for record in project.records(kept)]
     again = sum(row >= 20 for row in rows)
     assert again >= 30
-    assert kept.facts["counts"]["dedup"]["near"]["rows"] == 15  # conversations, not examples
+    assert kept.published.dedup.near.rows == 15  # conversations, not examples
 
-    line = pack_line(house.prepare(*base, "dedup.near=drop"))
+    line = pack_line(project.prepare(*base, "dedup.near=drop"))
     assert dict(line.dropped) == {"near_duplicate": again}
     assert line.rows_out == len(rows) - again
 
-    together = house.prepare(*base, "dedup.near=same_side")
+    together = project.prepare(*base, "dedup.near=same_side")
     sides = {}
-    for record in house.records(together):
+    for record in project.records(together):
         sides.setdefault(record["row"], set()).add(record["split"])
     assert all(len(found) == 1 for found in sides.values())
     assert [sides[row] for row in range(15)] == [sides[row + 20] for row in range(15)]
@@ -311,25 +313,25 @@ def test_a_unit_is_the_union_of_its_rows(tmp_path):
         assert row["minhash"] == sketch.hashvalues.tolist()
 
 
-def test_exact_same_side_joins_what_differs_in_white_space(house):
-    prepared = house.prepare("dedup.exact=same_side")
-    sides = [record["split"] for record in house.records(prepared)]
+def test_exact_same_side_joins_what_differs_in_white_space(project):
+    prepared = project.prepare("dedup.exact=same_side")
+    sides = [record["split"] for record in project.records(prepared)]
     assert sides[80] == sides[0]
     assert pack_line(prepared).rows_out == 81
 
 
-def test_appended_rows_take_nothing_from_train_to_eval(house):
-    before = house.records(house.prepare("dedup.near=same_side"))
+def test_appended_rows_take_nothing_from_train_to_eval(project):
+    before = project.records(project.prepare("dedup.near=same_side"))
     more = planted(80, seed=0)[80:] + planted(30, seed=9)
-    with (house.folder / "sums.jsonl").open("a") as file:
+    with (project.folder / "sums.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in more)
-    after = house.records(house.prepare("dedup.near=same_side"))
+    after = project.records(project.prepare("dedup.near=same_side"))
     moved = [(a["split"], b["split"]) for a, b in zip(before, after, strict=False)]
     assert ("train", "eval") not in moved
 
 
-def test_fingerprints_are_made_once_for_all_pack_sizes(house):
-    house.prepare("dedup.near=drop")
-    made = sorted((house.cache / "steps" / "fingerprints").iterdir())
-    house.prepare("dedup.near=drop", "pack.seq_len=1024", "dedup.near_threshold=0.9")
-    assert sorted((house.cache / "steps" / "fingerprints").iterdir()) == made
+def test_fingerprints_are_made_once_for_all_pack_sizes(project):
+    project.prepare("dedup.near=drop")
+    made = sorted((project.cache / "steps" / "fingerprints").iterdir())
+    project.prepare("dedup.near=drop", "pack.seq_len=1024", "dedup.near_threshold=0.9")
+    assert sorted((project.cache / "steps" / "fingerprints").iterdir()) == made

@@ -9,27 +9,33 @@ from typing import Any
 
 import pytest
 
-from packhouse.cache import list_steps
-from tests.chain.conftest import House
+from packhouse.cache.limits import list_steps
+from tests.chain.conftest import Project
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    house = House(tmp_path)
-    house.write_rows(range(60))
-    house.recipe()
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path)
+    project.write_rows(range(60))
+    project.recipe()
     with (tmp_path / "recipe.yaml").open("a") as file:
         file.write(f"publish: {{store: {tmp_path / 'store'}}}\n")
-    return house
+    return project
 
 
 @pytest.fixture
-def start(house: House) -> Any:
+def start(project: Project) -> Any:
     """Start a run as a process; it kills itself at a step if told to (`tests.chain.killed_run`)."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str = "recipe.yaml", kill: tuple[str, str, str] = ("publish", "1", "never")):
-        command = [sys.executable, "-m", "tests.chain.killed_run", house.root / name, house.cache]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chain.killed_run",
+            project.root / name,
+            project.cache,
+        ]
         started.append(subprocess.Popen([*command, *kill], stderr=subprocess.PIPE))
         return started[-1]
 

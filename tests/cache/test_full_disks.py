@@ -13,57 +13,57 @@ from tests.cache.conftest import steps_in
 
 
 @pytest.mark.parametrize("size_kb", [16, 64, 160])
-def test_a_cache_on_a_full_disk(size_kb, house, mount):
-    house.cache = mount("disk", f"size={size_kb}k")
+def test_a_cache_on_a_full_disk(size_kb, project, mount):
+    project.cache = mount("disk", f"size={size_kb}k")
     with pytest.raises(DiskError, match=r"No space left on device \(.* bytes free\); make room"):
-        house.prepare()
-    done = steps_in(house.cache)
-    assert not list((house.cache / "steps" / "tmp").glob("*"))
-    remount(house.cache, "size=8m")
-    again = house.prepare()
+        project.prepare()
+    done = steps_in(project.cache)
+    assert not list((project.cache / "steps" / "tmp").glob("*"))
+    remount(project.cache, "size=8m")
+    again = project.prepare()
     assert again.created
     assert done <= {(receipt.step, receipt.key) for receipt in again.receipts if receipt.cached}
 
 
 @pytest.mark.parametrize("inodes", [4, 20, 40])
-def test_a_cache_on_a_disk_without_inodes(inodes, house, mount):
-    house.cache = mount("disk", f"size=8m,nr_inodes={inodes}")
+def test_a_cache_on_a_disk_without_inodes(inodes, project, mount):
+    project.cache = mount("disk", f"size=8m,nr_inodes={inodes}")
     with pytest.raises(DiskError, match="takes no more files"):
-        house.prepare()
-    remount(house.cache, "nr_inodes=1000")
-    assert house.prepare().created
+        project.prepare()
+    remount(project.cache, "nr_inodes=1000")
+    assert project.prepare().created
 
 
-def test_a_cache_on_a_disk_that_is_read_only(house, mount):
-    house.cache = mount("disk", "size=8m")
-    house.prepare()
-    house.write_rows(range(70))
-    remount(house.cache, "ro")
+def test_a_cache_on_a_disk_that_is_read_only(project, mount):
+    project.cache = mount("disk", "size=8m")
+    project.prepare()
+    project.write_rows(range(70))
+    remount(project.cache, "ro")
     with pytest.raises(DiskError, match="mounted read-only; make it writable"):
-        house.prepare()
-    remount(house.cache, "rw")
-    assert house.prepare().created
+        project.prepare()
+    remount(project.cache, "rw")
+    assert project.prepare().created
 
 
 @pytest.mark.parametrize("options", ["size=12k", "size=20k", "size=8m,nr_inodes=6"])
-def test_a_store_on_a_full_disk(options, house, mount):
+def test_a_store_on_a_full_disk(options, project, mount):
     store = mount("store", options)
     with pytest.raises(
         DiskError, match=r"the store '.*': .*make room there, or publish to another"
     ):
-        house.prepare()
+        project.prepare()
     assert not list((store / ".packhouse" / "tmp").glob("*"))
     remount(store, "size=8m,nr_inodes=1000")
-    assert house.prepare().created
+    assert project.prepare().created
 
 
-def test_a_store_on_a_disk_that_is_read_only(house, mount):
+def test_a_store_on_a_disk_that_is_read_only(project, mount):
     store = mount("store", "size=8m")
     remount(store, "ro")
     with pytest.raises(DiskError, match=r"the store '.*': its disk is mounted read-only"):
-        house.prepare()
+        project.prepare()
     remount(store, "rw")
-    assert house.prepare().created
+    assert project.prepare().created
 
 
 def test_temporary_files_on_a_full_disk(mount, monkeypatch):

@@ -7,22 +7,25 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from packhouse.cache import list_steps, remove_steps
-from packhouse.cache_holds import UNFINISHED_DAYS, held_keys, hold_steps
+from packhouse.cache.holds import UNFINISHED_DAYS, held_keys, hold_steps
+from packhouse.cache.limits import list_steps, remove_steps
+from packhouse.cache.steps import StepStore
 from packhouse.cli import cli
-from packhouse.step_store import StepStore
+from packhouse.errors import AuditError
+from packhouse.refresh import look, planned_version, unchanged
 from tests.cache.conftest import steps_in
-from tests.chain.conftest import House
+from tests.chain.conftest import Project
 
 GC_LOOP = """
 import sys
 from pathlib import Path
-from packhouse.cache import list_steps, remove_steps
+from packhouse.cache.limits import list_steps, remove_steps
 while not Path(sys.argv[1], "stop").exists():
     cache = Path(sys.argv[1], "cache")
     freed = remove_steps(cache, [each for each in list_steps(cache) if not each.is_held])
@@ -31,8 +34,8 @@ while not Path(sys.argv[1], "stop").exists():
 """
 
 
-def gc(house, *options):
-    arguments = ["cache", "gc", "--cache", str(house.cache), "--grace-hours", "0", "--json"]
+def gc(project, *options):
+    arguments = ["cache", "gc", "--cache", str(project.cache), "--grace-hours", "0", "--json"]
     done = CliRunner().invoke(cli, [*arguments, *options])
     assert done.exit_code == 0, done.output
     return json.loads(done.output)
@@ -40,47 +43,110 @@ def gc(house, *options):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_no_run_dies_while_another_process_removes_all_that_it_may(house, start):
+def test_no_run_dies_while_another_process_removes_all_that_it_may(project, start):
     """Five runs side by side, and one process that removes whatever no run holds."""
     for number in range(5):
-        text = (house.root / "recipe.yaml").read_text().replace("sums", f"sums-{number}")
+        text = (project.root / "recipe.yaml").read_text().replace("sums", f"sums-{number}")
         text = text.replace("seq_len: 256", f"seq_len: {128 + 64 * (number % 3)}")
-        (house.root / f"{number}.yaml").write_text(text)
-    house.prepare()  # steps that no run holds, which the runs want too
-    remover = subprocess.Popen([sys.executable, "-c", GC_LOOP, str(house.root)])
+        (project.root / f"{number}.yaml").write_text(text)
+    project.prepare()  # steps that no run holds, which the runs want too
+    remover = subprocess.Popen([sys.executable, "-c", GC_LOOP, str(project.root)])
     try:
         runs = [start(f"{number}.yaml") for number in range(5)]
         errors = [run.communicate()[1].decode() for run in runs]
     finally:
-        (house.root / "stop").touch()
+        (project.root / "stop").touch()
         assert remover.wait(120) == 0
     assert [(run.returncode, error) for run, error in zip(runs, errors, strict=True)] == [
         (0, "")
     ] * 5
-    assert (house.root / "freed").exists()
-    assert not held_keys(house.cache)
+    assert (project.root / "freed").exists()
+    assert not held_keys(project.cache)
 
-    gc(house, "--max-gb", "0", "--delete")
-    assert steps_in(house.cache) == set()
+    gc(project, "--max-gb", "0", "--delete")
+    assert steps_in(project.cache) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_killed_run_did_stays_a_week_and_its_next_try_goes_on_there(house, start):
+def test_what_a_killed_run_did_stays_a_week_and_its_next_try_goes_on_there(project, start):
     killed = start(kill=("files", "1", "before"))
     killed.wait()
     assert killed.returncode == -9
-    done = steps_in(house.cache)
+    done = steps_in(project.cache)
     assert {"validate", "format", "tokenize", "pack", "gather"} <= {step for step, _ in done}
 
-    assert gc(house, "--delete", "--max-gb", "0")["freed"] == 0
-    assert steps_in(house.cache) == done
+    assert gc(project, "--delete", "--max-gb", "0")["freed"] == 0
+    assert steps_in(project.cache) == done
 
     assert start().wait() == 0
-    assert done <= steps_in(house.cache)  # found: each step has one receipt, made once
-    assert not held_keys(house.cache)  # the try that was killed is forgotten
-    assert not list((house.cache / "running").glob("*.keys"))
-    assert gc(house)["steps"] == []  # all of them are of the last run
+    assert done <= steps_in(project.cache)  # found: each step has one receipt, made once
+    assert not held_keys(project.cache)  # the try that was killed is forgotten
+    assert not list((project.cache / "running").glob("*.keys"))
+    assert gc(project)["steps"] == []  # all of them are of the last run
+
+
+def test_gc_says_what_a_refused_run_holds_and_until_when_and_frees_it_if_asked(project):
+    project.prepare()
+    used = steps_in(project.cache)
+    project.rows.write_text(project.rows.read_text() * 2)
+    with pytest.raises(AuditError):
+        project.prepare("audit.max_duplicates=0")
+    refused = steps_in(project.cache) - used
+    (file,) = (project.cache / "running").glob("*.keys")
+    until = datetime.fromtimestamp(file.stat().st_mtime + 7 * 86400, UTC)
+
+    shown = gc(project, "--max-gb", "0")
+    assert {(step["step"], step["key"]) for step in shown["steps"]} == used - held_by(file, used)
+    held = shown["unfinished"]
+    assert (held["runs"], held["until"]) == (1, until.isoformat(sep=" ", timespec="minutes"))
+    assert held["bytes"] == sum(
+        each.num_bytes for each in list_steps(project.cache) if (each.step, each.key) in refused
+    )
+    text = CliRunner().invoke(cli, ["cache", "gc", "--cache", str(project.cache)]).output
+    assert f"{held['bytes']:,} bytes in {len(refused)} jobs are held for 1 unfinished run" in text
+    assert f"until {held['until']} at the latest; --unfinished frees them" in text
+
+    arguments = ["cache", "gc", "--cache", str(project.cache), "--unfinished", "--json"]
+    freed = json.loads(CliRunner().invoke(cli, [*arguments, "--delete"]).output)
+    assert freed["freed"] == held["bytes"]  # made a moment ago: the grace does not keep them
+    assert steps_in(project.cache) == used
+    assert not list((project.cache / "running").glob("*.keys"))
+    assert gc(project)["unfinished"] == {"runs": 0, "bytes": 0, "until": None}
+
+
+def held_by(file, steps):
+    keys = file.read_text().split()
+    return {(step, key) for step, key in steps if key in keys}
+
+
+def test_unfinished_leaves_what_a_run_that_goes_on_holds(tmp_path):
+    steps = StepStore(tmp_path / "steps")
+    for key in ("both", "ended"):
+        steps.run("s", key, lambda folder: {})
+    with pytest.raises(ZeroDivisionError), hold_steps(tmp_path, "a" * 16, ["both", "ended"]):
+        raise ZeroDivisionError
+    with hold_steps(tmp_path, "b" * 16, ["both"]):
+        command = ["cache", "gc", "--cache", str(tmp_path), "--unfinished", "--delete", "--json"]
+        done = json.loads(CliRunner().invoke(cli, command).output)
+        assert [step["key"] for step in done["steps"]] == ["ended"]
+        assert done["unfinished"]["bytes"] == done["freed"] > 0
+        assert steps_in(tmp_path) == {("s", "both")}
+        assert held_keys(tmp_path) == {"both"}
+
+
+def test_a_run_that_ends_unchanged_forgets_the_tries_before_it(project):
+    """A run that was killed when it had just published: the next one finds nothing to do."""
+    project.prepare()
+    recipe = project.recipe()
+    found = look(recipe, planned_version(recipe, project.cache))
+    with pytest.raises(ZeroDivisionError), hold_steps(project.cache, found.version_id, ["k"]):
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), hold_steps(project.cache, "b" * 16, ["other"]):
+        raise ZeroDivisionError
+    assert unchanged(recipe, found, project.cache).outcome == "unchanged"
+    assert held_keys(project.cache) == {"other"}
+    unchanged(recipe, found, project.root / "nowhere")  # a cache in which nothing was ever done
 
 
 def test_a_run_that_failed_over_a_week_ago_holds_nothing(tmp_path):
@@ -116,13 +182,13 @@ def test_a_file_system_without_locks_takes_runs_and_removes_nothing(tmp_path, mo
         raise OSError(errno.ENOLCK, "No locks available")
 
     without = SimpleNamespace(flock=refuse, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
-    monkeypatch.setattr("packhouse.cache_holds.fcntl", without)
-    house = House(tmp_path)
-    house.write_rows(range(30))
-    assert house.prepare().created
-    before = steps_in(house.cache)
-    assert gc(house, "--max-gb", "0", "--delete")["freed"] == 0
-    assert steps_in(house.cache) == before
+    monkeypatch.setattr("packhouse.cache.holds.fcntl", without)
+    project = Project(tmp_path)
+    project.write_rows(range(30))
+    assert project.prepare().created
+    before = steps_in(project.cache)
+    assert gc(project, "--max-gb", "0", "--delete")["freed"] == 0
+    assert steps_in(project.cache) == before
 
 
 def test_a_hold_is_never_seen_unlocked(tmp_path, monkeypatch):
@@ -133,7 +199,7 @@ def test_a_hold_is_never_seen_unlocked(tmp_path, monkeypatch):
         seen.append(list(tmp_path.glob("running/*.keys")))
         lock(file, how)
 
-    monkeypatch.setattr("packhouse.cache_holds.fcntl.flock", look)
+    monkeypatch.setattr("packhouse.cache.holds.fcntl.flock", look)
     with hold_steps(tmp_path, "v" * 16, ["a"]):
         assert held_keys(tmp_path) == {"a"}
     assert seen[0] == []

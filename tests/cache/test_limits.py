@@ -7,120 +7,120 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from packhouse.cache import keep_limits, list_steps
-from packhouse.cache_holds import hold_steps
+from packhouse.cache.holds import hold_steps
+from packhouse.cache.limits import keep_limits, list_steps
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, DiskError
 from packhouse.refresh import planned_version
 from tests.cache.conftest import steps_in
 
 
-def size(house):
-    return sum(each.num_bytes for each in list_steps(house.cache))
+def size(project):
+    return sum(each.num_bytes for each in list_steps(project.cache))
 
 
-def age(house, days):
+def age(project, days):
     then = time.time() - days * 86400
-    for file in (*house.cache.rglob("receipt.json"), *(house.cache / "runs").iterdir()):
+    for file in (*project.cache.rglob("receipt.json"), *(project.cache / "runs").iterdir()):
         os.utime(file, (then, then))
 
 
-def test_ten_runs_of_a_growing_file_leave_what_the_last_one_used(house):
+def test_ten_runs_of_a_growing_file_leave_what_the_last_one_used(project):
     for number in range(10):
-        house.write_rows(range(60 + number))
-        last = house.prepare("dedup.exact=drop")
-    left = steps_in(house.cache)
+        project.write_rows(range(60 + number))
+        last = project.prepare("dedup.exact=drop")
+    left = steps_in(project.cache)
     assert {(r.step, r.key) for r in last.receipts} == {s for s in left if s[0] != "fingerprints"}
     assert len(left) == len(last.receipts) + 1
-    assert all(each.is_used for each in list_steps(house.cache))
-    assert all(receipt.cached for receipt in house.prepare("dedup.exact=drop").receipts)
+    assert all(each.is_used for each in list_steps(project.cache))
+    assert all(receipt.cached for receipt in project.prepare("dedup.exact=drop").receipts)
 
 
-def test_unchanged_shards_keep_their_steps_and_changed_ones_lose_the_former(house, monkeypatch):
-    monkeypatch.setattr("packhouse.jobs.SHARD_BYTES", 1500)
-    house.write_rows(range(60))
-    house.prepare()
-    house.write_rows(range(61))
-    second = house.prepare()
+def test_unchanged_shards_keep_their_steps_and_changed_ones_lose_the_former(project, monkeypatch):
+    monkeypatch.setattr("packhouse.steps.validate.SHARD_BYTES", 1500)
+    project.write_rows(range(60))
+    project.prepare()
+    project.write_rows(range(61))
+    second = project.prepare()
     tokenized = [receipt for receipt in second.receipts if receipt.step == "tokenize"]
     assert sum(not receipt.cached for receipt in tokenized) == 1
-    assert len(tokenized) == len([s for s in steps_in(house.cache) if s[0] == "tokenize"]) > 2
+    assert len(tokenized) == len([s for s in steps_in(project.cache) if s[0] == "tokenize"]) > 2
 
 
-def test_steps_of_other_settings_stay_for_someone_may_go_back(house):
-    first = house.prepare()
-    house.prepare("pack.seq_len=128", "format.template=completion")
-    again = house.prepare()
+def test_steps_of_other_settings_stay_for_someone_may_go_back(project):
+    first = project.prepare()
+    project.prepare("pack.seq_len=128", "format.template=completion")
+    again = project.prepare()
     assert all(receipt.cached for receipt in again.receipts)
     assert again.version == first.version
 
 
-def test_steps_that_no_run_used_for_long_go_at_the_next_run(house, monkeypatch):
+def test_steps_that_no_run_used_for_long_go_at_the_next_run(project, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_DAYS", "3.5")
-    other = house.prepare("pack.seq_len=128")
-    age(house, 4)
-    last = house.prepare()
+    other = project.prepare("pack.seq_len=128")
+    age(project, 4)
+    last = project.prepare()
     kept = {(receipt.step, receipt.key) for receipt in last.receipts}
-    assert steps_in(house.cache) == kept
+    assert steps_in(project.cache) == kept
     assert not kept >= {(receipt.step, receipt.key) for receipt in other.receipts}
 
 
-def test_looking_whether_anything_changed_keeps_the_steps_of_the_last_run_young(house):
-    house.prepare("pack.seq_len=128")
-    last = house.prepare()
-    age(house, 31)
-    planned_version(house.recipe(), house.cache)
-    keep_limits(house.cache)
-    assert {(receipt.step, receipt.key) for receipt in last.receipts} == steps_in(house.cache)
+def test_looking_whether_anything_changed_keeps_the_steps_of_the_last_run_young(project):
+    project.prepare("pack.seq_len=128")
+    last = project.prepare()
+    age(project, 31)
+    planned_version(project.recipe(), project.cache)
+    keep_limits(project.cache)
+    assert {(receipt.step, receipt.key) for receipt in last.receipts} == steps_in(project.cache)
 
 
-def test_a_size_is_kept_with_the_longest_unused_steps_first(house, monkeypatch):
-    house.prepare("pack.seq_len=128")
-    age(house, 1)
-    house.prepare()
-    used = sum(each.num_bytes for each in list_steps(house.cache) if each.is_used)
+def test_a_size_is_kept_with_the_longest_unused_steps_first(project, monkeypatch):
+    project.prepare("pack.seq_len=128")
+    age(project, 1)
+    project.prepare()
+    used = sum(each.num_bytes for each in list_steps(project.cache) if each.is_used)
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_GB", f"{used / 1e9:.9f}")
-    assert all(receipt.cached for receipt in house.prepare().receipts)
-    assert size(house) <= used
+    assert all(receipt.cached for receipt in project.prepare().receipts)
+    assert size(project) <= used
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_GB", "0")
-    assert not house.prepare().created
-    assert size(house) == 0
+    assert not project.prepare().created
+    assert size(project) == 0
 
 
-def test_no_limit_takes_what_another_run_holds(house, monkeypatch):
-    keys = [receipt.key for receipt in house.prepare().receipts]
+def test_no_limit_takes_what_another_run_holds(project, monkeypatch):
+    keys = [receipt.key for receipt in project.prepare().receipts]
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_GB", "0")
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_DAYS", "0")
-    with hold_steps(house.cache, "a" * 16, keys):
-        house.write_rows(range(70))
-        house.prepare()
-        assert {key for _, key in steps_in(house.cache)} == set(keys)
-    house.prepare()
-    assert size(house) == 0
+    with hold_steps(project.cache, "a" * 16, keys):
+        project.write_rows(range(70))
+        project.prepare()
+        assert {key for _, key in steps_in(project.cache)} == set(keys)
+    project.prepare()
+    assert size(project) == 0
 
 
-def test_a_disk_that_fails_after_publication_fails_no_run(house, monkeypatch, caplog):
+def test_a_disk_that_fails_after_publication_fails_no_run(project, monkeypatch, caplog):
     def refuse(cache, chosen):
-        if (house.root / "store").exists():
+        if (project.root / "store").exists():
             raise DiskError("cannot write to the cache")
         return 0
 
-    monkeypatch.setattr("packhouse.cache.remove_steps", refuse)
-    assert house.prepare().created
+    monkeypatch.setattr("packhouse.cache.limits.remove_steps", refuse)
+    assert project.prepare().created
     assert "was not brought within its limits: cannot write to the cache" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["PACKHOUSE_CACHE_MAX_GB", "PACKHOUSE_CACHE_MAX_DAYS"])
-def test_a_limit_that_is_no_number_is_refused_before_any_work(name, house, monkeypatch):
+def test_a_limit_that_is_no_number_is_refused_before_any_work(name, project, monkeypatch):
     monkeypatch.setenv(name, "lots")
     with pytest.raises(ConfigError, match=f"{name} is 'lots'; it must be a number from 0 on"):
-        house.prepare()
-    assert not (house.cache / "steps").exists()
+        project.prepare()
+    assert not (project.cache / "steps").exists()
 
 
-def test_a_plan_and_the_doctor_say_what_a_run_will_take_and_what_is_free(house, caplog):
-    recipe = str(house.root / "recipe.yaml")
-    at = ["--cache", str(house.cache)]
+def test_a_plan_and_the_doctor_say_what_a_run_will_take_and_what_is_free(project, caplog):
+    recipe = str(project.root / "recipe.yaml")
+    at = ["--cache", str(project.cache)]
 
     def call(*arguments):
         done = CliRunner().invoke(cli, [*arguments, *at])
@@ -128,14 +128,14 @@ def test_a_plan_and_the_doctor_say_what_a_run_will_take_and_what_is_free(house, 
         return done.output
 
     planned = json.loads(call("plan", recipe, "--json"))["cache"]
-    assert planned["needed_bytes"] > house.rows.stat().st_size
+    assert planned["needed_bytes"] > project.rows.stat().st_size
     assert planned["num_bytes"] == 0
     assert planned["free_bytes"] > 0
     with caplog.at_level("INFO", "packhouse.cache"):
-        house.prepare()
+        project.prepare()
     assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it, too
     planned = json.loads(call("plan", recipe, "--json"))["cache"]
-    assert (planned["needed_bytes"], planned["num_bytes"]) == (0, size(house))
+    assert (planned["needed_bytes"], planned["num_bytes"]) == (0, size(project))
     assert "cache:  this run adds about 0.0 MB" in call("plan", recipe)
     checks = {line["name"]: line for line in json.loads(call("doctor", "cache", recipe, "--json"))}
     assert {line["status"] for line in checks.values()} == {"pass"}

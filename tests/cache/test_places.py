@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache
 from packhouse.cli import cli
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.workspace import CachePlace, Workspace, check_cache, default_cache, find_cache
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
@@ -46,16 +47,43 @@ def test_a_mirror_that_is_a_folder_is_refused(monkeypatch):
         find_cache()
 
 
-@pytest.mark.parametrize("uri", ["s3://b/x", "gs://b/x", "az://b/x", "file:///x", "s3:/b/x"])
-def test_no_uri_ever_becomes_a_folder(uri, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("uri", "write"),
+    [
+        ("s3://b/x", "s3://b/x"),
+        ("gs://b/x", "gs://b/x"),
+        ("az://b/x", "az://b/x"),
+        ("file:///x", "file:///x"),
+        ("file:/x", "file:///x"),
+        ("s3:/b/x", "s3://b/x"),
+        ("s3:b/x", "s3://b/x"),
+        ("S3:b/x", "s3://b/x"),
+        ("gs:x", "gs://x"),
+        ("S3://b", "s3://b"),
+        ("hdfs:/x", "hdfs://x"),
+    ],
+)
+def test_no_uri_ever_becomes_a_folder(uri, write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in (Path(uri), Path(uri).absolute()):
-        with pytest.raises(ConfigError, match="is a URI, and a folder of this machine is needed"):
+        with pytest.raises(ConfigError, match=f"is a URI, and a folder .* write '{write}'"):
             check_cache(folder)
         with pytest.raises(ConfigError, match="is a URI"):
             Workspace(cache=folder)
-    for command in (["plan", str(DEMO)], ["explain", str(DEMO)], ["cache", "ls"], ["cache", "gc"]):
+    commands = (["plan", str(DEMO)], ["explain", str(DEMO)], ["cache", "ls"], ["cache", "gc"])
+    for command in commands:
         done = CliRunner().invoke(cli, [*command, "--cache", uri])
         assert done.exit_code == 2, done.output
         assert "is a URI" in done.output
+    if "://" not in uri:  # else it is a mirror
+        monkeypatch.setenv("PACKHOUSE_CACHE", uri)
+        for command in (*commands, ["ci", str(DEMO)]):
+            done = CliRunner().invoke(cli, command)
+            assert done.exit_code == 2, done.output
+            assert f"write '{write}'" in " ".join(done.output.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_may_have_a_colon_in_its_name(tmp_path):
+    for name in ("a:b", "12:30", "run-s3:x", "s3"):
+        assert check_cache(tmp_path / name) == tmp_path / name

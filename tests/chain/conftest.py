@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.chain import LocalRunner, Prepared, prepare
+from packhouse.chain import Prepared, prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 
@@ -21,7 +22,7 @@ def question(number: int) -> dict[str, str]:
     }
 
 
-class House:
+class Project:
     """A recipe over files in a temporary folder, with its own cache and store."""
 
     def __init__(self, root: Path) -> None:
@@ -62,7 +63,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path) -> House:
-    house = House(tmp_path)
-    house.write_rows(range(60))
-    return house
+def project(tmp_path) -> Project:
+    project = Project(tmp_path)
+    project.write_rows(range(60))
+    return project

@@ -9,25 +9,27 @@ import signal
 import sys
 from pathlib import Path
 
-import packhouse.steps as steps
 import schemas
-from packhouse import data_files, jobs, output_jobs
-from packhouse.chain import LocalRunner, prepare
+from packhouse import data_files
+from packhouse.chain import prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
-from packhouse.workspace import Workspace
+from packhouse.steps import STEPS, files, gather, validate
 
 SMALL = {
-    (jobs, "SHARD_BYTES"): 1500,
-    (output_jobs, "_GATHER_TOKENS"): 800,
-    (output_jobs, "_RECORDS_PER_FILE"): 25,
+    (validate, "SHARD_BYTES"): 1500,
+    (gather, "_SHARD_TOKENS"): 800,
+    (files, "_RECORDS_PER_FILE"): 25,
     (data_files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens a file
 }
 
 
-def main(recipe_path: str, cache: str, step: str, nth: str, when: str) -> None:
-    for (module, name), value in SMALL.items():
-        setattr(module, name, value)
-    compute = steps._COMPUTE[step]
+def main(recipe_path: str, cache: str, name: str, nth: str, when: str) -> None:
+    for (module, setting), value in SMALL.items():
+        setattr(module, setting, value)
+    (step,) = [step for step in STEPS if step.name == name]
+    compute = step.compute
     seen = 0
 
     def killing(*arguments):
@@ -40,7 +42,7 @@ def main(recipe_path: str, cache: str, step: str, nth: str, when: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return facts
 
-    steps._COMPUTE[step] = killing
+    object.__setattr__(step, "compute", killing)  # a step is frozen
     recipe = load_recipe(Path(recipe_path))
     workspace = Workspace(cache=Path(cache), check=schemas.check)
     prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)

@@ -24,45 +24,45 @@ STEPS = [
 WRITING_STEPS = [step for step in STEPS if step not in ("audit", "publish")]
 
 
-def test_rows_become_a_version_with_every_record_in_exactly_one_pack(house):
-    prepared = house.prepare()
+def test_rows_become_a_version_with_every_record_in_exactly_one_pack(project):
+    prepared = project.prepare()
 
     opened = open_version(prepared.store, "sums")
     assert opened.version == prepared.version
     packed = []
     for entry in opened.files("data"):
-        table = pq.read_table(house.folder(prepared) / entry.key)
+        table = pq.read_table(project.folder(prepared) / entry.key)
         packed += [record for row in table["record_ids"].to_pylist() for record in row]
         for row in table.to_pylist():
             assert len(row["input_ids"]) == len(row["labels"]) == sum(row["seq_lengths"]) <= 256
     (records,) = opened.files("records")
-    known = pq.read_table(house.folder(prepared) / records.key)["record_id"].to_pylist()
+    known = pq.read_table(project.folder(prepared) / records.key)["record_id"].to_pylist()
     assert len(packed) == 60
     assert sorted(packed) == sorted(known)
 
 
-def test_a_second_run_recomputes_nothing(house):
-    first = house.prepare()
-    second = house.prepare()
+def test_a_second_run_recomputes_nothing(project):
+    first = project.prepare()
+    second = project.prepare()
 
     assert (first.created, second.created) == (True, False)
     assert second.version == first.version
-    assert house.cached_steps(second) == STEPS
+    assert project.cached_steps(second) == STEPS
 
 
-def test_another_seq_len_redoes_pack_and_what_follows(house):
-    first = house.prepare()
-    second = house.prepare("pack.seq_len=128")
+def test_another_seq_len_redoes_pack_and_what_follows(project):
+    first = project.prepare()
+    second = project.prepare("pack.seq_len=128")
 
     assert second.version != first.version
-    assert house.cached_steps(second) == ["validate", "format", "tokenize"]
+    assert project.cached_steps(second) == ["validate", "format", "tokenize"]
     audits = [receipt for receipt in second.receipts if receipt.step == "audit"]
-    assert [receipt.facts["of"] for receipt in audits if receipt.cached] == ["shard"]
+    assert [receipt.facts.of for receipt in audits if receipt.cached] == ["shard"]
 
 
-def test_another_store_ref_encoder_or_limit_is_the_same_version(house, tmp_path):
-    first = house.prepare()
-    second = house.prepare(
+def test_another_store_ref_encoder_or_limit_is_the_same_version(project, tmp_path):
+    first = project.prepare()
+    second = project.prepare(
         f"publish.store={tmp_path / 'other'}",
         "publish.ref=prod",
         "tokenize.encoder=hf",
@@ -70,55 +70,55 @@ def test_another_store_ref_encoder_or_limit_is_the_same_version(house, tmp_path)
     )
     assert second.version == first.version
     assert second.created
-    assert house.cached_steps(second) == STEPS[:-1]
+    assert project.cached_steps(second) == STEPS[:-1]
     assert open_version(str(tmp_path / "other"), "sums", "prod").version == first.version
 
 
-def test_appended_rows_redo_only_new_shards_up_to_tokenize(house, monkeypatch):
-    monkeypatch.setattr("packhouse.jobs.SHARD_BYTES", 1000)
-    first = house.prepare()
+def test_appended_rows_redo_only_new_shards_up_to_tokenize(project, monkeypatch):
+    monkeypatch.setattr("packhouse.steps.validate.SHARD_BYTES", 1000)
+    first = project.prepare()
     jobs = [receipt for receipt in first.receipts if receipt.step == "tokenize"]
     assert len(jobs) > 3
 
-    house.write_rows(range(70))
-    second = house.prepare()
+    project.write_rows(range(70))
+    second = project.prepare()
 
     for step in ("validate", "format", "tokenize"):
         receipts = [receipt for receipt in second.receipts if receipt.step == step]
         assert sum(receipt.cached for receipt in receipts) >= len(jobs) - 1
         assert not receipts[-1].cached
-    assert house.cached_steps(second) == []
+    assert project.cached_steps(second) == []
     assert second.ledger[0].rows_in == 70
 
 
-def test_shard_size_and_file_order_do_not_change_published_bytes(house, monkeypatch):
-    first = house.prepare()
-    monkeypatch.setattr("packhouse.jobs.SHARD_BYTES", 1500)
-    second = house.prepare()
+def test_shard_size_and_file_order_do_not_change_published_bytes(project, monkeypatch):
+    first = project.prepare()
+    monkeypatch.setattr("packhouse.steps.validate.SHARD_BYTES", 1500)
+    second = project.prepare()
 
     contents = [open_version(p.store, "sums", p.version).manifest for p in (first, second)]
     assert contents[0].content_id == contents[1].content_id
     assert [e.sha256 for e in contents[0].files] == [e.sha256 for e in contents[1].files]
 
 
-def test_sides_do_not_change_when_rows_are_appended(house):
+def test_sides_do_not_change_when_rows_are_appended(project):
     def sides(prepared):
         opened = open_version(prepared.store, "sums", prepared.version)
         (entry,) = opened.files("records")
-        table = pq.read_table(house.folder(prepared) / entry.key)
+        table = pq.read_table(project.folder(prepared) / entry.key)
         return dict(zip(table["record_id"].to_pylist(), table["split"].to_pylist(), strict=True))
 
-    before = sides(house.prepare())
-    house.write_rows(range(90))
-    after = sides(house.prepare())
+    before = sides(project.prepare())
+    project.write_rows(range(90))
+    after = sides(project.prepare())
 
     assert len(set(before.values())) == 2
     assert {record: after[record] for record in before} == before
 
 
 @pytest.mark.parametrize("step", WRITING_STEPS)
-def test_a_missing_or_altered_cached_file_is_recomputed(house, step):
-    first = house.prepare()
+def test_a_missing_or_altered_cached_file_is_recomputed(project, step):
+    first = project.prepare()
     (receipt,) = [r for r in first.receipts if r.step == step][:1]
     name = next(iter(receipt.files))
     path = receipt.path(name)
@@ -126,85 +126,91 @@ def test_a_missing_or_altered_cached_file_is_recomputed(house, step):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    second = house.prepare()
+    second = project.prepare()
 
-    assert step not in house.cached_steps(second)
+    assert step not in project.cached_steps(second)
     assert second.version == first.version
     assert not second.created
-    assert house.cached_steps(house.prepare()) == STEPS
+    assert project.cached_steps(project.prepare()) == STEPS
 
 
-def fails_with(house, error, message, *overrides):
+def fails_with(project, error, message, *overrides):
     with pytest.raises(error, match=message):
-        house.prepare(*overrides)
-    assert not list((house.root / "store").rglob("manifest.json"))
+        project.prepare(*overrides)
+    assert not list((project.root / "store").rglob("manifest.json"))
 
 
-def test_a_missing_source_is_named(house):
-    house.rows.unlink()
-    fails_with(house, SourceError, r"rows\.jsonl")
+def test_a_missing_source_is_named(project):
+    project.rows.unlink()
+    fails_with(project, SourceError, r"rows\.jsonl")
 
 
-def test_a_tokenizer_folder_that_is_none_is_named(house):
-    fails_with(house, TokenizerError, "nowhere", "tokenizer=nowhere")
+def test_a_tokenizer_folder_that_is_none_is_named(project):
+    fails_with(project, TokenizerError, "nowhere", "tokenizer=nowhere")
 
 
-def test_an_empty_dataset_publishes_nothing(house):
-    house.rows.write_text("")
-    fails_with(house, EmptyDatasetError, "no rows")
+def test_an_empty_dataset_publishes_nothing(project):
+    project.rows.write_text("")
+    fails_with(project, EmptyDatasetError, "no rows")
 
 
-def test_all_rows_bad_publishes_nothing(house):
-    house.rows.write_text("{\n" * 5)
-    fails_with(house, EmptyDatasetError, "all 5 rows are bad", "validate.max_quarantined=1")
+def test_all_rows_bad_publishes_nothing(project):
+    project.rows.write_text("{\n" * 5)
+    fails_with(project, EmptyDatasetError, "all 5 rows are bad", "validate.max_quarantined=1")
 
 
-def test_too_many_bad_rows_publish_nothing(house):
-    house.write_rows(range(10))
-    with house.rows.open("a") as file:
+def test_too_many_bad_rows_publish_nothing(project):
+    project.write_rows(range(10))
+    with project.rows.open("a") as file:
         file.write("{broken\n")
-    fails_with(house, QuarantineLimitError, r"1 of 11 rows .*json 1.*quarantined\.arrow")
+    fails_with(
+        project,
+        QuarantineLimitError,
+        r"^1 of 11 rows \(9\.09%\) are bad, over the limit of 1\.00%: json 1\. Mend the rows, or "
+        r"raise validate\.max_quarantined; first 'json': rows/rows\.jsonl row 10, .+; to see them: "
+        r"`packhouse quarantine show RECIPE`$",
+    )
 
 
-def test_a_record_that_is_too_long_fails_where_the_policy_says_so(house):
+def test_a_record_that_is_too_long_fails_where_the_policy_says_so(project):
     overrides = ("pack.over_length=error", "pack.seq_len=32")
-    fails_with(house, SequenceTooLongError, "seq_len 32", *overrides)
+    fails_with(project, SequenceTooLongError, "seq_len 32", *overrides)
 
 
-def test_nothing_fits_publishes_nothing(house):
-    fails_with(house, EmptyDatasetError, "no record fits", "pack.seq_len=8")
+def test_nothing_fits_publishes_nothing(project):
+    fails_with(project, EmptyDatasetError, "no record fits", "pack.seq_len=8")
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow", "jsonl"])
 @pytest.mark.parametrize("layout", ["labels", "compact"])
-def test_every_file_format_and_layout_says_the_same(house, file_format, layout):
+def test_every_file_format_and_layout_says_the_same(project, file_format, layout):
     import datasets
     import numpy as np
 
-    prepared = house.prepare(f"publish.file_format={file_format}", f"publish.layout={layout}")
+    prepared = project.prepare(f"publish.file_format={file_format}", f"publish.layout={layout}")
     opened = open_version(prepared.store, "sums", prepared.version)
     entries = opened.files("data", "train")
-    paths = [str(house.folder(prepared) / entry.key) for entry in entries]
+    paths = [str(project.folder(prepared) / entry.key) for entry in entries]
     loader = {"jsonl": "json"}.get(file_format, file_format)
     rows = datasets.load_dataset(
-        loader, data_files=paths, split="train", cache_dir=str(house.root / "hf")
+        loader, data_files=paths, split="train", cache_dir=str(project.root / "hf")
     )
-    statistics = prepared.facts["statistics"]["train"]
-    assert len(rows) == statistics["num_packs"]
-    assert sum(len(row["input_ids"]) for row in rows) == statistics["num_tokens"]
+    statistics = prepared.published.statistics["train"]
+    assert len(rows) == statistics.num_packs
+    assert sum(len(row["input_ids"]) for row in rows) == statistics.num_tokens
     if layout == "labels":
         trained = sum(int(np.sum(np.array(row["labels"]) != -100)) for row in rows)
     else:
         trained = sum(s["end"] - s["start"] for row in rows for s in row["trained_ranges"])
-    assert trained == statistics["num_trained"]
+    assert trained == statistics.num_trained
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "concat", "none"])
-def test_every_strategy_conserves_tokens(house, strategy):
-    prepared = house.prepare(f"pack.strategy={strategy}")
-    statistics = prepared.facts["statistics"].values()
+def test_every_strategy_conserves_tokens(project, strategy):
+    prepared = project.prepare(f"pack.strategy={strategy}")
+    statistics = prepared.published.statistics.values()
     (tokenize,) = [line for line in prepared.ledger if line.step == "tokenize"]
-    assert sum(side["num_tokens"] for side in statistics) == tokenize.tokens_out
+    assert sum(side.num_tokens for side in statistics) == tokenize.tokens_out
 
 
 def run_demo(folder: Path, seed: str) -> tuple[dict, dict[str, bytes]]:
@@ -263,8 +269,8 @@ def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code
     assert all(re.match(r"planning|1/9 validate ", line) for line in done)
 
 
-def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(house, monkeypatch):
-    template = house.root / "dated.jinja"
+def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(project, monkeypatch):
+    template = project.root / "dated.jinja"
     template.write_text(
         "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}"
         "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -272,68 +278,68 @@ def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(house, 
     )
     overrides = (f"format.template={template}",)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    first = house.prepare(*overrides)
-    assert house.cached_steps(house.prepare(*overrides)) == STEPS
+    first = project.prepare(*overrides)
+    assert project.cached_steps(project.prepare(*overrides)) == STEPS
 
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(2 * 86400))
-    assert house.cached_steps(house.prepare(*overrides)) == ["validate"]
-    assert house.prepare(*overrides).version != first.version
+    assert project.cached_steps(project.prepare(*overrides)) == ["validate"]
+    assert project.prepare(*overrides).version != first.version
 
 
-def test_a_version_that_drifts_too_far_is_published_but_its_ref_stays(house):
-    first = house.prepare()
-    rows = [json.dumps({**json.loads(line), "output": "Yes. " * 30}) for line in lines_of(house)]
-    house.rows.write_text("\n".join(rows) + "\n")
+def test_a_version_that_drifts_too_far_is_published_but_its_ref_stays(project):
+    first = project.prepare()
+    rows = [json.dumps({**json.loads(line), "output": "Yes. " * 30}) for line in lines_of(project)]
+    project.rows.write_text("\n".join(rows) + "\n")
 
-    second = house.prepare("publish.max_length_drift=0.1")
+    second = project.prepare("publish.max_length_drift=0.1")
 
     assert second.created
-    assert "drift of lengths" in second.facts["held_back"][0]
+    assert "drift of lengths" in second.published.held_back[0]
     assert open_version(second.store, "sums").version == first.version
     assert open_version(second.store, "sums", second.version).version == second.version
-    assert house.prepare("publish.max_length_drift=1.0").facts["ref_version"] == second.version
+    assert project.prepare("publish.max_length_drift=1.0").published.ref_version == second.version
 
 
-def lines_of(house):
-    return house.rows.read_text().splitlines()
+def lines_of(project):
+    return project.rows.read_text().splitlines()
 
 
-def test_targets_beside_the_store_are_known_or_refused(house):
+def test_targets_beside_the_store_are_known_or_refused(project):
     from packhouse.errors import ConfigError
 
     with pytest.raises(ConfigError, match=r"publish\.also"):
-        house.recipe("publish.also=[ftp://somewhere]")
-    recipe = house.recipe("publish.also=['hf://datasets/org/name', 'wandb://project']")
+        project.recipe("publish.also=[ftp://somewhere]")
+    recipe = project.recipe("publish.also=['hf://datasets/org/name', 'wandb://project']")
     assert len(recipe.publish.also) == 2
 
 
-def test_order_and_grouping_of_sources_decide_nothing(house):
-    folder = house.root / "many"
+def test_order_and_grouping_of_sources_decide_nothing(project):
+    folder = project.root / "many"
     folder.mkdir()
-    house.write_rows(range(20), folder / "a.jsonl")
-    house.write_rows(range(20, 40), folder / "b.jsonl")
+    project.write_rows(range(20), folder / "a.jsonl")
+    project.write_rows(range(20, 40), folder / "b.jsonl")
     a, b = (f"{{path: {folder / name}.jsonl, name: s}}" for name in "ab")
     versions = set()
     for number, sources in enumerate(
         [f"[{a}, {b}]", f"[{b}, {a}]", f"[{{path: {folder}, name: s}}]"]
     ):
-        store = house.root / f"store{number}"
-        prepared = house.prepare(f"sources={sources}", f"publish.store={store}")
+        store = project.root / f"store{number}"
+        prepared = project.prepare(f"sources={sources}", f"publish.store={store}")
         manifest = (store / "sums" / "v" / prepared.version / "manifest.json").read_bytes()
         versions.add((prepared.version, manifest))
         assert prepared.ledger[0].rows_in == 40
     assert len(versions) == 1
 
 
-def test_a_file_in_two_sources_is_refused(house):
+def test_a_file_in_two_sources_is_refused(project):
     from packhouse.errors import ConfigError
 
-    source = f"{{path: {house.rows}}}"
+    source = f"{{path: {project.rows}}}"
     with pytest.raises(ConfigError, match="is in two sources"):
-        house.prepare(f"sources=[{source}, {source}]")
+        project.prepare(f"sources=[{source}, {source}]")
 
 
-def test_each_path_of_a_tree_is_published_or_quarantined(house):
+def test_each_path_of_a_tree_is_published_or_quarantined(project):
     def message(role, text, *replies):
         return {"role": role, "text": text, "replies": list(replies)}
 
@@ -345,16 +351,16 @@ def test_each_path_of_a_tree_is_published_or_quarantined(house):
         message("prompter", "Well?", message("assistant", "So.")),
     )
     good = [message("prompter", f"Why {n}?", message("assistant", "So.")) for n in range(9)]
-    house.rows.write_text("\n".join(json.dumps(row) for row in [tree, *good]))
+    project.rows.write_text("\n".join(json.dumps(row) for row in [tree, *good]))
     overrides = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
-    prepared = house.prepare(*overrides, "validate.max_quarantined=0.5")
+    prepared = project.prepare(*overrides, "validate.max_quarantined=0.5")
 
     line = prepared.ledger[0]
     assert (line.rows_in, dict(line.added), line.rows_out) == (10, {"extra_paths": 2}, 10)
     assert sum(line.quarantined.values()) == 2
 
 
-def test_validate_that_loses_a_row_is_noticed(house, monkeypatch):
+def test_validate_that_loses_a_row_is_noticed(project, monkeypatch):
     from dataclasses import replace
 
     from packhouse.errors import ContractError
@@ -365,4 +371,4 @@ def test_validate_that_loses_a_row_is_noticed(house, monkeypatch):
         return replace(rows, validated=rows.validated.slice(1))
 
     monkeypatch.setattr("packhouse.steps.validate.read_shard", lose_one)
-    fails_with(house, ContractError, "'validate' lost 1 of 60 rows")
+    fails_with(project, ContractError, "'validate' lost 1 of 60 rows")

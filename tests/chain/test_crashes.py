@@ -25,11 +25,11 @@ def small(monkeypatch):
 
 
 @pytest.fixture
-def recipe(house):
+def recipe(project):
     """A recipe file of its own, for other processes."""
-    house.recipe()
-    path = house.root / "recipe.yaml"
-    path.write_text(path.read_text() + f"publish: {{store: {house.root / 'store'}}}\n")
+    project.recipe()
+    path = project.root / "recipe.yaml"
+    path.write_text(path.read_text() + f"publish: {{store: {project.root / 'store'}}}\n")
     return path
 
 
@@ -40,8 +40,8 @@ def start(recipe, cache, step="pack", nth=1, when="never"):
     )
 
 
-def published(house, prepared):
-    folder = house.folder(prepared)
+def published(project, prepared):
+    folder = project.folder(prepared)
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -66,55 +66,55 @@ def receipts_in(cache):
     ],
 )
 def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
-    house, recipe, small, step, nth, when
+    project, recipe, small, step, nth, when
 ):
-    killed = start(recipe, house.cache, step, nth, when)
+    killed = start(recipe, project.cache, step, nth, when)
     _, errors = killed.communicate(timeout=600)
     assert killed.returncode == -signal.SIGKILL, errors.decode()
-    done = receipts_in(house.cache)
-    assert not list((house.root / "store").rglob("manifest.json"))
+    done = receipts_in(project.cache)
+    assert not list((project.root / "store").rglob("manifest.json"))
 
-    resumed = house.prepare()
+    resumed = project.prepare()
 
     assert {(r.step, r.key) for r in resumed.receipts if r.cached} == set(done)
     assert sum(receipt.step == step for receipt in resumed.receipts) >= nth
-    after = receipts_in(house.cache)
+    after = receipts_in(project.cache)
     assert {name: after[name] for name in done} == done
-    bytes_ = published(house, resumed)
-    house.cache = house.root / "another"
-    again = house.prepare(f"publish.store={house.root / 'other'}")
-    other = house.root / "other" / "sums" / "v" / again.version
+    bytes_ = published(project, resumed)
+    project.cache = project.root / "another"
+    again = project.prepare(f"publish.store={project.root / 'other'}")
+    other = project.root / "other" / "sums" / "v" / again.version
     assert {n: (other / n).read_bytes() for n in bytes_} == bytes_
-    assert not list((house.root / "cache" / "steps" / "tmp").glob("*"))
+    assert not list((project.root / "cache" / "steps" / "tmp").glob("*"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-def test_two_runs_at_once_on_one_cache_are_both_right(house, recipe, small):
-    runs = [start(recipe, house.cache) for _ in range(2)]
+def test_two_runs_at_once_on_one_cache_are_both_right(project, recipe, small):
+    runs = [start(recipe, project.cache) for _ in range(2)]
     for run in runs:
         _, errors = run.communicate(timeout=600)
         assert run.returncode == 0, errors.decode()
-    again = house.prepare()
+    again = project.prepare()
     assert not again.created
     assert all(receipt.cached for receipt in again.receipts)
-    assert len(list((house.root / "store" / "sums" / "v").iterdir())) == 1
+    assert len(list((project.root / "store" / "sums" / "v").iterdir())) == 1
 
 
-def test_two_runs_at_once_in_one_process_publish_one_version(house, small):
-    recipe = house.recipe()
+def test_two_runs_at_once_in_one_process_publish_one_version(project, small):
+    recipe = project.recipe()
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(lambda _: house.prepare(recipe=recipe), range(2))
+        one, two = pool.map(lambda _: project.prepare(recipe=recipe), range(2))
     assert one.version == two.version
     assert sorted((one.created, two.created)) in ([False, True], [True, True])
 
 
-def test_many_output_shards_hold_the_rows_of_one(house, monkeypatch):
-    one = house.prepare()
+def test_many_output_shards_hold_the_rows_of_one(project, monkeypatch):
+    one = project.prepare()
     for (module, name), value in SMALL.items():
         monkeypatch.setattr(module, name, value)
-    house.cache = house.root / "another"
-    many = house.prepare(f"publish.store={house.root / 'other'}")
+    project.cache = project.root / "another"
+    many = project.prepare(f"publish.store={project.root / 'other'}")
 
     assert sum(receipt.step == "gather" for receipt in many.receipts) > 3
     files = [receipt for receipt in many.receipts if receipt.step == "files"]
@@ -122,49 +122,49 @@ def test_many_output_shards_hold_the_rows_of_one(house, monkeypatch):
     for split in ("train", "eval"):
         tables = []
         for prepared, root in ((one, "store"), (many, "other")):
-            folder = house.root / root / "sums" / "v" / prepared.version
-            opened = open_version(str(house.root / root), "sums", prepared.version)
+            folder = project.root / root / "sums" / "v" / prepared.version
+            opened = open_version(str(project.root / root), "sums", prepared.version)
             entries = opened.files("data", split)
             tables.append(
                 [row for e in entries for row in pq.read_table(folder / e.key).to_pylist()]
             )
         assert tables[0] == tables[1]
-    assert one.facts["statistics"] == many.facts["statistics"]
+    assert one.published.statistics == many.published.statistics
 
 
-def test_where_gather_cuts_decides_no_byte(house, monkeypatch):
-    first = published(house, house.prepare())
-    monkeypatch.setattr("packhouse.output_jobs._GATHER_TOKENS", 700)
-    house.cache = house.root / "another"
-    prepared = house.prepare(f"publish.store={house.root / 'other'}")
+def test_where_gather_cuts_decides_no_byte(project, monkeypatch):
+    first = published(project, project.prepare())
+    monkeypatch.setattr("packhouse.steps.gather._SHARD_TOKENS", 700)
+    project.cache = project.root / "another"
+    prepared = project.prepare(f"publish.store={project.root / 'other'}")
     assert sum(receipt.step == "gather" for receipt in prepared.receipts) > 3
-    folder = house.root / "other" / "sums" / "v" / prepared.version
+    folder = project.root / "other" / "sums" / "v" / prepared.version
     assert {n: (folder / n).read_bytes() for n in first} == first
 
 
-def test_one_row_is_a_version(house):
-    house.write_rows(range(1))
-    prepared = house.prepare("split.eval_fraction=0")
-    assert prepared.facts["statistics"]["train"]["num_packs"] == 1
-    assert prepared.facts["statistics"]["eval"]["num_packs"] == 0
+def test_one_row_is_a_version(project):
+    project.write_rows(range(1))
+    prepared = project.prepare("split.eval_fraction=0")
+    assert prepared.published.statistics["train"].num_packs == 1
+    assert prepared.published.statistics["eval"].num_packs == 0
     assert [e.split for e in open_version(prepared.store, "sums").files("data")] == ["train"]
 
 
 @pytest.mark.parametrize(("count", "empty"), [(0, "eval"), (1000, "train")])
-def test_one_side_may_be_empty(house, count, empty):
-    prepared = house.prepare("split.eval_fraction=0", f"split.eval_count={count}")
-    assert prepared.facts["statistics"][empty]["num_packs"] == 0
-    assert prepared.facts["statistics"][empty]["fill"] == 1.0
+def test_one_side_may_be_empty(project, count, empty):
+    prepared = project.prepare("split.eval_fraction=0", f"split.eval_count={count}")
+    assert prepared.published.statistics[empty].num_packs == 0
+    assert prepared.published.statistics[empty].fill == 1.0
     assert {e.split for e in open_version(prepared.store, "sums").files("data")} == {
         "train" if empty == "eval" else "eval"
     }
 
 
-def test_a_file_of_which_every_row_is_bad_takes_nothing_from_the_others(house):
-    bad = house.root / "bad.jsonl"
+def test_a_file_of_which_every_row_is_bad_takes_nothing_from_the_others(project):
+    bad = project.root / "bad.jsonl"
     bad.write_text("{broken\n" * 30)
-    prepared = house.prepare(
-        f"sources=[{{path: {house.rows}}}, {{path: {bad}, format: alpaca}}]",
+    prepared = project.prepare(
+        f"sources=[{{path: {project.rows}}}, {{path: {bad}, format: alpaca}}]",
         "validate.max_quarantined=0.5",
     )
     assert (prepared.ledger[0].rows_in, prepared.ledger[-1].rows_out) == (90, 60)
@@ -172,35 +172,35 @@ def test_a_file_of_which_every_row_is_bad_takes_nothing_from_the_others(house):
     assert entry.rows == 30
 
 
-def test_all_rows_too_long_is_an_error_before_any_gather(house):
+def test_all_rows_too_long_is_an_error_before_any_gather(project):
     with pytest.raises(EmptyDatasetError, match="no record fits"):
-        house.prepare("pack.seq_len=8")
-    assert not (house.cache / "steps" / "gather").exists()
+        project.prepare("pack.seq_len=8")
+    assert not (project.cache / "steps" / "gather").exists()
 
 
-def test_hundreds_of_tiny_files_need_no_file_descriptor_each(house):
-    folder = house.root / "many"
+def test_hundreds_of_tiny_files_need_no_file_descriptor_each(project):
+    folder = project.root / "many"
     folder.mkdir()
     for number in range(300):
         row = {"instruction": f"Say {number}.", "output": f"{number}, as you wish."}
         (folder / f"{number:05d}.jsonl").write_text(json.dumps(row) + "\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    house.prepare()  # what libraries open once
+    project.prepare()  # what libraries open once
     resource.setrlimit(resource.RLIMIT_NOFILE, (120, hard))
     try:
-        prepared = house.prepare(f"sources=[{{path: {folder}, format: alpaca}}]")
+        prepared = project.prepare(f"sources=[{{path: {folder}, format: alpaca}}]")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert prepared.ledger[-1].rows_out == 300
     assert sum(receipt.step == "tokenize" for receipt in prepared.receipts) == 300
 
 
-def test_another_shard_size_is_another_version_of_the_same_files(house):
+def test_another_shard_size_is_another_version_of_the_same_files(project):
     long = {"instruction": "Say much.", "output": "much " * 6000}
-    house.rows.write_text(house.rows.read_text() + (json.dumps(long) + "\n") * 50)  # 1.5 MB
+    project.rows.write_text(project.rows.read_text() + (json.dumps(long) + "\n") * 50)  # 1.5 MB
     overrides = ("audit.max_duplicates=1",)
-    first = house.prepare(*overrides)
-    second = house.prepare("shard_mb=1", *overrides)
+    first = project.prepare(*overrides)
+    second = project.prepare("shard_mb=1", *overrides)
 
     assert sum(receipt.step == "validate" for receipt in second.receipts) == 2
     assert first.version != second.version

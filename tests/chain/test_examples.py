@@ -29,12 +29,14 @@ CHATS = (
 
 @pytest.mark.parametrize("options", [WINDOWS, TURNS, ("split.group_by=record", *WINDOWS)])
 @pytest.mark.parametrize("exact", ["keep", "same_side"])
-def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(house, options, exact):
+def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(
+    project, options, exact
+):
     rows = [chat for number in range(12) for chat in chats(number)]
     if "window" in options[0]:  # the last exchange of all, too, is a conversation of its own
         rows.append({"messages": rows[1]["messages"][2:]})
-    house.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prepared = house.prepare(
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = project.prepare(
         *CHATS,
         f"dedup.exact={exact}",
         "audit.max_duplicates=1",
@@ -42,7 +44,7 @@ def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(hous
     )
 
     sides = {}
-    for path in sorted(house.folder(prepared).glob("data/*.parquet")):
+    for path in sorted(project.folder(prepared).glob("data/*.parquet")):
         side = "eval" if path.name.startswith("eval") else "train"
         for ids in pq.read_table(path)["input_ids"].to_pylist():
             sides.setdefault(tuple(ids), []).append(side)
@@ -50,13 +52,13 @@ def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(hous
     repeated = sum(len(found) - 1 for found in sides.values())
     assert repeated >= 12
     audits = [receipt.facts for receipt in prepared.receipts if receipt.step == "audit"]
-    (records,) = (facts["found"] for facts in audits if facts["of"] == "records")
+    (records,) = (facts.found for facts in audits if facts.of == "records")
     assert records["duplicates"] == repeated
 
 
-def sides_of_tokens(house, prepared):
+def sides_of_tokens(project, prepared):
     sides = {}
-    for path in sorted(house.folder(prepared).glob("data/*.parquet")):
+    for path in sorted(project.folder(prepared).glob("data/*.parquet")):
         side = "eval" if path.name.startswith("eval") else "train"
         for ids in pq.read_table(path)["input_ids"].to_pylist():
             sides.setdefault(tuple(ids), set()).add(side)
@@ -82,40 +84,40 @@ def thought(number, thinking, later="And then?"):
     ],
     ids=["strip", "strip-turns", "strip-windows", "keep-qwen3", "train-last-qwen3"],
 )
-def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(house, shared, options):
+def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, shared, options):
     rows = [thought(number, f"{way} {number}") for number in range(30) for way in "abc"]
-    house.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prepared = house.prepare(
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = project.prepare(
         *CHATS,
         "split.group_by=record",
         "audit.max_duplicates=1",
         *(option.format(shared=shared) for option in options),
     )
 
-    sides = sides_of_tokens(house, prepared)
+    sides = sides_of_tokens(project, prepared)
     assert {side for found in sides.values() for side in found} == {"train", "eval"}
     assert all(len(found) == 1 for found in sides.values())
 
 
-def test_an_eval_that_shrinks_by_equal_windows_is_said(house, capsys):
+def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
     from packhouse.report import print_report
 
     turns = [{"role": "user", "content": MORE}, {"role": "assistant", "content": SAID}]
     rows = [{"messages": [*chats(n)[0]["messages"], *turns]} for n in range(60)]  # one end for all
-    house.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = ["sources.0.format=chat", "format.template=chat", "split.eval_fraction=0.5"]
-    prepared = house.prepare(*base, *WINDOWS, "audit.max_duplicates=1")
+    prepared = project.prepare(*base, *WINDOWS, "audit.max_duplicates=1")
 
-    facts = prepared.facts["counts"]["split"]
-    assert facts["records"] == 120
-    assert facts["asked"] == 60
-    assert facts["eval"] == 0
-    assert facts["joined"] == 118  # all but the two of the conversation that stands for all
+    facts = prepared.published.split
+    assert facts.records == 120
+    assert facts.asked == 60
+    assert facts.eval == 0
+    assert facts.joined == 118  # all but the two of the conversation that stands for all
     print_report(prepared)
     said = "eval has 0 of 120 records, 60 were asked for: groups are taken whole; 118 records were"
     assert said in capsys.readouterr().out
 
-    whole = house.prepare(*base, "pack.seq_len=512")
-    assert whole.facts["counts"]["split"]["joined"] == 0
+    whole = project.prepare(*base, "pack.seq_len=512")
+    assert whole.published.split.joined == 0
     print_report(whole)
     assert "were asked for" not in capsys.readouterr().out

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.chain import LocalRunner, Prepared, prepare
+from packhouse.chain import Prepared, prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
 from packhouse.store import open_version, verify_version
-from packhouse.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +106,7 @@ def test_published_with_a_clean_audit_or_refused_by_name(run, name, tokenizer):
     bad = sum(sum(line.quarantined.values()) for line in prepared.ledger)
     assert bad == QUARANTINED.get((name, tokenizer), 0)
     assert verify_version(open_version(prepared.store, prepared.dataset, tokenizer)).is_intact
-    statistics = prepared.facts["statistics"].values()
-    assert sum(s["num_sequences"] for s in statistics) == prepared.ledger[-1].rows_out
+    statistics = prepared.published.statistics.values()
+    assert sum(s.num_sequences for s in statistics) == prepared.ledger[-1].rows_out
     if template != "sequence_classification":
-        assert sum(s["num_trained"] for s in statistics) > 0
+        assert sum(s.num_trained for s in statistics) > 0

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from packhouse import interrupts
-from packhouse.chain import LocalRunner
+from packhouse.engine.local_pool import LocalRunner, PoolRunner
 from packhouse.interrupts import Interrupted
-from packhouse.local_pool import PoolRunner
 from packhouse.tokenization.encoders import _as_encoder_error
 
 
@@ -45,17 +44,17 @@ def test_a_signal_that_became_a_panic_of_an_encoder_still_ends_the_run(number, h
         send_and_lose(number)
 
 
-@pytest.mark.parametrize("only", ["packhouse.chain", "packhouse.steps"])
-def test_a_signal_that_was_lost_ends_the_run(only, handled, house, monkeypatch):
+@pytest.mark.parametrize("only", ["packhouse.chain", "packhouse.engine.step"])
+def test_a_signal_that_was_lost_ends_the_run(only, handled, project, monkeypatch):
     """Before the next step, whatever runs it; in this process before the next job."""
-    for place in {"packhouse.chain", "packhouse.steps"} - {only}:
+    for place in {"packhouse.chain", "packhouse.engine.step"} - {only}:
         monkeypatch.setattr(f"{place}.check_interrupted", lambda: None)
     done = []
     execute = LocalRunner.__call__
 
     def loses(runner, jobs):
-        done.append(jobs[0].step)
-        if jobs[0].step == "format":
+        done.append(jobs[0].step.name)
+        if jobs[0].step.name == "format":
             try:
                 os.kill(os.getpid(), signal.SIGINT)
                 signal.sigpending()
@@ -65,7 +64,7 @@ def test_a_signal_that_was_lost_ends_the_run(only, handled, house, monkeypatch):
 
     monkeypatch.setattr(LocalRunner, "__call__", loses)
     with pytest.raises(Interrupted):
-        house.prepare()
+        project.prepare()
     assert done == ["validate", "format"]
 
 

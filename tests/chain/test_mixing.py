@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packhouse.loaders import load_packed
 from packhouse.mixing import times_of
 from packhouse.recipe import SourceConfig
-from tests.audit.test_audit_gate import House
+from tests.audit.test_audit_gate import Project
 
 
 def ids(num_records):
@@ -48,26 +48,26 @@ def test_seeds_choose_otherwise_and_the_two_choices_are_independent():
 
 
 @pytest.fixture
-def house(tmp_path):
+def project(tmp_path):
     """Two sources of 60 rows; `b` holds ten rows of `a`."""
-    house = House(tmp_path)
+    project = Project(tmp_path)
     rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(110)]
     for name, part in (("a", rows[:60]), ("b", rows[50:])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)) + "\n")
-    recipe = yaml.safe_load(house.path.read_text())
+    recipe = yaml.safe_load(project.path.read_text())
     recipe["format"]["template"] = "sound.jinja"
     recipe["sources"] = [{"path": f"{n}.jsonl", "format": "alpaca"} for n in "ab"]
     recipe["split"] = {"eval_fraction": 0.3}
     recipe["audit"] = {"max_duplicates": 1}
-    house.path.write_text(yaml.safe_dump(recipe))
-    return house
+    project.path.write_text(yaml.safe_dump(recipe))
+    return project
 
 
-def test_sources_are_mixed_and_every_row_is_accounted_for(house):
-    whole = house.prepare()
-    mixed = house.prepare("sources.0.weight=2.5", "sources.1.weight=0.25")
-    assert house.cached_steps(mixed) == ["validate", "format", "tokenize"]
-    records = house.records(mixed)
+def test_sources_are_mixed_and_every_row_is_accounted_for(project):
+    whole = project.prepare()
+    mixed = project.prepare("sources.0.weight=2.5", "sources.1.weight=0.25")
+    assert project.cached_steps(mixed) == ["validate", "format", "tokenize"]
+    records = project.records(mixed)
     times = {s: [r["times"] for r in records if r["source"].startswith(s)] for s in "ab"}
     assert set(times["a"]) == {2, 3}
     assert set(times["b"]) == {0, 1}
@@ -77,34 +77,34 @@ def test_sources_are_mixed_and_every_row_is_accounted_for(house):
     assert dict(line.added) == {"repeated": sum(times["a"]) - 60}
     assert line.rows_out == sum(times["a"]) + sum(times["b"])
     assert sum(line.tokens_added.values()) > 0
-    facts = mixed.facts["counts"]["sources"]
+    facts = mixed.published.mixed
     assert facts["a"]["repeated"] == sum(times["a"]) - 60
     assert facts["b"]["sampled_out"] == times["b"].count(0)
-    assert mixed.facts["audit"]["dataset"]["duplicates"] <= 10  # repeats on purpose are none
+    assert mixed.published.audit["dataset"]["duplicates"] <= 10  # repeats on purpose are none
     assert mixed.version != whole.version
 
 
-def test_repeats_are_sequences_of_their_own_on_one_side(house):
-    mixed = house.prepare("sources.0.weight=3")
+def test_repeats_are_sequences_of_their_own_on_one_side(project):
+    mixed = project.prepare("sources.0.weight=3")
     sides = {}
     for side in ("train", "eval"):
-        packs = load_packed(f"{house.folder}/store/{mixed.dataset}", split=side)
+        packs = load_packed(f"{project.folder}/store/{mixed.dataset}", split=side)
         found = [name for row in packs["record_ids"] for name in row]
         sides[side] = {name: found.count(name) for name in found}
     assert not sides["train"].keys() & sides["eval"].keys()
     by_id = {}
-    for record in house.records(mixed):
+    for record in project.records(mixed):
         by_id[record["record_id"]] = by_id.get(record["record_id"], 0) + record["times"]
     assert sides["train"] | sides["eval"] == by_id
 
 
-def test_a_row_that_is_not_taken_displaces_no_equal_one(house):
-    mixed = house.prepare("sources.0.weight=0", "dedup.exact=drop")
+def test_a_row_that_is_not_taken_displaces_no_equal_one(project):
+    mixed = project.prepare("sources.0.weight=0", "dedup.exact=drop")
     line = next(line for line in mixed.ledger if line.step == "pack")
     assert dict(line.dropped) == {"sampled_out": 60}
     assert line.rows_out == 60
 
 
-def test_max_records_is_kept_to_the_record(house):
-    mixed = house.prepare("sources.0.max_records=7", "sources.0.weight=2")
-    assert sum(r["times"] for r in house.records(mixed) if r["source"].startswith("a")) == 14
+def test_max_records_is_kept_to_the_record(project):
+    mixed = project.prepare("sources.0.max_records=7", "sources.0.weight=2")
+    assert sum(r["times"] for r in project.records(mixed) if r["source"].startswith("a")) == 14

@@ -12,9 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys
-from packhouse import jobs, local_pool
+from packhouse.engine import local_pool
+from packhouse.steps import validate
 from flows.command import main
-jobs.SHARD_BYTES, local_pool._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
+validate.SHARD_BYTES, local_pool._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
 main()
 """
 

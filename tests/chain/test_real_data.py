@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import schemas
-from packhouse.chain import LocalRunner, Prepared, prepare
+from packhouse.chain import Prepared, prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
 from packhouse.store import open_version, verify_version
+from packhouse.tables import read_table
 from packhouse.tokenization import load_snapshot
-from packhouse.workspace import Workspace, read_table
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +61,7 @@ def test_every_row_of_a_real_file_is_accounted_for(run, name):
     assert dict(prepared.ledger[0].quarantined) == quarantined
     opened = open_version(prepared.store, prepared.dataset)
     assert verify_version(opened).is_intact
-    published = sum(side["num_sequences"] for side in prepared.facts["statistics"].values())
+    published = sum(side.num_sequences for side in prepared.published.statistics.values())
     assert published == prepared.ledger[-1].rows_out
 
 
@@ -67,9 +69,9 @@ def test_every_row_of_a_real_file_is_accounted_for(run, name):
 def test_alpaca_is_packed_within_one_pack_of_the_lower_bound(run, seq_len):
     prepared = run("alpaca", f"pack.seq_len={seq_len}", "split.eval_fraction=0")
 
-    train = prepared.facts["statistics"]["train"]
-    assert train["num_tokens"] == 5_363_929
-    assert train["num_packs"] <= -(-5_363_929 // seq_len) + 1
+    train = prepared.published.statistics["train"]
+    assert train.num_tokens == 5_363_929
+    assert train.num_packs <= -(-5_363_929 // seq_len) + 1
     opened = open_version(prepared.store, "alpaca", prepared.version)
     folder = Path(prepared.store) / "alpaca" / "v" / prepared.version
     packed = pa.concat_tables(
@@ -100,7 +102,7 @@ def test_what_is_trained_decodes_to_the_answer_and_its_end_token(run, shared):
         trained_ids.append(row["input_ids"][trained["start"] : trained["end"]])
     decoded = tokenizer.decode_batch(trained_ids, skip_special_tokens=False)
     differing = [(a, d) for a, d in zip(answers, decoded, strict=True) if a != d]
-    straddles = steps["tokenize"].facts["notes"]["straddles_start"]
+    straddles = steps["tokenize"].facts.notes["straddles_start"]
     assert len(differing) == straddles
     assert all(answer.endswith(text) and text.endswith("<|im_end|>") for answer, text in differing)
 

@@ -42,15 +42,32 @@ def test_overrides_reach_sections_and_list_items(write):
     [
         ("dataset: [", "line 1"),
         ("- a\n- b", "must be a mapping"),
-        (MINIMAL + "pak: {seq_len: 1}", r"unknown key 'pak' \(did you mean 'pack'\?\)"),
-        (MINIMAL + "pack: {seqlen: 1}", r"unknown key 'pack.seqlen' \(did you mean 'seq_len'\?\)"),
-        (MINIMAL + "pack: {seq_len: 0}", "'pack.seq_len': .*greater than 0, got 0"),
+        (MINIMAL + "pak: {seq_len: 1}", r"line 6: unknown key 'pak'; did you mean 'pack'\?"),
+        (MINIMAL + "pack: {seqlen: 1}", r"unknown key 'pack.seqlen'; did you mean 'seq_len'\?"),
+        (MINIMAL + "pack: {seq_len: 0}", "'pack.seq_len' must be above 0, got 0"),
         (
             MINIMAL + "pack: {strategy: magic}",
-            "'pack.strategy': .*'best_fit'.*got text of 5",
+            "'pack.strategy' must be one of best_fit, first_fit, .*; got text of 5",
         ),
         ("sources: [{path: a}]\ntokenizer: t", "'dataset' is missing"),
-        (MINIMAL.replace("tiny", "../up"), "'dataset': "),
+        (MINIMAL.replace("tiny", "../up"), "line 2: 'dataset' may have lower-case letters"),
+        (
+            MINIMAL + "pack:\n  strategy: best-fit",
+            r"line 7: 'pack.strategy' cannot be 'best-fit'; did you mean 'best_fit'\?",
+        ),
+        (
+            MINIMAL.replace("rows.jsonl", "rows.jsonl\n    format: aplaca"),
+            r"line 5: 'sources.0.format' cannot be 'aplaca'; did you mean 'alpaca'\?",
+        ),
+        (
+            MINIMAL + "split: {eval_fraction: 10}",
+            r"'split.eval_fraction' must be below 1, got 10 \(0.1 means 10%\)",
+        ),
+        (MINIMAL + "pack: 7", "'pack' must be a mapping of keys, got 7"),
+        (MINIMAL + "pack: {seed: many}", "'pack.seed' must be a whole number, got text of 4"),
+        (MINIMAL + "publish: {also: [x]}", "'publish.also.0' must be hf://datasets/ORG/NAME or"),
+        (MINIMAL + "publish: {exports: [mdz]}", r"did you mean 'mds'\?"),
+        (MINIMAL.replace("- path: rows.jsonl", "[]"), "'sources' must have at least 1 item"),
         (MINIMAL + "split: {eval_fraction: 0.1, eval_count: 3}", "not both"),
         (MINIMAL.replace("rows.jsonl", "${HOME}/rows"), "only PACKHOUSE_"),
         (MINIMAL.replace("rows.jsonl", "${PACKHOUSE_NOT_SET}/rows"), "PACKHOUSE_NOT_SET"),
@@ -60,6 +77,27 @@ def test_a_wrong_recipe_says_which_key_and_what_is_allowed(write, text, message)
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipe(write(text))
     assert "\n" not in str(caught.value)
+
+
+def test_each_mistake_is_a_line_with_its_place(write):
+    path = write(MINIMAL + "pack:\n  seq_len: 0\n  strategy: magic\nsplit: {seed: x}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, ("split.eval_fraction=2",))
+    lines = str(caught.value).splitlines()
+    assert [line.removeprefix(f"recipe '{path}'").partition(" '")[0] for line in lines] == [
+        ", line 7:",
+        ", line 8:",
+        ":",  # --set put it there
+        ", line 9:",
+    ]
+
+
+def test_text_in_a_wrong_field_is_not_repeated(write):
+    secret = "AKIAIOSFODNN7EXAMPLE"
+    for text in (f"pack: {{strategy: {secret}}}", f"pack: {{seed: {secret}}}", f"split: {secret}"):
+        with pytest.raises(ConfigError) as caught:
+            load_recipe(write(MINIMAL + text))
+        assert secret not in str(caught.value)
 
 
 def test_a_missing_recipe_is_named(tmp_path):
@@ -98,16 +136,16 @@ def test_the_form_of_the_recipe_is_closed_and_describes_every_field():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (MINIMAL + "pack: {seq_len: true}", "'pack.seq_len': takes no boolean, got True"),
-        (MINIMAL + "validate: {max_quarantined: yes}", "takes no boolean, got True"),
+        (MINIMAL + "pack: {seq_len: true}", "'pack.seq_len': takes no boolean, got true"),
+        (MINIMAL + "validate: {max_quarantined: yes}", "takes no boolean, got true"),
         (
             MINIMAL + "pack: {seed: 1}\npack: {seed: 2}",
             "line 7, column 1: key 'pack' is in line 6 already; keep one",
         ),
         (MINIMAL + "pack: {seed: 1, seed: 1}", "line 6, .*: key 'seed' is in line 6 already"),
-        (MINIMAL.replace("tiny", "a.."), "'dataset': "),
-        (MINIMAL.replace("tiny", "a."), "'dataset': "),
-        (MINIMAL.replace("tiny", "a" * 65), "'dataset': .*64"),
+        (MINIMAL.replace("tiny", "a.."), "'dataset' may have .* single dots"),
+        (MINIMAL.replace("tiny", "a."), "'dataset' may have "),
+        (MINIMAL.replace("tiny", "a" * 65), "'dataset' must have at most 64 characters"),
         (MINIMAL + "pack: &a [*a]", "an alias .* stands inside what it names"),
         (MINIMAL + "pack: " + "[" * 3000, "nested too deeply"),
         (MINIMAL + "golden: 2024-13-45", "month must be in 1..12"),
@@ -176,3 +214,25 @@ def test_a_mistake_with_much_text_is_a_short_sentence(tmp_path):
         with pytest.raises(ConfigError) as e:
             load_recipe(tmp_path / "r.yaml")
         assert len(str(e.value)) < 5000
+
+
+def test_a_value_of_an_override_has_no_line_in_the_file(write):
+    path = write(MINIMAL + "pack: {seq_len: 512}")
+    for override, said in (
+        ("pack={seq_len: 0}", "recipe.yaml': 'pack.seq_len' must be above 0, got 0"),
+        ("sources=[{path: a}, {path: b, formats: chat}]", "yaml': unknown key 'sources.1.formats'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_recipe(path, (override,))
+
+
+def test_limits_and_rules_read_as_people_write_them(write):
+    for text, said in (
+        (MINIMAL + "pack: {seq_len: 99999999999}", "must be at most 16,777,216, got 99999999999$"),
+        (MINIMAL + "1: 2", "key '1' must be text; put it between quotes$"),
+        (MINIMAL + "split: {eval_fraction: 0.1, eval_count: 3}", "eval_count, not both$"),
+        (MINIMAL.replace("tokenizer: tokenizer", ""), "Hugging Face Hub, `org/name` or"),
+        ("", "is empty"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_recipe(write(text))

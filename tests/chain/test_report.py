@@ -7,17 +7,17 @@ from packhouse.report import print_report, report_json
 FLAGGED = {"role": "assistant", "content": "Paris.", "loss": False, "mood": "glad"}
 
 
-def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(house, capsys):
+def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(project, capsys):
     messages = [{"role": "user", "content": "The capital of France?"}, FLAGGED]
     row = {"messages": messages, "history": [["a", "b"]]}
-    house.rows.write_text("".join(json.dumps(row) + "\n" for row in [row] * 3))
-    prepared = house.prepare(
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in [row] * 3))
+    prepared = project.prepare(
         "sources.0.format=chat", "format.template=chat", "audit.max_duplicates=1"
     )
 
     counts = {"history": 3, "messages[].loss": 3, "messages[].mood": 3}
     assert report_json(prepared)["unused_fields"] == {"rows": counts}
-    (source,) = prepared.facts["lineage"]["sources"]
+    (source,) = prepared.published.sources
     assert source["unused_fields"] == counts
     print_report(prepared)
     printed = capsys.readouterr().out

@@ -7,11 +7,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from packhouse.chain import LocalRunner, prepare
+from packhouse.chain import prepare
 from packhouse.cli import cli
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import QuarantineLimitError
 from packhouse.recipe import load_recipe
-from packhouse.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(40)]
@@ -58,7 +59,7 @@ def call(*arguments, code=0):
 def test_ls_counts_reasons_of_a_version_a_file_and_a_refused_run_alike(desk):
     with pytest.raises(QuarantineLimitError) as caught:
         run_recipe(desk, "validate.max_quarantined=0")
-    named = str(caught.value).split("see ")[1].split(". Mend")[0]
+    (named,) = caught.value.places
     of_recipe = call("ls", desk / "recipe.yaml", "--cache", desk / "cache", "--json")
     run_recipe(desk)
     of_version = call("ls", desk / "store" / "birds", "--json")

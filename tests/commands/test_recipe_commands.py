@@ -1,15 +1,17 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from packhouse.chain import LocalRunner, prepare
+from packhouse.chain import prepare
 from packhouse.cli import cli
-from packhouse.jobs import STEPS
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
-from packhouse.workspace import Workspace
+from packhouse.steps import STEPS
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
@@ -39,7 +41,7 @@ def whys(output: str) -> dict[str, list[str]]:
 
 def test_explain_before_the_first_run(call):
     output = call("explain", str(DEMO), "--json")
-    assert list(whys(output)) == list(STEPS)
+    assert list(whys(output)) == [step.name for step in STEPS]
     assert whys(output)["pack"] == ["never done"]
     assert whys(output)["gather"] == ["how many jobs there are is known when pack is done"]
 
@@ -104,7 +106,7 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
     assert options or (line.rows_out, line.tokens_out) == (294, 29_487)
     assert before["rows"] == pytest.approx(line.rows_out, rel=0.05)
     assert before["tokens"] == pytest.approx(line.tokens_out, rel=0.05)
-    packs = sum(side["num_packs"] for side in done.facts["statistics"].values())
+    packs = sum(side.num_packs for side in done.published.statistics.values())
     assert after["packs"] == pytest.approx(packs, abs=1, rel=0.05)
     printed = call("plan", str(DEMO), *setting)
     assert f"{line.rows_out:,} rows, {line.tokens_out:,} tokens" in printed
@@ -166,9 +168,11 @@ def test_a_recipe_that_is_a_folder_is_refused(tmp_path):
 def test_a_report_leaves_out_the_split_that_is_empty(prepared, capsys):
     from packhouse.report import print_report
 
-    assert prepared.facts["statistics"]["eval"]["num_packs"] > 0
-    prepared.facts["statistics"]["eval"] |= {"num_packs": 0, "num_sequences": 0, "num_tokens": 0}
-    print_report(prepared)
+    statistics = prepared.published.statistics
+    assert statistics["eval"].num_packs > 0
+    empty = statistics["eval"].with_tally({"num_packs": 0, "num_sequences": 0, "num_tokens": 0})
+    published = replace(prepared.published, statistics={**statistics, "eval": empty})
+    print_report(replace(prepared, published=published))
     printed = capsys.readouterr().out
     assert re.search(r"^train ", printed, flags=re.M)
     assert not re.search(r"^eval ", printed, flags=re.M)

@@ -52,7 +52,9 @@ def kill(server):
     server.wait()
 
 
-@pytest.mark.skipif(services.find_postgres() is None, reason="no PostgreSQL here")
+@pytest.mark.skipif(
+    services.find_postgres() is None, reason="no PostgreSQL: apt-get install postgresql"
+)
 def test_every_run_ends_although_the_server_was_killed_in_the_middle(tmp_path, environment):
     """One of them holds the slot of their dataset, and the others wait for it."""
     words, port = Secrets(), services.free_port()

@@ -4,7 +4,6 @@ import json
 import struct
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 Learnt = list[tuple[tuple[int, ...], int]]
 
@@ -38,29 +37,6 @@ def megatron(ids: list[int], loss_mask: list[int], seq_start_id: list[int]) -> L
             if weight:
                 learnt.append((tuple(inputs[: t + 1]), target))
     return learnt
-
-
-def msgpack_rows(data: bytes) -> list[dict[str, list[int]]]:
-    """Maps of arrays of integers, as the MessagePack specification lays them out."""
-    rows, at = [], 0
-
-    def value() -> Any:
-        nonlocal at
-        tag = data[at]
-        at += 1
-        if 0x80 <= tag <= 0x8F:
-            return {value(): value() for _ in range(tag & 0x0F)}
-        if 0xA0 <= tag <= 0xBF:
-            at += tag & 0x1F
-            return data[at - (tag & 0x1F) : at].decode()
-        kind, size = {0xCD: (">H", 2), 0xD1: (">h", 2), 0xD2: (">i", 4), 0xDD: (">I", 4)}[tag]
-        (number,) = struct.unpack(kind, data[at : at + size])
-        at += size
-        return [value() for _ in range(number)] if tag == 0xDD else number
-
-    while at < len(data):
-        rows.append(value())
-    return rows
 
 
 def mds_rows(folder: Path) -> list[dict[str, list[int]]]:

@@ -8,6 +8,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import msgpack
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,8 @@ from click.testing import CliRunner
 from packhouse.commands.export import export as export_command
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.exports import FORMATS, export_version
+from packhouse.recipe import Recipe
+from packhouse.steps.plan import plan_jobs
 from tests.exports import readers
 
 SPLITS = ["train", "eval"]
@@ -122,11 +125,17 @@ def test_mds_shards_are_read_by_mosaicml_streaming(exported, targets):
         ]
 
 
+def msgpack_rows(data):
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    return unpacker
+
+
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", ["msgpack", "jsonl"])
 def test_streams_of_maps_hold_the_targets(exported, targets, split, kind):
     data = (exported(kind) / f"{split}.{kind}").read_bytes()
-    rows = readers.msgpack_rows(data) if kind == "msgpack" else map(json.loads, data.splitlines())
+    rows = msgpack_rows(data) if kind == "msgpack" else map(json.loads, data.splitlines())
 
     for row, expected in zip(rows, targets(split), strict=True):
         assert list(row) == ["input_ids", "labels", "position_ids"]
@@ -134,13 +143,22 @@ def test_streams_of_maps_hold_the_targets(exported, targets, split, kind):
         assert readers.unshifted(row["input_ids"], row["labels"], boundaries) == expected
 
 
-def test_msgpack_is_read_by_the_msgpack_package(exported):
-    msgpack = pytest.importorskip("msgpack", reason="msgpack is not installed")
-    data = (exported("msgpack") / "train.msgpack").read_bytes()
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(data)
-
-    assert list(unpacker) == readers.msgpack_rows(data)
+def test_msgpack_without_its_package_is_refused_with_what_to_install(exported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(
+        ConfigError, match=r"needs msgpack, which is not installed: pip install 'packhouse\[ms"
+    ):
+        exported("msgpack")
+    recipe = Recipe.model_validate(
+        {
+            "dataset": "tiny",
+            "sources": [{"path": "nowhere.jsonl"}],
+            "tokenizer": "nowhere",
+            "publish": {"exports": ["msgpack"]},
+        }
+    )
+    with pytest.raises(ConfigError, match="needs msgpack"):
+        plan_jobs(recipe)  # before any work
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -229,12 +247,12 @@ def test_places_that_cannot_take_an_export_are_refused_in_a_sentence(
 
 
 def test_classes_are_not_lost_in_formats_without_a_place_for_them():
-    from packhouse.exports import _unlabelled
+    from packhouse.exports import _refuse_lossy
 
     rows = [pa.RecordBatch.from_pylist([{"input_ids": [1], "label": 1}])]
-    assert list(_unlabelled(iter(rows), "arrow")) == rows
+    assert list(_refuse_lossy(iter(rows), "arrow")) == rows
     with pytest.raises(ConfigError, match="'trl' has no place for the class"):
-        list(_unlabelled(iter(rows), "trl"))
+        list(_refuse_lossy(iter(rows), "trl"))
 
 
 def test_a_cache_or_disk_that_cannot_be_written_is_refused_in_a_sentence(
@@ -249,7 +267,7 @@ def test_a_cache_or_disk_that_cannot_be_written_is_refused_in_a_sentence(
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("packhouse.exports.tables.pq.ParquetWriter", full)
+    monkeypatch.setattr("packhouse.exports.formats.pq.ParquetWriter", full)
     with pytest.raises(ConfigError, match="No space left on device; free or choose another place"):
         export_version(opened, "trl", tmp_path / "out", cache=tmp_path / "cache")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

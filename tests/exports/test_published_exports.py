@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from packhouse.chain import LocalRunner, prepare
+from packhouse.chain import prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.exports import FORMATS, MARKER, export_version
-from packhouse.jobs import plan_jobs
 from packhouse.recipe import PublishConfig, load_recipe, parse_recipe
 from packhouse.recipe.publish import ExportFormat
+from packhouse.steps.plan import plan_jobs
 from packhouse.store import open_version, pull_version, verify_version
-from packhouse.workspace import Workspace
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 

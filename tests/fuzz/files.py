@@ -20,28 +20,8 @@ from pathlib import Path
 
 import atheris
 
-SEEDS = [
-    b'{"instruction": "a", "input": "", "output": "b"}\n{"instruction": "c", "output": "d"}\n',
-    b'[{"instruction": "a \\"b\\" [c]", "output": "d\\\\e"}, {"instruction": "f", "output": "g"}]',
-    b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n',
-    b'{"messages": "[{\\"role\\": \\"user\\", \\"content\\": \\"x\\"}]"}\n',
-    b'{"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}\n',
-    b'{"conversations": [{"from": "human", "value": "x"}, {"from": "function_call", "value": '
-    b'"{\\"name\\": \\"f\\", \\"arguments\\": {}}"}, {"from": "observation", "value": "1"}, '
-    b'{"from": "gpt", "value": "y"}], "tools": "[{\\"name\\": \\"f\\"}]"}\n',
-    b'[{"role": "user", "content": [{"type": "text", "text": "x"}]}, {"role": "assistant", '
-    b'"content": null, "tool_calls": [{"type": "function", "function": {"name": "f", '
-    b'"arguments": "{}"}}]}, {"role": "tool", "content": "1"}, {"role": "assistant", '
-    b'"content": "y", "weight": 0.5, "train": true}]\n',
-    b'{"text": "x", "role": "prompter", "replies": [{"text": "y", "role": "assistant", '
-    b'"replies": []}]}\n',
-    b'{"text": "x", "label": 1}\n{"text": "y", "label": 0}\n',
-    b'{"prompt": "x", "chosen": [{"role": "assistant", "content": "y"}], "rejected": "z"}\n',
-    b'{"question": "x", "answer": "y"}\r\n\r\n{"question": "x", "answer": "\\ud800"}',
-    b'\xef\xbb\xbfinstruction,input,output\na,,b\n"c,\nd",,"e""f"\n',
-    b"sentence\tlabel\nx\t1\ny\t0\n",
-    b'{"instruction": "x", "output": NaN}\n{"a": 1e400}\n{"a": 1, "a": 2}\n[]\n1\n"x"\n{]\n',
-]
+from tests.fuzz.seeds import SEEDS
+
 NAMES = ("rows.jsonl", "rows.json", "rows.csv", "rows.tsv", "rows.parquet", "rows.arrow", "rows")
 FORMATS = ("auto", "alpaca", "chat", "messages", "sharegpt", "oasst", "classification", "text")
 SHARD_BYTES = (2**25, 1, 64)

@@ -10,11 +10,12 @@ from packhouse import sources
 from packhouse.errors import SourceError
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_ATHERIS = "no atheris: requirements/test.txt has it, and `make fuzz` and CI install that"
 
 
 @pytest.fixture
 def one_file(tmp_path, monkeypatch):
-    pytest.importorskip("atheris")
+    pytest.importorskip("atheris", reason=NO_ATHERIS)
     from tests.fuzz.files import one_file
 
     monkeypatch.chdir(tmp_path)
@@ -23,7 +24,7 @@ def one_file(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_short_run_finds_nothing(tmp_path):
-    pytest.importorskip("atheris")
+    pytest.importorskip("atheris", reason=NO_ATHERIS)
     command = [sys.executable, "-m", "tests.fuzz.files", "--inputs", "2500", "--seed", "7"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 

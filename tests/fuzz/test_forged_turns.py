@@ -11,44 +11,11 @@ import pytest
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.templates import make_renderer
 from packhouse.tokenization import control_ids, load_snapshot, tokenize_table
+from tests.fuzz.seeds import forged_conversation
 from tests.templates.toys import make_table
 
 NUM_CONVERSATIONS = 10_000
 TOKENIZERS = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
-FORGERIES = [
-    *["<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>system\n", "<|im_end|>", "<|im_start|>"],
-    *["<|im_", "start|>", "|im_end|>", "<", "|>", "<|endoftext|>", "<|im_start|>assistant"],
-    *["[INST]", "[/INST]", "</s>", "<s>", "[INST", "]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/"],
-    *["<tool_call>\n", "</tool_call>", "<tool_response>", "<unk>", "### Response:\n", "\n\n"],
-    *[
-        "{{ messages }}",
-        "{% generation %}",
-        "{% endgeneration %}",
-        "{#",
-        "\u200b",
-        "\u0130",
-        "\uff1c",
-    ],
-    *["\U0001f468\u200d\U0001f469", "e\u0301", "\u0000"[:0], "\r\n", "\t", " ", "the", "cat", "1"],
-]
-THINKING = ["<think>\n", "</think>\n\n", "<think>", "</think>", "</thi", "nk>"]
-
-
-def hostile(rng: random.Random, *, may_think: bool) -> str:
-    # In an answer thinking marks are structure, by the template's own rule; anywhere else, text.
-    choices = FORGERIES + THINKING if may_think else FORGERIES
-    parts = [rng.choice(choices) for _ in range(rng.randint(1, 8))]
-    parts.insert(rng.randint(0, len(parts)), "word")  # never empty once trimmed
-    return "".join(parts)
-
-
-def conversation(rng: random.Random, *, may_instruct: bool) -> list[tuple[str, str]]:
-    instructed = may_instruct and rng.random() < 0.3
-    turns = [("system", hostile(rng, may_think=True))] if instructed else []
-    for _ in range(rng.randint(1, 3)):
-        turns.append(("user", hostile(rng, may_think=True)))
-        turns.append(("assistant", hostile(rng, may_think=False)))
-    return turns
 
 
 def tokenized(conversations, snapshot):
@@ -72,7 +39,9 @@ def test_no_content_forges_a_turn(name, shared):
     rng = random.Random(20261120)
     # Mistral's template has no turn of the system's.
     may_instruct = not name.startswith("mistral")
-    conversations = [conversation(rng, may_instruct=may_instruct) for _ in range(NUM_CONVERSATIONS)]
+    conversations = [
+        forged_conversation(rng, may_instruct=may_instruct) for _ in range(NUM_CONVERSATIONS)
+    ]
     harmless = [[(role, "word") for role, _ in turns] for turns in conversations]
     hostile_rows, harmless_rows = (tokenized(rows, snapshot) for rows in (conversations, harmless))
     end = snapshot.added_tokens["</s>" if name.startswith("mistral") else "<|im_end|>"]

@@ -76,7 +76,7 @@ def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
 @pytest.mark.soak
-@pytest.mark.skipif(find_postgres() is None, reason="no PostgreSQL here")
+@pytest.mark.skipif(find_postgres() is None, reason="no PostgreSQL: apt-get install postgresql")
 def test_memory_of_the_worker_does_not_grow_with_its_runs():
     """By 0.02 MiB a run; `prefect worker start`, which the option `plain` takes, by 0.8."""
     # Over a minute and a half: between two collections some ten runs end, a MiB each.

@@ -180,6 +180,12 @@ def test_classification_batches_have_integer_classes():
         ClassificationCollator(pad_token_id=0)([rows[0], {"input_ids": [1], "label": None}])
 
 
+def test_a_class_takes_no_settings_of_tokens():
+    for settings in ({"shift_labels": True}, {"loss_weights": "record"}):
+        with pytest.raises(ConfigError, match="a class has no shift_labels and no loss_weights"):
+            ClassificationCollator(pad_token_id=0, **settings)
+
+
 @pytest.mark.parametrize("label", [1.7, float("nan"), "1", [1]])
 def test_classes_that_are_no_whole_numbers_are_refused_and_not_cut(label):
     with pytest.raises(ContractError, match=r"row 0 has label .* a class is one whole number"):

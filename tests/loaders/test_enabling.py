@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from packhouse.errors import ConfigError, ContractError
+from packhouse.errors import ContractError
 from packhouse.loaders import PackedCollator, check_packing, enable_packing
 from tests.loaders.models import tiny_model
 
@@ -117,31 +117,19 @@ def test_handles_may_be_disabled_in_any_order():
     from transformers import LlamaConfig, LlamaModel
 
     plain = LlamaModel.forward
-    config = LlamaConfig(use_cache=True, attn_implementation="eager")
     for first, second in ((0, 1), (1, 0)):
-        handles = [
-            enable_packing(config, attn_implementation="sdpa"),
-            enable_packing(config, attn_implementation="flex_attention"),
-        ]
+        handles = [enable_packing(LlamaConfig()), enable_packing("llama")]
         handles[first].disable()
         assert LlamaModel.forward is not plain
-        assert config.use_cache is False
-        assert config._attn_implementation == ("flex_attention", "sdpa")[first]
         handles[second].disable()
         assert LlamaModel.forward is plain
-        assert config.use_cache is True
-        assert config._attn_implementation == "eager"
 
 
-def test_attention_that_cannot_be_switched_is_refused(model, monkeypatch):
-    from transformers import utils
-
-    with pytest.raises(ConfigError, match="a name has no attention to switch"):
-        enable_packing("llama", attn_implementation="sdpa")
-    monkeypatch.setattr(utils, "is_flash_attn_2_available", lambda: False)
-    with pytest.raises(ConfigError, match="needs a GPU and its kernel package"):
-        enable_packing(model, attn_implementation="flash_attention_2")
-    assert model.config._attn_implementation == "sdpa"
+def test_an_enabled_model_is_saved_as_it_was(model, tmp_path):
+    assert model.config.use_cache is True
+    with enable_packing(model), enable_packing(model.config):
+        model.save_pretrained(tmp_path)
+    assert type(model.config).from_pretrained(tmp_path).use_cache is True
 
 
 def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model):

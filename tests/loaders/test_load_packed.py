@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
 from packhouse.loaders import load_packed
+from packhouse.loaders.versions import read_rows
 from packhouse.store import pull_version
 from packhouse.store.address import open_address
 
@@ -43,6 +45,19 @@ def test_every_layout_and_format_gives_the_same_rows(make_version, tmp_path, pub
     plain = load_packed(make_version(), cache=tmp_path)
 
     assert load_packed(make_version(**publish), cache=tmp_path).to_list() == plain.to_list()
+
+
+def test_rows_of_over_a_mebibyte_of_json_are_read(tmp_path):
+    ids = list(range(100_000, 260_000))
+    row = {"input_ids": ids, "labels": [-100, *ids[1:]], "seq_lengths": [len(ids)]}
+    lines = [json.dumps(row | {"record_ids": [name]}) for name in "ab"]
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    assert len(lines[0]) > 2 * 2**20  # of which pyarrow reads one at a time
+
+    rows = pa.Table.from_batches(read_rows(path))
+    assert rows["record_ids"].to_pylist() == [["a"], ["b"]]
+    assert rows["input_ids"][1].as_py() == ids
 
 
 def test_versions_are_named_by_ref_version_or_id(make_version, tmp_path):

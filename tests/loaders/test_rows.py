@@ -110,7 +110,7 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
     for table in (packs(), packs(position_ids=None)):
         rows = ArrowRows(table)
         assert rows[1].labels.tolist() == [-100, 3]
-        assert rows._flat[0][1]  # sound
+        assert rows._cells[0][1]  # sound
     sliced = ArrowRows(pa.concat_tables([packs(), packs()]).slice(1, 2))
     assert [row.seq_lengths.tolist() for row in sliced] == [[2], [3, 2]]
 
@@ -122,6 +122,15 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
         ({"labels": [[-100, 8], [-100, 3]]}, "5 input_ids and 2 labels"),
         ({"labels": [[-100.0, 8.0, 9.0, -100.0, 6.0], [-100.0, 3.0]]}, "no whole numbers"),
         ({"labels": [None, [-100, 3]]}, "column 'labels' has nulls"),
+        (
+            {
+                "input_ids": [[], [4, 3]],
+                "labels": [[], [-100, 3]],
+                "seq_lengths": [[], [2]],
+                "position_ids": None,
+            },
+            "row 0 has no token",
+        ),
         ({"labels": [[-100, None, 9, -100, 6], [-100, 3]]}, "column 'labels' has nulls"),
     ):
         with pytest.raises(ContractError, match=message):

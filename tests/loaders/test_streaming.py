@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed
-from packhouse.loaders.streaming import _ahead
+from packhouse.loaders.streaming import _read_ahead, _Reader
 from packhouse.packing import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
@@ -213,9 +213,9 @@ def test_the_prefetching_thread_ends_with_its_iterator_and_passes_errors_on(uri,
 
     rows = iter(StreamingPackedDataset(uri, cache=cache, prefetch=2))
     next(rows)
-    assert any(thread.name == "packhouse-prefetch" for thread in threading.enumerate())
+    assert any("packhouse-prefetch" in thread.name for thread in threading.enumerate())
     rows.close()
-    assert not any(thread.name == "packhouse-prefetch" for thread in threading.enumerate())
+    assert not any("packhouse-prefetch" in thread.name for thread in threading.enumerate())
 
     broken = StreamingPackedDataset(uri, cache=cache, prefetch=2)
     broken._entries = [entry for entry in broken._entries if entry.rows < 0]
@@ -296,6 +296,34 @@ def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, pa
     assert Counter(rows()) == Counter(packs)
     assert resumed.state_dict(rows_seen=4)["packs"] == 4
     assert len(resumed) == len(packs)
+
+
+@pytest.mark.parametrize("workers", [(1, 2), (2, 0), (0, 2), (2, 1)])
+def test_a_second_pass_with_other_workers_after_a_resume_is_a_whole_one(uri, cache, packs, workers):
+    first = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    took = take(first, 6)
+    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    resumed.load_state_dict(first.state_dict())
+    passes = [
+        [tuple(row["input_ids"].tolist()) for row in DataLoader(resumed, None, num_workers=number)]
+        for number in workers
+    ]
+
+    assert Counter(took + passes[0]) == Counter(packs)
+    assert Counter(passes[1]) == Counter(packs)
+
+
+def test_the_order_is_that_of_the_lanes_worked_through_in_the_module(uri, cache, packs):
+    """10 packs, 3 lanes of 4 + 3 + 3, as the docstring of `packhouse.loaders.streaming` has it."""
+    data = StreamingPackedDataset(uri, cache=cache)
+    data.num_rows, data._order = 10, data._order | {"lanes": 3}
+    reader = _Reader(data, epoch=0)
+    reader._seed, reader._entries = None, data._entries  # as published
+    reader._file_starts = np.cumsum([0, *(entry.rows for entry in data._entries)])
+
+    place = {pack: number for number, pack in enumerate(packs)}
+    order = [place[tuple(reader.row(at).input_ids.tolist())] for at in range(10)]
+    assert order == [0, 4, 7, 1, 5, 8, 2, 6, 9, 3]
 
 
 def test_dropping_the_uneven_end_never_drops_everything(uri, cache, packs):
@@ -379,7 +407,7 @@ def test_the_reader_is_never_further_ahead_than_asked(depth):
             yield number
 
     furthest = 0
-    for taken, _ in enumerate(_ahead(rows(), depth), start=1):
+    for taken, _ in enumerate(_read_ahead(rows(), depth), start=1):
         while taken % 20 == 1 and pulled == taken:
             time.sleep(0.001)  # until the reader's thread is ahead
         furthest = max(furthest, pulled - taken)
@@ -401,3 +429,31 @@ def test_arguments_that_make_no_sense_are_refused(uri, cache, monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ConfigError, match="RANK is 'first', no whole number"):
         StreamingPackedDataset(uri, cache=cache)
+
+
+class _InWorkers(IterableDataset):
+    """What torchdata's StatefulDataLoader does: each worker loads and gives a state of its own."""
+
+    def __init__(self, data, states):
+        self.data, self.states = data, states
+
+    def __iter__(self):
+        number = get_worker_info().id
+        if number in self.states:
+            self.data.load_state_dict(self.states[number])
+        for row in self.data:
+            yield number, tuple(row["input_ids"].tolist()), self.data.state_dict()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_workers_that_keep_their_own_states_go_on_where_they_stood(uri, cache, packs, batch_size):
+    def rows(states):
+        data = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, batch_size=batch_size)
+        return iter(DataLoader(_InWorkers(data, states), None, num_workers=2))
+
+    taken = list(itertools.islice(rows({}), 7))
+    states = {number: state for number, _, state in taken}
+    rest = list(rows(states))
+
+    assert {state["worker_rows"] for state in states.values()} == {3, 4}
+    assert Counter(tuple(ids) for _, ids, _ in taken + rest) == Counter(packs)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from packhouse.cache import list_steps, remove_steps
-from packhouse.chain import LocalRunner, prepare
+from packhouse.cache.limits import list_steps, remove_steps
+from packhouse.chain import prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import (
     ConfigError,
     DiskError,
@@ -26,7 +28,6 @@ from packhouse.loaders import (
     make_supervised_dataset,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
-from packhouse.workspace import Workspace
 from tests.loaders.models import tiny_model
 from tests.sources.hub_files import HubFiles
 
@@ -271,7 +272,8 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
     good = "".join(f'{{"query": "q{n}", "response": "r{n}"}}\n' for n in range(9))
     file.write_text(good + '{"query": "x", "response": ""}\n')
 
-    with pytest.raises(QuarantineLimitError, match=r"1 of 10 rows .*; see .*quarantined\.arrow"):
+    said = r"1 of 10 rows .*rows\.jsonl row 9, .*`packhouse quarantine show .*quarantined\.arrow`"
+    with pytest.raises(QuarantineLimitError, match=said):
         make_supervised_dataset(TOKENIZER, file, **fields(), cache=cache)
     dataset = make_supervised_dataset(TOKENIZER, file, **fields(max_quarantined=0.2), cache=cache)
     assert len(dataset) == 9
@@ -399,7 +401,7 @@ def test_steps_that_a_dataset_of_this_process_maps_are_not_removed(files, tmp_pa
 
 
 def test_a_tokenizer_that_is_none_and_a_cache_that_is_none_are_named(files, tmp_path):
-    with pytest.raises(TokenizerError, match=r"no tokenizer '\./nothing': .* Give a folder"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer folder at 'nothing'; give"):
         make_supervised_dataset("./nothing", files[0], **fields(), cache=tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is no folder; give a folder"):

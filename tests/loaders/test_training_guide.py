@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from packhouse.chain import LocalRunner, prepare
+from packhouse.chain import prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
-from packhouse.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "training.md"

@@ -60,7 +60,7 @@ def test_positions_count_up_from_zero_in_each_sequence(lengths):
 
 
 def test_layout_labels_with_positions():
-    batch = to_layout(packed_rows(), "labels", position_ids=True)
+    batch = to_layout(packed_rows(), published_schema("labels", position_ids=True))
 
     assert batch.to_pylist() == [
         {
@@ -81,7 +81,7 @@ def test_layout_labels_with_positions():
 
 
 def test_layout_compact_keeps_ranges():
-    batch = to_layout(packed_rows(), "compact", with_label=True)
+    batch = to_layout(packed_rows(), published_schema("compact", with_label=True))
 
     assert batch.schema.names == [
         "input_ids",
@@ -99,7 +99,7 @@ def test_layout_compact_keeps_ranges():
 @pytest.mark.parametrize("with_label", [False, True])
 def test_batches_have_the_published_schema(layout, positions, with_label):
     for batch in (packed_rows(), packed_rows().slice(1), packed_rows().slice(2)):
-        published = to_layout(batch, layout, positions, with_label)
+        published = to_layout(batch, published_schema(layout, positions, with_label))
         published.validate(full=True)
         expected = published_schema(layout, positions, with_label)
         assert published.schema.equals(expected, check_metadata=True)
@@ -117,7 +117,7 @@ def test_metadata_states_the_shift():
 def test_metadata_survives_parquet(tmp_path):
     import pyarrow.parquet as pq
 
-    batch = to_layout(packed_rows())
+    batch = to_layout(packed_rows(), published_schema())
     pq.write_table(pa.Table.from_batches([batch]), tmp_path / "packs.parquet")
 
     read = pq.read_schema(tmp_path / "packs.parquet")

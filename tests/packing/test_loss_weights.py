@@ -68,7 +68,7 @@ def test_every_token_keeps_the_weight_of_its_range(tokenized, strategy, records,
         assert ((expand_weights(batch) > 0) == (expand_labels(batch) != -100)).all()
         check_packed(batch, 8, 10, allow_untrained=True)
         for layout in ("labels", "compact"):
-            out = to_layout(batch, layout, with_weights=True)
+            out = to_layout(batch, published_schema(layout, with_weights=True))
             check_packed(out, 8, 10, layout, allow_untrained=True)
 
 

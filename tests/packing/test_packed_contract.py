@@ -148,8 +148,8 @@ def test_untrained_records_pass_where_they_are_allowed():
 def test_what_the_layouts_make_of_good_rows_is_good():
     batch = pa.RecordBatch.from_pylist([{k: row[k] for k in PACKED.names} for row in GOOD], PACKED)
 
-    check_packed(to_layout(batch, "labels", position_ids=True), 5, 10, "labels")
-    check_packed(to_layout(batch, "compact"), 5, 10, "compact")
+    check_packed(to_layout(batch, published_schema("labels", position_ids=True)), 5, 10, "labels")
+    check_packed(to_layout(batch, published_schema("compact")), 5, 10, "compact")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -158,7 +158,7 @@ def test_any_flipped_label_or_position_among_many_is_found(seed):
     batch = pa.RecordBatch.from_pylist(
         [{k: row[k] for k in PACKED.names} for row in GOOD] * 50, PACKED
     )
-    published = to_layout(batch, "labels", position_ids=True)
+    published = to_layout(batch, published_schema("labels", position_ids=True))
     for column, wrong in (("labels", 3), ("position_ids", 9), ("input_ids", 10)):
         values = published[column].values.to_numpy().copy()
         at = int(rng.integers(len(values)))

@@ -266,3 +266,15 @@ def test_a_link_in_a_tokenizers_folder_leads_nowhere_outside(places, folder):
     (tokenizer / "chat_template.jinja").symlink_to(folder / "outside" / "rows.jsonl")
     with pytest.raises(ConfigError, match=r"holds 'chat_template.jinja', a link that leads out"):
         places.tokenizer(str(tokenizer))
+
+
+def test_a_tokenizer_may_be_a_name_of_the_hub(tmp_path):
+    (tmp_path / "sources.yaml").write_text(
+        "tokenizers: {qwen: Qwen/Qwen2.5-0.5B-Instruct, own: models/own}\n"
+    )
+    (tmp_path / "models" / "own").mkdir(parents=True)
+    places = load_places(tmp_path / "sources.yaml")
+    assert places.tokenizer("qwen") == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert places.tokenizer("own") == str(tmp_path / "models" / "own")
+    with pytest.raises(ConfigError, match="is no name of this worker"):
+        places.tokenizer("Qwen/Qwen2.5-0.5B-Instruct")

@@ -101,7 +101,7 @@ def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cac
     page = newest("demo-refresh")
     assert "demo: published" in page
     assert "| rows.train |" in page or "train" in page
-    assert "## Drift" in page
+    assert "| drift.sources | passed | 0.11% |  |  |" in page
 
 
 def test_with_approval_the_ref_stays_until_someone_promotes(place, cache):
@@ -144,10 +144,11 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache):
     assert ref(place) == before
     page = newest("demo-refresh")
     assert "To promote it" in page
-    share = f"{held.drift.sources:.4f}"
-    assert f"| sources | {share} | 0.0500 | over its limit |" in page
-    assert f"| lengths | {held.drift.lengths:.4f} | - |  |" in page
-    assert f"drift of sources is {share}, over 0.0500" in newest("demo-version")
+    reason = f"drift of sources is {held.drift.sources:.4f}, over 0.0500"
+    share = f"{held.drift.sources:.2%}"
+    assert f"| drift.sources | **FAILED** | {share} | at most 5.00% | {reason} |" in page
+    assert f"| drift.lengths | passed | {held.drift.lengths:.2%} |  |  |" in page
+    assert reason in newest("demo-version")
 
 
 def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache):
@@ -200,6 +201,27 @@ def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place,
     )
 
 
+def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
+    place, cache, monkeypatch
+):
+    said = []
+    monkeypatch.setattr("tasks.events.emit_event", lambda name, **facts: said.append((name, facts)))
+    refresh(place, cache)
+    before = ref(place)
+    rows = (place / "instructions.jsonl").read_bytes().splitlines(keepends=True)
+    (place / "instructions.jsonl").write_bytes(b"".join(rows[:40]))
+    for _ in range(2):  # the second time nothing changed
+        state = refresh(place, cache, "publish.max_source_drift=0.01", approval=True)
+        assert (state.name, state.result().outcome) == ("Held", "held")
+        assert "'latest' stays: drift of sources is 0.3853, over 0.0100" in state.message
+        assert ref(place) == before
+        assert ref(place, "latest.candidate") == state.result().version
+        page = newest("demo-refresh")
+        assert "| drift.sources | **FAILED** | 38.53% | at most 1.00% | drift of sources is" in page
+    (payload,) = [facts["payload"] for name, facts in said if name.endswith("version.refused")]
+    assert payload["reasons"] == ["drift of sources is 0.3853, over 0.0100"]
+
+
 def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache):
     refresh(place, cache)
     before = ref(place)
@@ -246,9 +268,17 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     rows = [{"messages": [{"role": "user", "content": text}]} for text in texts]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (place / "instructions.jsonl").write_text(lines)
-    assert refresh(place, cache).is_failed()
+    state = refresh(place, cache)
+    assert state.is_failed()
+    said = (
+        "instructions/instructions.jsonl row 0, .*; rows of 'instructions' look like `chat`, and "
+        "the recipe reads them as `alpaca`: try `format: chat`; to see them: `packhouse "
+        "quarantine show RECIPE`"
+    )
+    assert re.search(said, state.message)
+    assert str(cache) not in state.message
     page = newest("demo-refused")
-    assert "rows of 'instructions' look like `chat`, and the recipe reads them as `alpaca`" in page
+    assert re.search(said.replace("`", "&#96;"), page)
     shown = page.partition("## The first 10 bad rows")[2].partition("##")[0].strip().splitlines()
     assert len(shown) == 2 + 10
     assert all(line.count("|") == 5 for line in shown)
@@ -384,7 +414,7 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
 
 def test_a_refresh_plans_once(place, cache, monkeypatch):
     """A plan reads every byte of the sources."""
-    from packhouse.jobs import plan_jobs
+    from packhouse.steps.plan import plan_jobs
 
     plans = []
     for module in ("packhouse.refresh", "packhouse.chain"):

@@ -2,6 +2,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -56,3 +57,32 @@ def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
     assert phases[0] == "importing Prefect ..."
     assert phases[-1] == "creating the run ..."
     assert not (tmp_path / "store").exists()
+
+
+SERVE = """
+import time
+from flows.embedded_server import start_embedded_server
+from prefect.server.api.server import SubprocessASGIServer
+start_embedded_server()
+print(SubprocessASGIServer().server_process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_embedded_server_of_a_run_that_was_killed_ends(tmp_path):
+    settings = {"PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true"}
+    settings["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "110"
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("PREFECT_")}
+    command = [sys.executable, "-c", SERVE]
+    with subprocess.Popen(command, env=kept | settings, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+
+    status = Path(f"/proc/{pid}/status")
+    for _ in range(600):
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return
+        time.sleep(0.1)
+    os.kill(pid, 9)
+    pytest.fail("the server goes on")

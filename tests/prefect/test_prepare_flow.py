@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.chain import LocalRunner
 from packhouse.chain import prepare as prepare_chain
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import QuarantineLimitError, TransientError
 from packhouse.recipe import load_recipe
-from packhouse.workspace import Workspace
+from packhouse.steps import STEPS
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
@@ -51,6 +52,14 @@ def test_the_flow_publishes_the_same_version_and_bytes_as_a_local_run(recipe, tm
 
     assert local.version == flow.version
     assert {p.name: p.read_bytes() for p in version.rglob("*") if p.is_file()} == through_prefect
+
+
+def test_the_tasks_of_the_flow_are_the_steps_of_the_chain_in_order():
+    from flows.prepare import STEPS as tasks
+
+    assert [(task.name, task.description) for task in tasks] == [
+        (step.name, step.title) for step in STEPS
+    ]
 
 
 def test_the_run_graph_shows_the_way_of_the_data(recipe, tmp_path, read_graph):
@@ -141,8 +150,8 @@ def test_the_version_is_an_asset_made_from_its_sources(recipe, tmp_path):
     sources = {f"file://{DEMO.parent / name}" for name in ("chats.jsonl", "instructions.jsonl")}
     assert {key for role, key in related if role == "asset"} == sources
     assert ("asset-materialized-by", "packhouse") in related
-    train = prepared.facts["statistics"]["train"]
-    assert made["payload"]["tokens"]["train"] == train["num_tokens"]
+    train = prepared.published.statistics["train"]
+    assert made["payload"]["tokens"]["train"] == train.num_tokens
     assert made["payload"]["quarantined"] == 9
     for source in sources:
         received("prefect.asset.referenced", source)
@@ -196,8 +205,8 @@ def test_only_transient_errors_are_retried(monkeypatch, recipe, tmp_path):
     real = steps.execute
 
     def flaky(job, recipe, workspace):
-        calls.append(job.step)
-        if job.step == "pack" and calls.count("pack") < 3:
+        calls.append(job.step.name)
+        if job.step.name == "pack" and calls.count("pack") < 3:
             raise TransientError("the store hiccuped")
         return real(job, recipe, workspace)
 

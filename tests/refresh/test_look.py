@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import packhouse.refresh as room
-from packhouse.jobs import plan_jobs
+from packhouse import refresh
 from packhouse.recipe import load_recipe
 from packhouse.refresh import planned_version
 from packhouse.sources.files import SourceFile
+from packhouse.steps.plan import plan_jobs
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 
@@ -24,7 +24,7 @@ def plans(monkeypatch):
         calls.append(recipe)
         return plan_jobs(load_recipe(DEMO / "recipe.yaml"))
 
-    monkeypatch.setattr(room, "plan_jobs", counted)
+    monkeypatch.setattr(refresh, "plan_jobs", counted)
     return calls
 
 
@@ -33,7 +33,7 @@ def bucket(monkeypatch):
     """ETags of two objects, as a listing shows them."""
     etags = {"s3://raw/chats.jsonl": "aa", "s3://raw/instructions.jsonl": "bb"}
     monkeypatch.setattr(
-        room,
+        refresh,
         "find_files",
         lambda source: [
             SourceFile(uri=source.path, name=source.path[9:], size=7, pin=etags[source.path])
@@ -73,9 +73,9 @@ def test_whatever_decides_a_version_is_looked_at(change, plans, bucket, tmp_path
         monkeypatch.setattr(shutil, "copytree", lambda *a, **k: None)
         config.write_text(json.dumps(document))
     elif change == "library":
-        monkeypatch.setattr(room, "library_versions", lambda names: {"pyarrow": "0"})
+        monkeypatch.setattr(refresh, "library_versions", lambda names: {"pyarrow": "0"})
     elif change == "engine":
-        monkeypatch.setattr(room, "ENGINE_VERSIONS", {"validate": "0"})
+        monkeypatch.setattr(refresh, "ENGINE_VERSIONS", {"validate": "0"})
     elif change == "answer":
         (answer,) = (tmp_path / "looks").iterdir()
         answer.write_text(answer.read_text().replace('"dates":[]', '"dates": []')[:-3] + '0"}')
@@ -89,9 +89,9 @@ def test_a_template_that_prints_the_day_is_planned_anew_each_day(
     planned_version(remote(tmp_path), tmp_path)
     (answer,) = (tmp_path / "looks").iterdir()
     document = json.loads(answer.read_text())
-    for dates, again in (([room.pinned_date().date().isoformat()], 0), (["2000-01-01"], 1)):
+    for dates, again in (([refresh.pinned_date().date().isoformat()], 0), (["2000-01-01"], 1)):
         body = {"version_id": document["version_id"], "dates": dates}
-        answer.write_text(json.dumps(body | {"digest": room.digest(body)}))
+        answer.write_text(json.dumps(body | {"digest": refresh.digest(body)}))
         before = len(plans)
         planned_version(remote(tmp_path), tmp_path)
         assert len(plans) - before == again

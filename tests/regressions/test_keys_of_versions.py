@@ -11,11 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 import schemas
-from packhouse.chain import LocalRunner, prepare
-from packhouse.jobs import plan_jobs
+from packhouse.chain import prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.workspace import Workspace
-from tests.chain.conftest import DEMO, House, question
+from packhouse.steps.plan import plan_jobs
+from tests.chain.conftest import DEMO, Project, question
 
 DECIDES_NO_BYTE = {
     # Limits stop a run or a ref; they do not change what would have been published.
@@ -33,14 +34,14 @@ NEEDS = {
 
 
 @pytest.fixture
-def house(tmp_path) -> House:
-    house = House(tmp_path)
-    house.write_rows(range(20))
-    return house
+def project(tmp_path) -> Project:
+    project = Project(tmp_path)
+    project.write_rows(range(20))
+    return project
 
 
-def version_of(house: House, *overrides: str) -> str:
-    return plan_jobs(house.recipe(*overrides)).version_id
+def version_of(project: Project, *overrides: str) -> str:
+    return plan_jobs(project.recipe(*overrides)).version_id
 
 
 def section_fields() -> list[str]:
@@ -74,10 +75,10 @@ def another(annotation: Any, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", section_fields())
-def test_a_field_is_in_the_key_or_decides_no_byte(house, path):
+def test_a_field_is_in_the_key_or_decides_no_byte(project, path):
     # axolotl's key leaves out the strategy for long rows, the seed, and the files' own bytes.
     section, name = path.split(".")
-    recipe = house.recipe()
+    recipe = project.recipe()
     model = getattr(recipe, section)
     model = model.model_copy(update=NEEDS.get(path, {}).get(section, {}))
     field = type(model).model_fields[name]
@@ -94,7 +95,7 @@ def test_a_field_is_in_the_key_or_decides_no_byte(house, path):
         for v in (value, other)
     )
     if path == "audit.benchmarks":  # the files that it names are in the key
-        source = SourceConfig(path=str(house.rows), format="alpaca")
+        source = SourceConfig(path=str(project.rows), format="alpaca")
         after = recipe.model_copy(update={section: model.model_copy(update={name: [source]})})
         assert plan_jobs(after).version_id != plan_jobs(before).version_id
         return
@@ -104,33 +105,33 @@ def test_a_field_is_in_the_key_or_decides_no_byte(house, path):
     assert same == (path in DECIDES_NO_BYTE)
 
 
-def test_an_edit_of_equal_size_and_time_is_another_version(house):
+def test_an_edit_of_equal_size_and_time_is_another_version(project):
     # axolotl issue 1136: preprocessing used its cache although local files had been edited.
-    before = version_of(house)
-    status = house.rows.stat()
-    house.rows.write_text(house.rows.read_text().replace("plus", "join"))
-    os.utime(house.rows, ns=(status.st_atime_ns, status.st_mtime_ns))
+    before = version_of(project)
+    status = project.rows.stat()
+    project.rows.write_text(project.rows.read_text().replace("plus", "join"))
+    os.utime(project.rows, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    assert house.rows.stat().st_size == status.st_size
-    assert version_of(house) != before
+    assert project.rows.stat().st_size == status.st_size
+    assert version_of(project) != before
 
 
-def test_a_copy_elsewhere_is_the_same_version(house, tmp_path):
+def test_a_copy_elsewhere_is_the_same_version(project, tmp_path):
     # marin issue 4219: a changed glob re-tokenised everything, until the path was hard-coded.
-    before = version_of(house, "sources.0.name=rows")
+    before = version_of(project, "sources.0.name=rows")
     (tmp_path / "copy").mkdir()
-    shutil.copy(house.rows, tmp_path / "copy" / "rows.jsonl")
+    shutil.copy(project.rows, tmp_path / "copy" / "rows.jsonl")
 
     glob = tmp_path / "copy" / "row*.jsonl"
-    assert version_of(house, "sources.0.name=rows", f"sources.0.path={glob}") == before
+    assert version_of(project, "sources.0.name=rows", f"sources.0.path={glob}") == before
 
 
 @pytest.mark.parametrize("change", ["tokenizer.json", "tokenizer_config.json"])
-def test_another_tokenizer_in_the_same_folder_is_another_version(house, tmp_path, change):
+def test_another_tokenizer_in_the_same_folder_is_another_version(project, tmp_path, change):
     # open-instruct issue 1518, axolotl issue 33, LMFlow issue 394: tokenizers shared a cache.
     folder = tmp_path / "tokenizer"
     shutil.copytree(DEMO / "tokenizer", folder)
-    before = version_of(house, f"tokenizer={folder}")
+    before = version_of(project, f"tokenizer={folder}")
     content = json.loads((folder / change).read_text())
     if change == "tokenizer.json":
         content["added_tokens"][0]["special"] = not content["added_tokens"][0]["special"]
@@ -138,39 +139,39 @@ def test_another_tokenizer_in_the_same_folder_is_another_version(house, tmp_path
         content["pad_token"] = content["eos_token"]
     (folder / change).write_text(json.dumps(content))
 
-    assert version_of(house, f"tokenizer={folder}") != before
+    assert version_of(project, f"tokenizer={folder}") != before
 
 
-def test_a_used_tokenizer_has_the_key_of_a_fresh_one(house):
+def test_a_used_tokenizer_has_the_key_of_a_fresh_one(project):
     # datasets issues 7982 and 3847, trl issue 6206: hashes of live objects moved with use, and
     # every run tokenised anew; open-instruct issue 1818 threw away 16 hours of it.
-    before = version_of(house)
+    before = version_of(project)
 
-    prepared = house.prepare()
+    prepared = project.prepare()
 
     assert prepared.version.startswith(before)
-    assert version_of(house) == before
+    assert version_of(project) == before
 
 
-def test_a_crash_behind_tokenize_does_not_tokenise_again(house):
+def test_a_crash_behind_tokenize_does_not_tokenise_again(project):
     # LlamaFactory issue 3939: four hours of tokenising, a crash, four hours again.
-    recipe = house.recipe()
-    run = LocalRunner(recipe=recipe, workspace=Workspace(cache=house.cache, check=schemas.check))
+    recipe = project.recipe()
+    run = LocalRunner(recipe=recipe, workspace=Workspace(cache=project.cache, check=schemas.check))
 
     def crash_behind_tokenize(jobs):
-        if jobs[0].step not in ("validate", "format", "tokenize"):
+        if jobs[0].step.name not in ("validate", "format", "tokenize"):
             raise RuntimeError("planted")
         return run(jobs)
 
     with pytest.raises(RuntimeError, match="planted"):
-        prepare(recipe, crash_behind_tokenize, house.cache)
+        prepare(recipe, crash_behind_tokenize, project.cache)
 
-    assert house.cached_steps(house.prepare())[:3] == ["validate", "format", "tokenize"]
+    assert project.cached_steps(project.prepare())[:3] == ["validate", "format", "tokenize"]
 
 
-def test_rows_that_are_not_there_are_noticed_in_spite_of_the_cache(house):
+def test_rows_that_are_not_there_are_noticed_in_spite_of_the_cache(project):
     # LlamaFactory issue 6335: with a tokenised path the dataset's own file was looked at no more.
-    house.prepare()
-    house.rows.write_text(json.dumps(question(1)) + "\n")
+    project.prepare()
+    project.rows.write_text(json.dumps(question(1)) + "\n")
 
-    assert house.prepare().ledger[0].rows_in == 1
+    assert project.prepare().ledger[0].rows_in == 1

@@ -9,21 +9,21 @@ import pytest
 
 from packhouse.packing import lower_bound, plan_packs
 from packhouse.store import open_version
-from tests.chain.conftest import DEMO, House, question
+from tests.chain.conftest import DEMO, Project, question
 
 IGNORED = -100
 
 
 @pytest.fixture
-def house(tmp_path) -> House:
-    house = House(tmp_path)
-    house.write_rows(range(40))
-    return house
+def project(tmp_path) -> Project:
+    project = Project(tmp_path)
+    project.write_rows(range(40))
+    return project
 
 
-def published(house: House, prepared, split: str | None = None) -> list[dict]:
+def published(project: Project, prepared, split: str | None = None) -> list[dict]:
     opened = open_version(prepared.store, prepared.dataset, prepared.version)
-    tables = [pq.read_table(house.folder(prepared) / e.key) for e in opened.files("data", split)]
+    tables = [pq.read_table(project.folder(prepared) / e.key) for e in opened.files("data", split)]
     return [row for table in tables for row in table.to_pylist()]
 
 
@@ -39,11 +39,11 @@ def sequences(rows: list[dict]) -> list[tuple[str, list[int], list[int]]]:
     return found
 
 
-def write(house: House, rows: list) -> None:
-    house.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write(project: Project, rows: list) -> None:
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def end_token(house: House) -> int:
+def end_token(project: Project) -> int:
     tokens = json.loads((DEMO / "tokenizer" / "tokenizer.json").read_text())["added_tokens"]
     return next(token["id"] for token in tokens if token["content"] == "<|im_end|>")
 
@@ -54,43 +54,43 @@ def chat(*turns: str) -> dict:
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "none"])
-def test_no_row_and_no_pack_without_a_trained_token(house, strategy):
+def test_no_row_and_no_pack_without_a_trained_token(project, strategy):
     # Axolotl's filter for rows without a trained token compares a list with a number and drops
     # none; TRL drops such rows only where it does not pack, and publishes packs of -100 alone.
     rows = [question(n) for n in range(40)]
     rows += [{"instruction": f"{n} " * 100, "output": "Never seen."} for n in range(3)]
-    write(house, rows)
+    write(project, rows)
 
-    prepared = house.prepare(
+    prepared = project.prepare(
         f"pack.strategy={strategy}", "pack.seq_len=96", "pack.over_length=truncate_turns"
     )
 
-    assert all(max(row["labels"]) >= 0 for row in published(house, prepared))
-    assert all(max(labels) >= 0 for _, _, labels in sequences(published(house, prepared)))
+    assert all(max(row["labels"]) >= 0 for row in published(project, prepared))
+    assert all(max(labels) >= 0 for _, _, labels in sequences(published(project, prepared)))
     (pack,) = [line for line in prepared.ledger if line.step == "pack"]
     assert sum(pack.dropped.values()) == 3
 
 
 @pytest.mark.parametrize("policy", ["drop", "truncate_turns", "window"])
 @pytest.mark.parametrize("seq_len", [96, 160, 256])
-def test_no_trained_answer_without_its_end_token(house, policy, seq_len):
+def test_no_trained_answer_without_its_end_token(project, policy, seq_len):
     # open-instruct issue 1876: 2.02% of rows ended on a trained token that was no end of turn,
     # "supervision to never stop"; LlamaFactory issue 3995 asks to drop instead of to cut.
     rows = [
         chat(*[f"turn {i} of {n}: " + "word " * ((n * i) % 23) for i in range(6)])
         for n in range(40)
     ]
-    write(house, rows)
+    write(project, rows)
 
-    prepared = house.prepare(
+    prepared = project.prepare(
         "sources.0.format=chat",
         "format.template=chat",
         f"pack.over_length={policy}",
         f"pack.seq_len={seq_len}",
     )
 
-    end = end_token(house)
-    for _, ids, labels in sequences(published(house, prepared)):
+    end = end_token(project)
+    for _, ids, labels in sequences(published(project, prepared)):
         trained = np.array(labels) != IGNORED
         last = np.flatnonzero(trained & ~np.append(trained[1:], False))
         assert len(last)
@@ -99,7 +99,7 @@ def test_no_trained_answer_without_its_end_token(house, policy, seq_len):
         line.check()
 
 
-def test_the_end_token_is_trained_where_it_is_the_pad_token_too(house, tmp_path):
+def test_the_end_token_is_trained_where_it_is_the_pad_token_too(project, tmp_path):
     # trl issues 1623, 2059 and 3091: pad and end token were one, masking pads masked the end, and
     # models never stopped. Megatron-LM zeroes the loss of every label that equals the pad token.
     folder = tmp_path / "tokenizer"
@@ -107,10 +107,10 @@ def test_the_end_token_is_trained_where_it_is_the_pad_token_too(house, tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": "<|im_end|>"}))
 
-    prepared = house.prepare(f"tokenizer={folder}", "format.template=chat")
+    prepared = project.prepare(f"tokenizer={folder}", "format.template=chat")
 
-    found = sequences(published(house, prepared))
-    end = end_token(house)
+    found = sequences(published(project, prepared))
+    end = end_token(project)
     assert len(found) == 40
     for _, ids, labels in found:
         assert end in ids
@@ -138,43 +138,45 @@ def test_fill_does_not_fall_with_the_length_of_packs(seq_len):
     assert plan.num_packs <= lower_bound(lengths, seq_len) + 1
 
 
-def test_every_source_is_packed(house):
+def test_every_source_is_packed(project):
     # dart-math packs only the last of its datasets.
-    house.write_rows(range(100, 130), house.root / "more.jsonl")
+    project.write_rows(range(100, 130), project.root / "more.jsonl")
 
-    prepared = house.prepare("sources=[{path: rows.jsonl}, {path: more.jsonl}]")
+    prepared = project.prepare("sources=[{path: rows.jsonl}, {path: more.jsonl}]")
 
-    assert len(sequences(published(house, prepared))) == 70
+    assert len(sequences(published(project, prepared))) == 70
 
 
-def test_no_other_row_takes_the_place_of_a_bad_one(house):
+def test_no_other_row_takes_the_place_of_a_bad_one(project):
     # ms-swift's lazy dataset puts a random row where one fails: some rows train twice.
-    lines = house.rows.read_text().splitlines()
+    lines = project.rows.read_text().splitlines()
     lines[7] = lines[7][:-5]
-    house.rows.write_text("\n".join(lines) + "\n")
+    project.rows.write_text("\n".join(lines) + "\n")
 
-    prepared = house.prepare("validate.max_quarantined=0.1")
+    prepared = project.prepare("validate.max_quarantined=0.1")
 
-    records = [record for record, _, _ in sequences(published(house, prepared))]
+    records = [record for record, _, _ in sequences(published(project, prepared))]
     assert len(records) == len(set(records)) == 39
     assert dict(prepared.ledger[0].quarantined) == {"json": 1}
 
 
-def test_one_odd_row_is_named_with_its_place(house):
+def test_one_odd_row_is_named_with_its_place(project):
     # datasets issues 7222, 7169 and 5827: one odd row fails the load, without file or line.
-    with house.rows.open("a") as file:
+    with project.rows.open("a") as file:
         file.write(json.dumps({"instruction": 5, "input": "", "output": "five"}) + "\n")
 
-    prepared = house.prepare("validate.max_quarantined=0.1")
+    prepared = project.prepare("validate.max_quarantined=0.1")
 
-    (path,) = [r.path("quarantined.arrow") for r in prepared.receipts if r.facts.get("quarantined")]
+    (path,) = [
+        r.path("quarantined.arrow") for r in prepared.receipts if "quarantined.arrow" in r.files
+    ]
     import pyarrow as pa
 
     (bad,) = pa.ipc.open_file(path).read_all().to_pylist()
     assert (bad["source"], bad["row"], bad["reason"]) == ("rows/rows.jsonl", 40, "type")
 
 
-def test_arguments_of_one_tool_do_not_appear_in_another_row(house):
+def test_arguments_of_one_tool_do_not_appear_in_another_row(project):
     # ms-swift issues 10125 and 6467: Arrow fills missing keys with null, and foreign parameters
     # stood in the system prompt. axolotl issue 3136: types that differ across rows fail in Arrow.
     def call(arguments):
@@ -184,9 +186,9 @@ def test_arguments_of_one_tool_do_not_appear_in_another_row(house):
         messages = [{"role": "user", "content": "go"}, answer, tool]
         return {"messages": [*messages, {"role": "assistant", "content": "Done."}]}
 
-    write(house, [call({"city": "Oslo"}), call({"count": 3}), call({"city": ["a", {"b": None}]})])
+    write(project, [call({"city": "Oslo"}), call({"count": 3}), call({"city": ["a", {"b": None}]})])
 
-    prepared = house.prepare("sources.0.format=chat", "format.template=chat")
+    prepared = project.prepare("sources.0.format=chat", "format.template=chat")
 
     (receipt,) = [r for r in prepared.receipts if r.step == "format"]
     import pyarrow as pa
@@ -200,49 +202,51 @@ def test_arguments_of_one_tool_do_not_appear_in_another_row(house):
     assert sum("null" in text for text in texts) == 1
 
 
-def test_a_prompt_is_on_one_side_only(house):
+def test_a_prompt_is_on_one_side_only(project):
     # OpenRLHF issue 1089: eval rows were taken from the training rows. datasets issue 4261:
     # duplicates crossed the split.
-    write(house, [{**question(n % 20), "output": f"answer {n}"} for n in range(80)])
+    write(project, [{**question(n % 20), "output": f"answer {n}"} for n in range(80)])
 
-    prepared = house.prepare("split.eval_fraction=0.3")
+    prepared = project.prepare("split.eval_fraction=0.3")
 
     sides = {}
     for split in ("train", "eval"):
-        rows = published(house, prepared, split)
+        rows = published(project, prepared, split)
         ids = {record for record, _, _ in sequences(rows)}
-        sides[split] = {json.loads(line)["instruction"] for line in _lines_of(house, prepared, ids)}
+        sides[split] = {
+            json.loads(line)["instruction"] for line in _lines_of(project, prepared, ids)
+        }
     assert sides["train"]
     assert sides["eval"]
     assert not sides["train"] & sides["eval"]
 
 
-def _lines_of(house, prepared, records) -> list[str]:
+def _lines_of(project, prepared, records) -> list[str]:
     opened = open_version(prepared.store, prepared.dataset, prepared.version)
     (entry,) = opened.files("records")
-    known = pq.read_table(house.folder(prepared) / entry.key).to_pylist()
-    lines = house.rows.read_text().splitlines()
+    known = pq.read_table(project.folder(prepared) / entry.key).to_pylist()
+    lines = project.rows.read_text().splitlines()
     return [lines[row["row"]] for row in known if row["record_id"] in records]
 
 
-def test_running_again_changes_no_byte_of_a_version(house):
+def test_running_again_changes_no_byte_of_a_version(project):
     # Megatron-Bridge's metadata of packs grows by an entry whenever it runs again.
-    first = house.prepare()
-    folder = house.folder(first)
+    first = project.prepare()
+    folder = project.folder(first)
     before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    shutil.rmtree(house.cache)
+    shutil.rmtree(project.cache)
 
-    again = house.prepare()
+    again = project.prepare()
 
     assert not again.created
     assert {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-def test_a_failure_while_files_are_written_shows_nothing(house, monkeypatch):
+def test_a_failure_while_files_are_written_shows_nothing(project, monkeypatch):
     # MosaicML's writer publishes an index after an exception; LlamaFactory issues 8169 and 3065,
     # transformers issue 30859: half a cache was seen by other ranks.
-    first = house.prepare()
-    house.write_rows(range(50))
+    first = project.prepare()
+    project.write_rows(range(50))
     write_batch = pq.ParquetWriter.write_batch
 
     def write_and_fail(self, *args, **kwargs):
@@ -252,9 +256,9 @@ def test_a_failure_while_files_are_written_shows_nothing(house, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(pq.ParquetWriter, "write_batch", write_and_fail)
         with pytest.raises(Exception, match="No space left"):
-            house.prepare()
+            project.prepare()
 
     opened = open_version(first.store, "sums")
     assert opened.version == first.version
-    assert {p.name for p in (house.root / "store" / "sums" / "v").iterdir()} == {first.version}
-    assert house.prepare().created
+    assert {p.name for p in (project.root / "store" / "sums" / "v").iterdir()} == {first.version}
+    assert project.prepare().created

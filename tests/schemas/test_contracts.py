@@ -6,9 +6,8 @@ import pytest
 
 import schemas
 from packhouse.errors import ContractError
-from packhouse.tables import FORMATTED, QUARANTINED
-from packhouse.workspace import read_table
-from tests.chain.conftest import House
+from packhouse.tables import FORMATTED, QUARANTINED, read_table
+from tests.chain.conftest import Project
 
 SPANS = {"content_spans", "trained_spans"}
 
@@ -16,11 +15,11 @@ SPANS = {"content_spans", "trained_spans"}
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Artefact -> the table that a run made."""
-    house = House(tmp_path_factory.mktemp("house"))
-    house.write_rows(range(30))
-    with house.rows.open("a") as file:
+    project = Project(tmp_path_factory.mktemp("project"))
+    project.write_rows(range(30))
+    with project.rows.open("a") as file:
         file.write('{"instruction": 7}\n')
-    receipts = house.prepare("validate.max_quarantined=0.1").receipts
+    receipts = project.prepare("validate.max_quarantined=0.1").receipts
     found = {}
     for receipt in receipts:
         for name in receipt.files:

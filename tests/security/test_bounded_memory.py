@@ -3,9 +3,11 @@ memory. Peaks are measured where the kernel keeps them, for a process and its ch
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.sources import cutting, decoding
+from packhouse import confine
+from packhouse.errors import SourceError
+from packhouse.sources import decoding, text_files
 
 MIB = 2**20
 
@@ -214,8 +218,8 @@ def long_string_in_array(path: Path) -> None:
 
 
 SMALL = 256 * MIB
-DECODER = decoding.DECODER_BYTES + SMALL
-RECORD = 4 * cutting.MAX_RECORD_BYTES
+DECODER = 1024 * MIB + SMALL  # of a child
+RECORD = 4 * text_files.MAX_RECORD_BYTES
 
 BOMBS = [
     (dictionary_parquet, "a.parquet", DECODER, "bomb"),
@@ -224,7 +228,7 @@ BOMBS = [
     (prefixes_parquet, "a.parquet", DECODER, "bomb"),
     (page_parquet, "a.parquet", DECODER, "a row has 314,57"),
     (body_arrow, "a.arrow", DECODER, "a row has 314,57"),
-    (lying_parquet, "a.parquet", DECODER, "does not decode within"),
+    (lying_parquet, "a.parquet", DECODER, "needs more memory than the 1,024 MB"),
     (nulls_parquet, "a.parquet", DECODER, "a row has 400,000"),
     (nothing_arrow, "a.arrow", DECODER, "bomb"),
     (runs_arrow, "a.arrow", SMALL, "type run_end_encoded"),
@@ -276,6 +280,33 @@ def test_what_is_no_row_is_passed_over_in_little_memory(
     assert found["grown"] < bound
 
 
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("a.json", b"[" + b"," * 20_000_000 + b"]"),
+        ("a.csv", b"instruction,output\n" + b"x\n" * 4_000_000),
+    ],
+)
+def test_more_bad_rows_than_allowed_are_not_collected(
+    name: str, body: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(body)
+
+    found = read(tmp_path / name)
+
+    assert "more than 500,000 rows from row 0 on are bad" in found["error"][1]
+    assert found["grown"] < 1536 * MIB
+
+
+def test_more_csv_records_than_memory_is_for_are_refused_by_the_scan(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text\n" + b"x\n" * 16_000_000)
+
+    found = read(tmp_path / "a.csv")
+
+    assert "16,000,000 records, over 4,194,304 in a shard" in found["error"][1]
+    assert found["grown"] < 1536 * MIB
+
+
 def test_numbers_are_no_rows(tmp_path: Path) -> None:
     numbers(tmp_path / "a.json")
 
@@ -283,3 +314,25 @@ def test_numbers_are_no_rows(tmp_path: Path) -> None:
 
     assert "more than 500,000 rows from row 0 on are bad" in found["error"][1]
     assert found["grown"] < 2048 * MIB
+
+
+def test_decoders_have_a_limit_of_time_and_no_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACKHOUSE_CHILD_SECONDS", "1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    parquet(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
+    monkeypatch.setattr(decoding, "_rows", slow_rows)
+
+    found = decoding.decode_rows(str(tmp_path / "a.parquet"), "parquet", 0, 1)
+    assert next(found)["environment"].to_pylist() == [[]]
+    with pytest.raises(SourceError, match=r"a\.parquet', row group 7: takes more CPU time than"):
+        next(found)
+
+
+def slow_rows(*_: Any) -> Iterator[pa.RecordBatch]:
+    """In a child: what it sees of its parent's secrets, and then nothing for ever."""
+    yield pa.record_batch({"environment": [[v for v in os.environ.values() if v == "canary"]]})
+    confine.at("row group 7")
+    while True:
+        pass

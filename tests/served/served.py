@@ -124,6 +124,8 @@ def serve(home, held):
             stdout=log,
             stderr=log,
             start_new_session=True,
+            # What a shell starts in the background ignores SIGINT, and so would the server.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     deadline = time.monotonic() + 600
     while "Prefect's UI: " not in (home / "serve.log").read_text():

@@ -48,6 +48,7 @@ def test_every_flow_is_deployed_with_its_schedule(served):
         "refresh/nightly-refresh",
         "refresh/ci-refresh",
         "refresh/docker-refresh",
+        "refresh/k8s-refresh",
         "prepare/form-prepare",
         "prepare/docker-prepare",
         "prepare/held",

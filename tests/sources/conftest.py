@@ -1,4 +1,4 @@
-"""What this room's tests share: write a file, scan it, read every shard, check conservation."""
+"""What tests of sources share: write a file, scan it, read every shard, check conservation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A stand-in of the Hub for reading: repositories, trees and paths of its API, and downloads."""
+"""A stand-in of the Hub for reading: its API of repositories, trees and paths, and downloads."""
 
 import json
 import re
@@ -65,9 +65,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.status:
             return self._say(self.server.status, {"error": "no"})
         api = re.fullmatch(
-            r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?", path
+            r"/api/(?:datasets|models)/([^/]+/[^/]+)"
+            r"(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?",
+            path,
         )
-        load = re.fullmatch(r"/datasets/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path)
+        load = re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path)
         match = api or load
         if match is None:
             return self._say(404, {"error": path})

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.sources import blocks, cutting
-from packhouse.sources.cutting import ArrayCutter, _last_comma
-from packhouse.sources.structure import split_elements
+from packhouse.sources import json_arrays
+from packhouse.sources.json_arrays import ArrayFile, array_blocks, last_comma, split_elements
 
 TRAPS = ['},{"a": 1', "}, {", '\\"},{', "x", "[", "]", '"', "\\", "caf\u00e9", ",", "\n"]
 texts = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)
@@ -26,8 +25,8 @@ def block_bytes(monkeypatch):
 
 
 def set_block_bytes(patch: pytest.MonkeyPatch, size: int) -> None:
-    patch.setattr(blocks, "BLOCK_BYTES", size)
-    patch.setattr(cutting, "_BLOCK_BYTES", size)
+    patch.setattr(json_arrays, "BLOCK_BYTES", size)
+    patch.setattr(json_arrays, "COUNT_BLOCK_BYTES", size)
 
 
 def by_structure(data: bytes, limit: int) -> tuple[int, int] | None:
@@ -53,7 +52,7 @@ def test_parsing_finds_the_comma_that_structure_finds(values, style, share, tail
 
     with pytest.MonkeyPatch.context() as patch:
         set_block_bytes(patch, size)
-        assert _last_comma(data, limit) == by_structure(data, limit)
+        assert last_comma(data, limit) == by_structure(data, limit)
 
 
 @given(values=arrays, style=styles, size=sizes)
@@ -62,7 +61,7 @@ def test_blocks_hold_the_elements_of_the_whole(values, style, size):
 
     with pytest.MonkeyPatch.context() as patch:
         set_block_bytes(patch, size)
-        found = list(blocks.array_blocks(data))
+        found = list(array_blocks(data))
 
     assert [row for block in found for row in block.rows] == values
     assert b",".join(data[block.start : block.end] for block in found) == data
@@ -75,24 +74,25 @@ def test_objects_are_cut_by_parsing_and_counted(text, block_bytes, monkeypatch):
     data = json.dumps(rows)[1:-1].encode()
     expected = by_structure(data, 1500)
     block_bytes(500)
+    monkeypatch.setattr(json_arrays, "_FIRST_BYTES", 500)
     looked_at = []
     monkeypatch.setattr(
-        "packhouse.sources.cutting.split_elements",
+        "packhouse.sources.json_arrays.split_elements",
         lambda data: looked_at.append(len(data)) or split_elements(data),
     )
 
-    assert _last_comma(data, 1500) == expected
-    assert max(looked_at) <= 501  # no more than what is left behind the last block
+    assert last_comma(data, 1500) == expected
+    assert max(looked_at) <= 501  # the first bytes, and what is left behind the last block
 
 
 def test_messages_in_rows_are_not_taken_for_rows(block_bytes, monkeypatch):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [{"messages": turns * 3, "id": number} for number in range(100)]
     data = json.dumps(rows)[1:-1].encode()
-    monkeypatch.setattr(blocks, "_FIRST_BYTES", 1000)
+    monkeypatch.setattr(json_arrays, "_FIRST_BYTES", 1000)
     block_bytes(2000)
 
-    found = list(blocks.array_blocks(data))
+    found = list(array_blocks(data))
 
     assert [row for block in found for row in block.rows] == rows
     assert len(found) > len(data) // 2000
@@ -103,14 +103,12 @@ def test_an_element_left_out_is_no_json(data, block_bytes):
     block_bytes(1)
 
     with pytest.raises(orjson.JSONDecodeError):
-        list(blocks.array_blocks(data))
+        list(array_blocks(data))
 
 
 def test_a_broken_element_is_cut_by_structure():
     data = b'{"a": 1}, {"a": nonsense}, {"a": 2}, {"a": 3}'
-    cutter = ArrayCutter("file", 30)
-
-    (cut, *_) = cutter.feed(b"[" + data)
+    (cut, *_) = ArrayFile("file", 30).cut([b"[" + data])
 
     assert (cut.start, cut.end, cut.num_rows) == (1, 26, 2)
 

@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
-from packhouse.sources import blocks, cutting
+from packhouse.sources import json_arrays, json_lines
+from packhouse.sources.json_arrays import ArrayFile
+from packhouse.sources.json_lines import LinesFile
 
 ROWS = [
     {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": "[1], [2]"}
@@ -41,8 +43,9 @@ def join(pieces: list[bytes], name: str) -> bytes:
 
 def read_in_blocks(read_bytes, size, data, name, **config):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_BYTES", size)
-        patch.setattr(cutting, "_BLOCK_BYTES", size)
+        patch.setattr(json_lines, "BLOCK_BYTES", size)
+        patch.setattr(json_arrays, "BLOCK_BYTES", size)
+        patch.setattr(json_arrays, "COUNT_BLOCK_BYTES", size)
         try:
             source = read_bytes(data, name, rules={"max_row_bytes": 500}, **config)
         except PackhouseError as error:
@@ -78,8 +81,10 @@ def test_blocks_give_what_the_whole_shard_gives(
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_sound_shard_is_never_parsed_as_a_whole(name, read_bytes, monkeypatch):
-    monkeypatch.setattr("packhouse.sources.reading._parse", None)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(LinesFile, "parse", None)
+    monkeypatch.setattr(ArrayFile, "parse", None)
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(json_arrays, "BLOCK_BYTES", 500)
     data = join([json.dumps(row).encode() for row in ROWS], name)
 
     assert read_bytes(data, name).validated.num_rows == len(ROWS)
@@ -97,7 +102,7 @@ def test_rows_with_colons_behind_escapes_are_looked_at(read_bytes):
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_malformed_row_makes_no_other_row_suspect(name, read_bytes, monkeypatch):
-    monkeypatch.setattr("packhouse.sources.records.is_suspect", None)
+    monkeypatch.setattr("packhouse.sources.records.hidden_fault", None)
     data = join([*map(orjson.dumps, ROWS), b'{"instruction": "a", "output": }'], name)
 
     assert read_bytes(data, name).reasons == ["json"]

@@ -3,12 +3,12 @@
 import gzip
 import io
 import json
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 TALK = [("user", "Two & two?"), ("assistant", 'It is "4",\nI think.')]
 ANSWER = TALK[1][1]
@@ -107,7 +107,7 @@ COLUMNS = ("rows.csv", "rows.tsv", "rows.parquet", "rows.arrow", "rows.feather")
 COMPRESSIONS = {
     "": lambda data: data,
     ".gz": lambda data: gzip.compress(data, mtime=0),
-    ".zst": zstandard.compress,
+    ".zst": partial(pa.compress, codec="zstd", asbytes=True),
 }
 CASES = [
     (case, name, ending)

@@ -1,6 +1,7 @@
 """Adapters: one small row of every format, the names of fields, and how `auto` tells formats."""
 
 import json
+from typing import get_args
 
 import orjson
 import pyarrow as pa
@@ -8,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.recipe.source import RowFormat
+from packhouse.sources.row_formats import ROW_FORMATS
 
 QA = [("user", "q"), ("assistant", "a")]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -39,6 +42,10 @@ CASES = {
     "text": ({"text": "a"}, [("assistant", "a")]),
     "preference": ({"prompt": "q", "chosen": "a", "rejected": "b"}, QA),
 }
+
+
+def test_a_recipe_can_name_every_format():
+    assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormat)) == {*CASES, "auto"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -378,3 +385,45 @@ def test_parquet_row_groups_become_shards(tmp_path, read):
     [bad] = source.quarantined.to_pylist()
     assert (bad["row"], bad["byte_offset"]) == (99, None)
     assert json.loads(bad["raw"]) == {"instruction": "q99", "output": ""}
+
+
+@pytest.mark.parametrize(
+    ("header", "values", "texts"),
+    [
+        ("messages", json.dumps(CHAT), QA),
+        ("prompt,chosen", "q,a", QA),
+        ("chosen", json.dumps(CHAT), QA),
+        ("question,answer,history", "q,a,", QA),
+    ],
+)
+def test_a_column_without_a_name_is_no_part_of_the_conversation(header, values, texts, read_bytes):
+    values = values if values.startswith("q") else '"' + values.replace('"', '""') + '"'
+
+    source = read_bytes(f",{header}\n0,{values}\n".encode(), "rows.csv")  # as pandas writes it
+
+    assert source.texts == [texts]
+
+
+@pytest.mark.parametrize("row_format", ["auto", "alpaca"])
+def test_parquet_without_rows_is_an_empty_file(row_format, tmp_path, read):
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"instruction": ["q"], "output": ["a"]})
+    pq.write_table(table.slice(0, 0), path)
+
+    source = read(path, format=row_format)
+
+    assert source.validated.num_rows == 0
+    assert source.notes == {"empty_files": 1}
+
+
+def test_the_format_is_told_by_the_first_row_group_with_rows(tmp_path, read):
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"instruction": ["q"], "output": ["a"]})
+    with pq.ParquetWriter(path, table.schema) as writer:
+        writer.write_table(table.slice(0, 0))
+        writer.write_table(table)
+
+    source = read(path)
+
+    assert source.shards[0].row_format == "alpaca"
+    assert source.texts == [QA]

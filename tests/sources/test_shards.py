@@ -3,15 +3,17 @@
 import gzip
 import json
 from dataclasses import asdict
+from functools import partial
 
 import orjson
+import pyarrow as pa
 import pytest
-import zstandard
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
 from packhouse.sources import SourceShard, scan_source
 
+zstd = partial(pa.compress, codec="zstd", asbytes=True)
 ROWS = [
     {"instruction": f"Say {i}", "input": "", "output": 'a "quoted" [1, {2}] \\ text' * (i % 7 + 1)}
     for i in range(200)
@@ -84,7 +86,7 @@ def test_shards_are_no_larger_than_asked_unless_a_record_is(name, read_bytes):
     assert sum(size > 2000 for size in sizes) >= len(sizes) - 1
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+@pytest.mark.parametrize("compress", [gzip.compress, zstd], ids=["gz", "zst"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_compressed_files_have_the_shards_of_their_content(name, compress, tmp_path, read):
     plain, packed = tmp_path / "a" / name, tmp_path / "b" / name
@@ -237,3 +239,30 @@ def test_a_copy_elsewhere_has_the_same_identity(tmp_path):
         shards = scan_source(SourceConfig(path=str(tmp_path / folder / "rows.jsonl")), 1000)
         identities.append([shard.identity() for shard in shards])
     assert identities[0] == identities[1]
+
+
+def test_a_small_first_gzip_member_hides_no_format(read_bytes):
+    talk = orjson.dumps({"messages": [{"from": "human", "value": "q"}]})
+    members = [talk[:20], talk[20:], b"\n", as_jsonl([{"instruction": "q", "output": "a"}])]
+
+    with pytest.raises(SourceError, match="it is sharegpt"):
+        read_bytes(b"".join(map(gzip.compress, members)), "rows.gz")
+
+
+def test_an_open_array_of_white_space_has_no_rows(read_bytes):
+    source = read_bytes(b"[" + b" " * (5 * 2**20), "rows.json", rules={"max_row_bytes": 100})
+
+    assert (source.validated.num_rows, source.quarantined.num_rows) == (0, 0)
+    assert source.notes["empty_files"] == 1
+
+
+def test_shards_have_one_shape_even_if_the_first_rows_tell_none(read_bytes):
+    numbers = b"7\n" * 150  # more than are looked at to find the format
+    alpaca = as_jsonl([{"instruction": "q", "output": "a"}] * 20)
+    questions = as_jsonl([{"question": "q", "answer": "a"}] * 20)
+
+    source = read_bytes(numbers + alpaca, max_shard_bytes=200)
+    assert {shard.row_format for shard in source.shards} == {"alpaca"}
+    assert source.reasons == ["not_an_object"] * 150
+    with pytest.raises(SourceError, match=r"it is alpaca .*question_answer"):
+        read_bytes(numbers + alpaca + questions, max_shard_bytes=200)

@@ -17,8 +17,8 @@ from typing import Any
 from packhouse.store import load_ref, open_store, open_version, verify_version
 from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import Manifest
-from packhouse.store.read import list_versions
 from tests.store import victim
+from tests.store.versions import list_versions
 
 Counts = dict[str, int]
 

@@ -92,16 +92,17 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[gcs_server.GcsServer]:
-    """A double of Google's JSON API, and an environment in which gcsfs finds it."""
-    pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'packhouse[gcs]'")
+    """A double of Google's XML API, and an environment in which obstore finds it."""
+    pytest.importorskip("obstore", reason="no obstore: pip install 'packhouse[gcs]'")
     with gcs_server.GcsServer() as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        monkeypatch.setenv("GOOGLE_BASE_URL", server.endpoint)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "of-the-tests")
         yield server
 
 
 @pytest.fixture(scope="session")
 def azure_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    pytest.importorskip("adlfs", reason="no adlfs: pip install 'packhouse[azure]'")
+    pytest.importorskip("obstore", reason="no obstore: pip install 'packhouse[azure]'")
     if azurite.find() is None:
         pytest.skip("no Azurite on PATH: npm install azurite")
     with azurite.running(tmp_path_factory.mktemp("azurite")) as environment:

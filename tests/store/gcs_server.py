@@ -1,20 +1,30 @@
-"""A small part of Google's JSON API in memory, with its conditions, for gcsfs to talk to.
+"""A small part of Google's XML API in memory, with its conditions, for obstore to talk to.
 
 Written from the API's description: conditions and generations are kept under one lock, and can be
 ignored on request. It is no evidence of what Google's servers do; `packhouse doctor storage` is.
 """
 
-import base64
-import email
-import hashlib
-import json
 import threading
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import format_datetime
+from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 BUCKET = "versions"
+
+
+@dataclass(frozen=True)
+class Stored:
+    body: bytes
+    generation: str
+    updated: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def etag(self) -> str:
+        return f'"{md5(self.body, usedforsecurity=False).hexdigest()}"'
 
 
 class GcsServer(ThreadingHTTPServer):
@@ -26,12 +36,13 @@ class GcsServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
-        self.objects: dict[str, dict[str, Any]] = {}
+        self.objects: dict[str, Stored] = {}
         self.generation = 1_700_000_000_000_000
         self.lock = threading.Lock()
         self.honours_conditions = True
         self.faults: list[tuple[str, int]] = []
         self.refuse_with = 0
+        self.num_requests = 0
 
     def __enter__(self) -> "GcsServer":
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -41,142 +52,127 @@ class GcsServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def put(self, name: str, body: bytes, wanted: str | None) -> dict[str, Any] | None:
+    def put(self, name: str, body: bytes, wanted: str | None) -> Stored | None:
         """The new object, or None where its condition does not hold."""
         with self.lock:
             there = self.objects.get(name)
-            current = there["generation"] if there else "0"
+            current = there.generation if there else "0"
             if wanted is not None and wanted != current and self.honours_conditions:
                 return None
             self.generation += 1
-            self.objects[name] = {
-                "name": name,
-                "size": str(len(body)),
-                "updated": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-                "generation": str(self.generation),
-                "md5Hash": _md5(body),
-                "body": body,
-            }
+            self.objects[name] = Stored(body, str(self.generation))
             return self.objects[name]
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: GcsServer
 
     def do_GET(self) -> None:
-        place, query = self._asked()
-        if place is None:
-            return
-        if not place:
-            self._list(query)
-            return
-        found = self.server.objects.get(place)
-        if found is None:
-            self._say(404, {"error": {"code": 404, "message": "no such object"}})
-        elif query.get("alt") == "media":
-            self._send(found)
-        else:
-            self._say(200, _described(found))
+        name = self._asked()
+        if name == "":
+            self._list()
+        elif name is not None:
+            self._send(self.server.objects.get(name))
+
+    do_HEAD = do_GET
 
     def do_DELETE(self) -> None:
-        place, _ = self._asked()
-        if place is None:
+        name = self._asked()
+        if name is None:
             return
         with self.server.lock:
-            found = self.server.objects.pop(place, None)
-        self._say(204 if found else 404, {"error": {"code": 404, "message": "no such object"}})
+            found = self.server.objects.pop(name, None)
+        self._say(204 if found else 404, "" if found else "NoSuchKey")
 
-    def do_POST(self) -> None:
+    def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        place, query = self._asked()
-        if place is None:
+        name = self._asked()
+        if name is None:
             return
-        fault = self.server.faults.pop(0) if self.server.faults else ("", 0)
-        if fault[0] == "before":
-            self._say(fault[1], {"error": {"code": fault[1], "message": "busy"}})
+        when, status = self.server.faults.pop(0) if self.server.faults else ("", 0)
+        if when == "before":
+            self._say(status, "ServiceUnavailable")
             return
-        described, data = self._parts(body)
-        if described.get("md5Hash", _md5(data)) != _md5(data):
-            self._say(400, {"error": {"code": 400, "message": "md5Hash does not match"}})
-            return
-        made = self.server.put(described["name"], data, query.get("ifGenerationMatch"))
-        if fault[0] == "after":
-            self._say(fault[1], {"error": {"code": fault[1], "message": "busy"}})
+        made = self.server.put(name, body, self.headers.get("x-goog-if-generation-match"))
+        if when == "after":
+            self._say(status, "ServiceUnavailable")
         elif made is None:
-            self._say(412, {"error": {"code": 412, "message": "conditionNotMet"}})
+            self._say(412, "PreconditionFailed")
         else:
-            self._say(200, _described(made))
+            self._answer(200, b"", made)
 
-    def _parts(self, body: bytes) -> tuple[dict[str, str], bytes]:
-        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
-        boundary = email.message_from_bytes(head).get_boundary()
-        assert boundary is not None
-        _, described, data, _ = body.split(f"--{boundary}".encode())
-        text = described.partition(b"\r\n\r\n")[2]
-        return json.loads(text), data.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+    def _asked(self) -> str | None:
+        """Name of the object, "" for the bucket; None where the answer is given."""
+        self.server.num_requests += 1
+        bucket, _, name = urlsplit(self.path).path.removeprefix("/").partition("/")
+        if self.headers.get("Authorization") != "Bearer of-the-tests":
+            self._say(401, "AuthenticationRequired")
+        elif self.server.refuse_with:
+            self._say(self.server.refuse_with, "Refused")
+        elif bucket != BUCKET:
+            self._say(404, "NoSuchBucket")
+        else:
+            return unquote(name)
+        return None
 
-    def _asked(self) -> tuple[str | None, dict[str, str]]:
-        """Name of the object ("" for the bucket) and query; None where the answer is given."""
-        parts = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        words = parts.path.partition("/storage/v1/b/")[2].split("/", 2)
-        if self.server.refuse_with:
-            status = self.server.refuse_with
-            self._say(status, {"error": {"code": status, "message": "no"}})
-            return None, query
-        if words[0] != BUCKET:
-            self._say(404, {"error": {"code": 404, "message": "no such bucket"}})
-            return None, query
-        return unquote(words[2]) if len(words) > 2 else "", query
-
-    def _list(self, query: dict[str, str]) -> None:
+    def _list(self) -> None:
         """Two names a page, so that paging is tried."""
+        asked = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        query = {name: values[0] for name, values in asked.items()}
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
         with self.server.lock:
-            names = sorted(name for name in self.server.objects if name.startswith(prefix))
-            items = [_described(self.server.objects[name]) for name in names]
+            found = {n: o for n, o in sorted(self.server.objects.items()) if n.startswith(prefix)}
         folders = set()
         if delimiter:
-            rests = [name.removeprefix(prefix) for name in names]
+            rests = [name.removeprefix(prefix) for name in found]
             folders = {prefix + r.partition("/")[0] + "/" for r in rests if delimiter in r}
-            items = [item for item in items if delimiter not in item["name"][len(prefix) :]]
-        start = int(query.get("pageToken", "0"))
-        page: dict[str, Any] = {"items": items[start : start + 2]}
+            found = {n: o for n, o in found.items() if delimiter not in n[len(prefix) :]}
+        start = int(query.get("continuation-token", "0"))
+        items = "".join(
+            f"<Contents><Key>{escape(name)}</Key><Size>{len(each.body)}</Size>"
+            f"<Generation>{each.generation}</Generation><ETag>{escape(each.etag)}</ETag>"
+            f"<LastModified>{each.updated.isoformat()}</LastModified></Contents>"
+            for name, each in list(found.items())[start : start + 2]
+        )
         if start == 0:
-            page["prefixes"] = sorted(folders)
-        if start + 2 < len(items):
-            page["nextPageToken"] = str(start + 2)
-        self._say(200, page)
+            items += "".join(
+                f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
+                for folder in sorted(folders)
+            )
+        if start + 2 < len(found):
+            items += f"<NextContinuationToken>{start + 2}</NextContinuationToken>"
+        self._answer(200, f"<ListBucketResult>{items}</ListBucketResult>".encode())
 
-    def _send(self, found: dict[str, Any]) -> None:
-        body, wanted = found["body"], self.headers.get("Range")
-        if wanted:
-            first, last = wanted.removeprefix("bytes=").split("-")
-            body = body[int(first) : int(last) + 1]
-        self.send_response(206 if wanted else 200)
-        self.send_header("X-Goog-Generation", found["generation"])
-        if wanted:
-            self.send_header("Content-Range", f"bytes {wanted[6:]}/{found['size']}")
+    def _send(self, found: Stored | None) -> None:
+        if found is None:
+            self._say(404, "NoSuchKey")
+            return
+        wanted = self.headers.get("Range")
+        if not wanted:
+            self._answer(200, found.body, found)
+            return
+        first, last = wanted.removeprefix("bytes=").split("-")
+        part = found.body[int(first) : int(last) + 1]
+        self._answer(206, part, found, f"bytes {first}-{int(first) + len(part) - 1}")
+
+    def _say(self, status: int, code: str) -> None:
+        text = f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code></Error>"
+        self._answer(status, text.encode() if code else b"")
+
+    def _answer(self, status: int, body: bytes, of: Stored | None = None, part: str = "") -> None:
+        self.send_response(status)
+        if of is not None:
+            self.send_header("x-goog-generation", of.generation)
+            self.send_header("ETag", of.etag)
+            self.send_header("Last-Modified", format_datetime(of.updated, usegmt=True))
+            if part:
+                self.send_header("Content-Range", f"{part}/{len(of.body)}")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
-
-    def _say(self, status: int, answer: dict[str, Any]) -> None:
-        text = b"" if status == 204 else json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
-
-
-def _described(found: dict[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if name != "body"}
-
-
-def _md5(data: bytes) -> str:
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

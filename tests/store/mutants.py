@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from packhouse.store import gc, publish, refs, steps
+from packhouse.store import gc, protocol, publish, refs
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,8 @@ MUTANTS = [
         "manifest before data",
         publish,
         "publish_steps",
-        "yield All(_upload(ours, uploads))\n"
-        "        manifest, created = yield from _commit_steps(ours)",
-        "manifest, created = yield from _commit_steps(ours)\n"
-        "        yield All(_upload(ours, uploads))",
+        "yield All(writes)\n        manifest, created = yield from _commit_steps(ours)",
+        "manifest, created = yield from _commit_steps(ours)\n        yield All(writes)",
     ),
     Mutant(
         "a refused commit is taken for our own",
@@ -102,9 +100,8 @@ MUTANTS = [
         "the ref moves before the commit",
         publish,
         "publish_steps",
-        "yield All(_upload(ours, uploads))",
-        "yield from move_ref_steps(ours, 'latest', once=True)\n"
-        "        yield All(_upload(ours, uploads))",
+        "yield All(writes)",
+        "yield from move_ref_steps(ours, 'latest', once=True)\n        yield All(writes)",
     ),
     Mutant(
         "a publisher does not look at the past of the ref",
@@ -138,29 +135,30 @@ MUTANTS = [
         "the ref forgets its past",
         refs,
         "next_ref",
-        "past=(left, *current.past)[:MAX_PAST]",
+        "past=current.moves[:MAX_PAST] if current else ()",
         "past=()",
     ),
     Mutant(
         "the count of moves stands still",
         refs,
         "next_ref",
-        "seq=current.seq + 1",
-        "seq=current.seq",
+        "seq=current.seq + 1 if current else 1",
+        "seq=current.seq if current else 1",
     ),
     Mutant(
         "a file that was there and vanishes is an error",
-        steps,
+        protocol,
         "put_data",
         "except ObjectNotFoundError:\n            continue",
         "finally:\n            pass",
     ),
     Mutant(
         "a lost answer of a write counts as done",
-        steps,
+        protocol,
         "request",
-        "attempt += 1",
-        "if isinstance(wanted, Create):\n                return ''\n            attempt += 1",
+        "yield from retry.wait(error)",
+        "if isinstance(wanted, Create):\n                return ''\n"
+        "            yield from retry.wait(error)",
     ),
 ]
 

@@ -4,7 +4,7 @@ A seed decides who moves next and what happens to each request: done; lost befor
 with its answer lost; delayed and done behind the caller's back; or its caller dies and starts
 again. Time jumps over the grace period, so collections meet living publishers. After every write
 the invariants of the whole store are checked, and at the end those of everything that was
-acknowledged. The generators that run here are those that `packhouse.store.steps.run` performs
+acknowledged. The generators that run here are those that `packhouse.store.protocol.run` performs
 against real stores; nothing is modelled but the store.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import ConflictError, TransientError, VersionNotFoundError
-from packhouse.store import gc, manifest, publish, read, refs, steps
+from packhouse.store import gc, manifest, protocol, publish, read, refs
 from packhouse.store.layout import file_key
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.objects import (
@@ -52,30 +52,30 @@ class SimStore:
 
     def perform(self, wanted: Any) -> Any:
         kind = type(wanted)
-        if kind is steps.Read:
+        if kind is protocol.Read:
             body = self._get(wanted.key)
             return Blob(body, body)
-        if kind is steps.Create:
+        if kind is protocol.Create:
             if wanted.key in self.objects and self.honours_create:
                 raise PreconditionFailedError("exists")
             return self._put(wanted.key, wanted.body)
-        if kind is steps.Swap:
+        if kind is protocol.Swap:
             if self.honours_match and self.objects.get(wanted.key, (None,))[0] != wanted.etag:
                 raise PreconditionFailedError("changed")
             return self._put(wanted.key, wanted.body)
-        if kind is steps.Stat:
+        if kind is protocol.Stat:
             body = self._get(wanted.key)
             return ObjectInfo(wanted.key, body.size, self.objects[wanted.key][1], body.md5)
-        if kind is steps.Fingerprint:
+        if kind is protocol.Fingerprint:
             return self._get(wanted.key).sha256
-        if kind is steps.Delete:
+        if kind is protocol.Delete:
             self.objects.pop(wanted.key, None)
             return None
-        if kind is steps.ListAll:
+        if kind is protocol.ListAll:
             return [
                 self._info(key) for key in sorted(self.objects) if key.startswith(wanted.prefix)
             ]
-        if kind is steps.Clock:
+        if kind is protocol.Clock:
             return self.now
         raise AssertionError(f"no such request: {wanted}")
 
@@ -221,8 +221,8 @@ class Simulation:
                 raise
             return
         for entry in opened.files:
-            wanted = steps.Fingerprint(file_key(DATASET, opened.version, entry.key))
-            if (yield from steps.request(wanted)) != entry.sha256:
+            wanted = protocol.Fingerprint(file_key(DATASET, opened.version, entry.key))
+            if (yield from protocol.request(wanted)) != entry.sha256:
                 raise Violation(f"reader got wrong bytes of {entry.key}")
 
     def _setter(self, vid: str) -> None:
@@ -276,7 +276,7 @@ class Simulation:
 
     def _fault(self, actor: Actor, fate: float) -> None:
         wanted = actor.wanted
-        is_write = type(wanted) in (steps.Create, steps.Swap, steps.Delete)
+        is_write = type(wanted) in (protocol.Create, protocol.Swap, protocol.Delete)
         if fate < 0.925:  # lost on the way there
             self._advance(actor, None, TransientError("lost before"))
         elif fate < 0.955:  # done, and the answer lost
@@ -309,12 +309,12 @@ class Simulation:
 
     def _perform(self, wanted: Any) -> Any:
         kind = type(wanted)
-        if kind is steps.Create or kind is steps.Swap:
+        if kind is protocol.Create or kind is protocol.Swap:
             before = self.store.objects.get(wanted.key)
             answer = self.store.perform(wanted)
             self._check_write(wanted.key, before[0] if before else None)
             return answer
-        if kind is steps.Delete:
+        if kind is protocol.Delete:
             self._check_delete(wanted.key)
         return self.store.perform(wanted)
 
@@ -336,15 +336,15 @@ class Simulation:
                 actor.on_error(raised)
                 return
             answer, error, kind = None, None, type(wanted)
-            if kind is steps.NewId:
+            if kind is protocol.NewId:
                 self.ids += 1
                 answer = f"w{self.ids}"
-            elif kind is steps.Now:
+            elif kind is protocol.Now:
                 answer = 0.0
-            elif kind is steps.Pause:
+            elif kind is protocol.Pause:
                 if wanted.attempt > 8 and not self.is_calm:
                     error = wanted.cause
-            elif kind is steps.All:
+            elif kind is protocol.All:
                 self._fork(actor, wanted.parts)
                 return
             else:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.chain import LocalRunner, prepare
+from packhouse.chain import prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import StoreError
 from packhouse.recipe import load_recipe
 from packhouse.store import open_version, verify_version
-from packhouse.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
@@ -33,7 +34,7 @@ def test_a_run_publishes_a_version_that_verifies_and_loads(publish, root, tmp_pa
     assert verify_version(open_version(root, "demo")).is_intact
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "loader"))
     rows = load_packed(f"{root}/demo", split="train")
-    assert len(rows) == prepared.facts["statistics"]["train"]["num_packs"]
+    assert len(rows) == prepared.published.statistics["train"].num_packs
     assert not publish().created
 
 

@@ -44,7 +44,7 @@ def test_no_bucket_wrong_key_no_server(use, moto_environment, monkeypatch):
 
 def test_a_server_that_does_not_answer_ends_the_wait(use, moto_environment, monkeypatch):
     from packhouse.store import doctor
-    from packhouse.store.steps import RetryPolicy
+    from packhouse.store.protocol import RetryPolicy
 
     root = use(moto_environment)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{ceph.free_port()}")

@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from packhouse.store import load_ref, open_store, open_version, verify_version
-from packhouse.store.read import list_versions
 from tests.store import chaos, victim
+from tests.store.versions import list_versions
 
 
 @pytest.fixture(params=["folder", pytest.param("ceph", marks=pytest.mark.e2e)])

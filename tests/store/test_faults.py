@@ -13,9 +13,8 @@ from packhouse.store import (
     pull_version,
     verify_version,
 )
-from packhouse.store.read import list_versions
 from tests.store.proxy import GET_FAULTS, PUT_FAULTS, FaultyProxy, at_random, first_time
-from tests.store.versions import FACTS, pack_file
+from tests.store.versions import FACTS, list_versions, pack_file
 
 
 @pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.e2e)])
@@ -35,9 +34,8 @@ def test_a_fault_on_every_put_neither_fails_nor_commits_twice(
         done = publish_version(
             open_store(root), "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest"
         )
-        assert (
-            proxy.counts[fault] == 7
-        )  # three of the check of the store; data, card, manifest, ref
+        # Four of the check of the store; data, card, manifest, ref.
+        assert proxy.counts[fault] == 8
     assert (done.version, done.ref.seq) == ("aaaa.g0", 1)
     assert_one_intact_version(root, server, monkeypatch)
 
@@ -90,17 +88,17 @@ def test_publishing_and_reading_under_random_faults(server, use, monkeypatch, tm
 def test_a_deadline_ends_the_tries(server, use, monkeypatch):
     """Time passes in the waits between tries only, however long a request takes here."""
     from packhouse.errors import TransientError
-    from packhouse.store import steps
+    from packhouse.store import protocol
 
     root, slept = use(server), []
     monkeypatch.setattr(
-        steps, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+        protocol, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
     )
     with FaultyProxy(server["AWS_ENDPOINT_URL"], lambda *_: "busy_before") as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        policy = steps.RetryPolicy(deadline_s=10)
+        policy = protocol.RetryPolicy(deadline_s=10)
         with pytest.raises(TransientError, match="503 SlowDown"):
-            steps.run(open_store(root), steps.request(steps.Read("d/x")), retry=policy)
+            protocol.run(open_store(root), protocol.request(protocol.Read("d/x")), retry=policy)
         assert proxy.requests == len(slept) + 1 > 5
     assert sum(slept) <= 10
 

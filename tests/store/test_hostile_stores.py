@@ -3,10 +3,10 @@
 The attacker may write any object and knows every digest, so forged manifests carry right ones.
 """
 
-import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.audit import audit_rows
+from packhouse.cache.steps import StepStore, parse_receipt
 from packhouse.cli import cli
 from packhouse.commands.versions import _print_ledger
 from packhouse.errors import (
@@ -23,9 +24,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.step_store import StepStore, parse_receipt
 from packhouse.store import (
-    list_refs,
     load_ref,
     open_store,
     open_version,
@@ -35,8 +34,8 @@ from packhouse.store import (
     set_ref,
     verify_version,
 )
+from packhouse.store.accounts import manifest_problems, tally_problems
 from packhouse.store.card import dataset_card
-from packhouse.store.contracts import count_problems
 from packhouse.store.diff import diff_versions
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.gc import collect_garbage
@@ -44,7 +43,7 @@ from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.store.objects import MAX_GET_BYTES
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
-from tests.store.versions import FACTS, pack_file
+from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 PUBLISHED = Path(__file__).parent / "published"
 """Written by the release before refs kept `manifest_id`: a dataset, and the manifest of a run."""
@@ -58,23 +57,6 @@ def store(tmp_path):
         files = [pack_file(tmp_path, first), pack_file(tmp_path, first + 100)]
         publish_version(store, "tiny", vid, files, facts, "latest")
     return store
-
-
-def canonical(value):
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode()
-
-
-def sha256(value):
-    return hashlib.sha256(canonical(value)).hexdigest()
-
-
-def forged(document):
-    """The bytes of a manifest, with every digest as it must be."""
-    body = {k: v for k, v in document.items() if k not in ("manifest_id", "digest")}
-    hashed = {k: v for k, v in body.items() if k != "provenance"}
-    body["manifest_id"] = sha256(hashed)
-    return canonical(body | {"digest": sha256(body)})
 
 
 def slot(store, version="bbbb.g0"):
@@ -335,25 +317,6 @@ def test_a_manifest_that_changed_after_its_ref_moved_is_refused(store, tmp_path,
         publish_version(store, "tiny", "cccc", [pack_file(tmp_path, 50)], FACTS, "latest")
 
 
-def test_counts_that_contradict_the_files_are_problems():
-    manifest = parse_slot((PUBLISHED / "demo-manifest.json").read_bytes())
-    assert count_problems(manifest) == []
-
-    erased = replace(manifest, counts={})
-    assert count_problems(erased) == [
-        "manifest.json: a run wrote this version, and its counts are missing"
-    ]
-    no_eval = [e for e in manifest.files if (e.kind, e.split) != ("data", "eval")]
-    assert [
-        problem.partition(",")[0]
-        for problem in count_problems(replace(manifest, files=tuple(no_eval)))
-    ] == [
-        "manifest.json: num_packs of split 'eval' is 8",
-        "manifest.json: num_tokens of split 'eval' is 3",
-        "manifest.json: the ledger ends with 29",
-    ]
-
-
 def test_a_version_that_was_removed_and_published_again_is_recorded_again(store, tmp_path):
     """Another packhouse writes another card, so the manifest has another id."""
     path = slot(store)
@@ -381,7 +344,7 @@ def test_versions_and_refs_of_the_release_before_are_read(tmp_path):
         assert opened.manifest.to_bytes() == slot(store, f"{vid}.g0").read_bytes()
         assert verify_version(opened).is_intact
         assert load_packed(f"{store.uri}/tiny", name, cache=tmp_path / "cache").num_rows == 2
-    (ref,) = list_refs(store, "tiny")
+    ((ref,), _) = scan_refs(store, "tiny")
     assert ref.to_bytes() == (PUBLISHED / "tiny/refs/latest.json").read_bytes()
     assert (ref.seq, ref.manifest_id, ref.past[0].manifest_id) == (2, "", "")
 
@@ -439,7 +402,8 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
             measure_drift(manifest, whole)
             diff_versions(opened, replace(opened, manifest=whole), records=False)
             dataset_card(manifest)
-            count_problems(manifest)
+            manifest_problems(manifest)
+            tally_problems(manifest, Counter())
             if manifest.audit:
                 audit_rows(manifest.audit)
             if "ledger" in path:

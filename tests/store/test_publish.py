@@ -8,7 +8,6 @@ import pytest
 from packhouse.errors import ConfigError, ConflictError, IntegrityError, VersionNotFoundError
 from packhouse.store import (
     LocalFile,
-    find_version,
     load_ref,
     open_store,
     open_version,
@@ -19,7 +18,7 @@ from packhouse.store import (
     verify_version,
 )
 from packhouse.store.objects import file_body
-from tests.store.versions import FACTS, pack_file, pack_table
+from tests.store.versions import FACTS, list_versions, pack_file, pack_table
 
 
 @pytest.fixture
@@ -102,11 +101,11 @@ def test_a_ref_points_only_to_committed_versions_and_expected_guards_it(store, t
         set_ref(store, "tiny", "prod", "dddd.g0", expected="bbbb.g0")
 
 
-def test_find_version_and_names_that_are_not_there(store, tmp_path):
-    assert find_version(store, "tiny", "aaaa") is None
+def test_bare_version_ids_and_names_that_are_not_there(store, tmp_path):
+    with pytest.raises(VersionNotFoundError, match="no dataset lies in store"):
+        open_version(store, "tiny", "aaaa")
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS)
 
-    assert find_version(store, "tiny", "aaaa").version == "aaaa.g0"
     assert open_version(store, "tiny", "aaaa").version == "aaaa.g0"
     with pytest.raises(VersionNotFoundError, match="no ref or version 'latest'"):
         open_version(store, "tiny", "latest")
@@ -154,7 +153,7 @@ def test_a_changed_file_is_found_whatever_the_store_holds_of_it(store, tmp_path,
         return
     with pytest.raises(IntegrityError, match="changed since it was written"):
         publish_version(store, "tiny", "aaaa", stated, FACTS)
-    assert (find_version(store, "tiny", "aaaa") is None) == (left != "version")
+    assert len(list_versions(store, "tiny")) == (left == "version")
 
 
 def test_what_is_stated_of_a_file_is_published_as_what_is_hashed_here(store, tmp_path):

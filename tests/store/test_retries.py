@@ -3,13 +3,15 @@
 import pytest
 
 from packhouse.errors import ConfigError, StoreError, StoreRefusedError, TransientError
-from packhouse.store import steps
+from packhouse.store import protocol
 from packhouse.store.objects import ObjectNotFoundError, PreconditionFailedError
-from packhouse.store.steps import Read, RetryPolicy, request, run
+from packhouse.store.protocol import Read, RetryPolicy, request, run
 
 
 class Failing:
     """A store that fails so often, then answers."""
+
+    uri = "s3://bucket/d"
 
     def __init__(self, error, times):
         self.error, self.times, self.asked = error, times, 0
@@ -25,8 +27,8 @@ class Failing:
 def clock(monkeypatch):
     """Time that passes in sleeps only; gives the list of them."""
     slept = []
-    monkeypatch.setattr(steps.time, "sleep", slept.append)
-    monkeypatch.setattr(steps.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(protocol.time, "sleep", slept.append)
+    monkeypatch.setattr(protocol.time, "monotonic", lambda: sum(slept))
     return slept
 
 

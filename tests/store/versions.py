@@ -1,5 +1,7 @@
-"""Small versions for the tests of this room."""
+"""Small versions for the tests of the store."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.store import LocalFile
+from packhouse.store.read import scan_versions
 
 INT32S = pa.list_(pa.int32())
 FACTS: dict[str, Any] = {
@@ -38,3 +41,27 @@ def write_file(folder: Path, table: pa.Table, name: str, split: str = "train") -
 
 def pack_file(folder: Path, first: int = 1) -> LocalFile:
     return write_file(folder, pack_table(first), f"train-{first}")
+
+
+def canonical(value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+def sha256(value: Any) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def forged(document: dict[str, Any]) -> bytes:
+    """The bytes of a manifest, with every digest as it must be."""
+    body = {k: v for k, v in document.items() if k not in ("manifest_id", "digest")}
+    hashed = {k: v for k, v in body.items() if k != "provenance"}
+    body["manifest_id"] = sha256(hashed)
+    return canonical(body | {"digest": sha256(body)})
+
+
+def list_versions(store, dataset):
+    """Every committed version by name; none may be damaged."""
+    versions, damaged = scan_versions(store, dataset)
+    assert damaged == []
+    return versions

@@ -6,8 +6,7 @@ import pytest
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates import make_renderer
-from packhouse.templates.call_ids import with_call_ids
-from packhouse.templates.chat_messages import chat_messages
+from packhouse.templates.chat_messages import chat_messages, with_call_ids
 from tests.templates.test_chat_toys import GENERATION, TWO
 from tests.templates.toys import make_table, pieces, snapshot_of
 

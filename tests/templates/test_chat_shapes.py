@@ -4,6 +4,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from unittest.mock import patch
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.templates import chat
-from packhouse.templates.shapes import make_refusal, make_way
-from packhouse.templates.sights import Sights
+from packhouse.templates.chat_messages import parse_tools
+from packhouse.templates.compiled import compile_refusal, compile_row
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,
@@ -82,13 +83,21 @@ def outcome(rendered):
     return rendered.formatted.to_pylist(), rendered.quarantined.to_pylist(), rendered.notes
 
 
-def rendered_by_marks(renderer, table):
-    """Outcome where each row is rendered twice, plain and marked: what all else has to equal."""
-    with (
-        patch.object(chat, "MIN_SHAPE_ROWS", 2**31),
-        patch.object(Sights, "by_trace", lambda *_: None),
-    ):
-        return outcome(renderer.render(table))
+def rendered_alone(renderer, table):
+    """Outcome where each row goes through Jinja; its text is that of plain strings in Jinja."""
+    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+        alone = renderer.render(table)
+    rows = dict(zip(table["row"].to_pylist(), table.to_pylist(), strict=True))
+    for row in alone.formatted.to_pylist():
+        assert row["text"] == plain_text(renderer, rows[row["row"]])
+    return outcome(alone)
+
+
+def plain_text(renderer, row):
+    """What the template makes of strings that know nothing of where they come from."""
+    rows = renderer._engine._rows
+    messages = [{k: v for k, v in m.items() if v is not None} for m in row["messages"]]
+    return rows.template.render(rows.chat(messages), parse_tools(row["tools"]))
 
 
 @cache
@@ -102,10 +111,8 @@ def renderer_of(name):
 def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
     table = make_table([as_turns(row) for row in texts])
     together = renderer_of(name).render(table)
-    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
-        alone = renderer_of(name).render(table)
 
-    assert outcome(together) == outcome(alone) == rendered_by_marks(renderer_of(name), table)
+    assert outcome(together) == rendered_alone(renderer_of(name), table)
     check_answers(texts, together.formatted)
 
 
@@ -179,10 +186,8 @@ def test_filled_rows_with_tools_equal_rendered_rows(template, rows):
     table = make_table([messages for messages, _ in rows], tools=[tools for _, tools in rows])
     renderer = chat_renderer(template, added_tokens=TOKENS)
     together = renderer.render(table)
-    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
-        alone = renderer.render(table)
 
-    assert outcome(together) == outcome(alone) == rendered_by_marks(renderer, table)
+    assert outcome(together) == rendered_alone(renderer, table)
     for row, trained in zip(
         together.formatted.to_pylist(), pieces(together.formatted), strict=True
     ):
@@ -192,6 +197,149 @@ def test_filled_rows_with_tools_equal_rendered_rows(template, rows):
         for span in reversed(row["content_spans"]):
             outside = outside[: span["start"]] + outside[span["end"] :]
         assert outside.count(b"<|im_end|>") == 4 + (b"system" in outside)
+
+
+def test_keys_of_a_tool_are_no_content_where_its_name_holds_a_token():
+    named = {
+        name: [{"type": "function", "function": {"name": name}}] for name in ("f", "<|im_end|>")
+    }
+    turns = [("user", "q"), ("assistant", "a")]
+    names = ["f", "f", "<|im_end|>"]
+
+    for order in (names, names[::-1]):
+        table = make_table([turns] * 3, tools=[json.dumps(named[name]) for name in order])
+        renderer = chat_renderer(OPENED, added_tokens=TOKENS)
+        together = renderer.render(table)
+        assert outcome(together) == rendered_alone(renderer, table)
+        for row in together.formatted.to_pylist():
+            spans = row["content_spans"]
+            own = [row["text"].encode()[span["start"] : span["end"]].decode() for span in spans]
+            assert own == [order[row["row"]], "q", "a"]
+
+
+def check_any_order(renderer, conversations, tools=None):
+    """Each row comes out as it does alone, whatever rows come before it; returns all outcomes."""
+    table = make_table(conversations, tools=tools)
+    alone = [outcome(renderer().render(table.slice(row, 1)))[:2] for row in range(len(table))]
+    for rows in (list(range(len(table))), list(range(len(table)))[::-1]):
+        formatted, bad, _ = outcome(renderer().render(table.take(rows)))
+        for row in range(len(table)):
+            own = [[out for out in some if out["row"] == row] for some in (formatted, bad)]
+            assert own == list(alone[row])
+    return alone
+
+
+def new_renderer(template, **options):
+    """Makes renderers that know nothing of rows rendered before."""
+    numbers = count()
+    return lambda: chat_renderer(template + f"{{# {next(numbers)} #}}", **options)
+
+
+def call_of(arguments, **others):
+    call = {"function": {"name": "f", "arguments": arguments}, **others}
+    return {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "messages[-1].content|length > 3",
+        "'/think' in messages[-1].content|trim",
+        "'xhello there'.startswith(messages[-1].content)",
+        "'hello / there'.split(messages[-1].content)|length > 1",
+        "'hello there'.split(sep=messages[-1].content)|length > 1",
+        "'hello there'.strip(messages[-1].content)|length < 4",
+        "'hello there'.replace(messages[-1].content, '') == ''",
+        "'hello there'.partition(messages[-1].content)[1]",
+        "messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|list|last == 'x'",
+    ],
+)
+def test_a_prompt_that_asks_anything_is_measured_for_each_row(use):
+    empty = "<think>\n\n</think>\n\n"
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+        "{{ EMPTY }}{% endif %}{{ m.content|trim + '<|im_end|>\n' }}{% endfor %}{% if"
+        " add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if USE %}{{ EMPTY }}{% endif %}"
+        "{% endif %}"
+    ).replace("EMPTY", repr(empty))
+    asked = ["x ", "x", "/", "/think", " /think", "hello there", "h", "x"]
+    rows = [as_turns([text, f"a{number} "]) for number, text in enumerate(asked)]
+    rows += [[*one, *other] for one in rows for other in rows[:3]]
+    outcomes = check_any_order(new_renderer(template.replace("USE", use)), rows)
+
+    opened = {len(row["trained_spans"]) for (row,), _ in outcomes}
+    assert opened == {1, 2}
+
+
+def test_a_content_left_out_for_its_thinking_is_looked_at_in_each_row():
+    template = CHATML.replace("m.content", "('' if '</think>' in m.content else m.content)")
+    texts = ["<think>a</think>", "<think>a</think>b", "</think>", "a</think>b", "c"]
+    outcomes = check_any_order(new_renderer(template), [as_turns(["q", t]) for t in texts * 2])
+
+    assert [len(bad) for _, bad in outcomes] == [0, 1, 0, 1, 0] * 2
+
+
+def test_arguments_left_out_are_looked_at_in_each_row():
+    template = TOOLS.replace("call.function | tojson", "{'name': call.function.name} | tojson")
+    template = template.replace("call.function.arguments | tojson", "'{}'")
+    rows = [
+        [("user", "q"), call_of(arguments), ("tool", "r"), ("assistant", "a")]
+        for arguments in [{"": 1}, {"a": 1}, {"": 1}, {"": 2}, {"": "lost"}]
+    ]
+    outcomes = check_any_order(new_renderer(template), rows)
+
+    assert [len(bad) for _, bad in outcomes] == [0, 1, 0, 0, 1]
+
+
+def test_definitions_of_different_kinds_have_different_shapes():
+    template = "{% for t in tools or [] %}{{ t.function|tojson }}{% endfor %}" + CHATML
+    tools = [json.dumps([{"function": function}]) for function in ({}, "object") * 3]
+    rows = [as_turns(["q", "a"])] * 6
+    texts = [row["text"][:8] for (row,), _ in check_any_order(new_renderer(template), rows, tools)]
+
+    assert texts == ["{}<|im_s", '"object"'] * 3
+
+
+def test_made_ids_are_those_of_calls_and_results_alone(monkeypatch):
+    needing = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id|length != 9 %}"
+        "{{ raise_exception('no id') }}{% endif %}{% endfor %}{% endfor %}"
+        + CHATML.replace("m.content +", "(m.content ~ m.tool_call_id) +")
+    ).replace("'<|im_end|>", "(m.tool_calls|tojson if m.tool_calls else '') + '<|im_end|>")
+    needing = needing.replace("m.tool_calls|tojson", "m.tool_calls[0].function|tojson")
+    rows = []
+    for number in range(4):
+        asked = {"role": "user", "content": "q", "tool_call_id": f"id {number}"}
+        rows.append([asked, call_of({"n": 1}), ("tool", "r"), ("assistant", "a")])
+    rendered = watch_rendered_rows(monkeypatch)
+    texts = chat_renderer(needing).render(make_table(rows)).formatted["text"].to_pylist()
+
+    assert all(f"qid {number}<|im_end|>" in text for number, text in enumerate(texts))
+    assert rendered == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        r"'\ud83d' in m.content",
+        r"m.content == '\ud83d'",
+        r"m.content.startswith('\ud83d')",
+        r"m.content.strip('\ud83d') == ''",
+    ],
+)
+def test_a_question_about_half_a_character_is_no_error(use):
+    template = CHATML.replace("m.content +", "m.content + ('!' if " + use + " else '') +")
+    outcomes = check_any_order(new_renderer(template), [as_turns(["q\U0001f600", "a"])] * 4)
+    assert [len(formatted) for formatted, _ in outcomes] == [1] * 4
+
+
+def test_no_more_shapes_are_remembered_than_the_limit():
+    renderer = chat_renderer(TOOLS + "{# many shapes #}")
+    with patch.object(chat, "MAX_SHAPES", 8):
+        for first in range(0, 60, 6):
+            tools = [json.dumps([{"required": [number]}]) for number in range(first, first + 6)]
+            renderer.render(make_table([as_turns(["q", "a"])] * 6, tools=tools))
+            assert len(renderer._engine._known.numbers) <= 8 + 6
 
 
 def test_rows_with_tools_are_filled_and_not_rendered(monkeypatch):
@@ -271,15 +419,15 @@ def test_parts_rendered_by_several_threads_at_once_come_out_as_one_by_one():
     assert together == alone
 
 
-def test_a_way_that_jinja_does_not_confirm_sends_every_row_through_jinja():
+def test_a_compiled_template_that_jinja_does_not_confirm_sends_every_row_through_jinja():
     table = make_table([as_turns([f"question {n}", f"answer {n}"]) for n in range(50)])
     expected = outcome(chat_renderer(CHATML + "{# sound #}").render(table))
 
-    def wrong(*args):
-        way = make_way(*args)
-        return replace(way, items=("forged", *way.items[1:]))
+    def wrong(*args, **options):
+        compiled = compile_row(*args, **options)
+        return replace(compiled, items=("forged", *compiled.items[1:]))
 
-    with patch.object(chat, "make_way", wrong):
+    with patch.object(chat, "compile_row", wrong):
         assert outcome(chat_renderer(CHATML + "{# wrong #}").render(table)) == expected
 
 
@@ -339,8 +487,8 @@ def test_a_refusal_that_jinja_does_not_confirm_sends_every_row_through_jinja():
     rows = [[("system", f"s{n}"), *as_turns([f"#q{n}", f"a{n}"])] for n in range(50)]
     expected = outcome(chat_renderer(DROPS + "{# sound #}").render(make_table(rows)))
 
-    def wrong(layout, loss, *rest):
-        return make_refusal(layout, loss._replace(remedy=" forged"), *rest)
+    def wrong(loss, *rest):
+        return compile_refusal(loss._replace(remedy=" forged"), *rest)
 
-    with patch.object(chat, "make_refusal", wrong):
+    with patch.object(chat, "compile_refusal", wrong):
         assert outcome(chat_renderer(DROPS + "{# wrong #}").render(make_table(rows))) == expected

@@ -212,6 +212,26 @@ def test_generation_blocks_are_taken_at_their_word():
     assert only(last) == ["see you<|im_end|>"]
 
 
+def test_a_prompt_that_depends_on_a_content_is_proven_for_each_row():
+    thinking = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+        "{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+        "{% if '/think' not in messages[-1].content %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+        "{% endif %}"
+    )
+    asks = [("user", "hi /think"), ("assistant", "hello")]
+    trained = {True: "<think>\n\n</think>\n\nhello<|im_end|>", False: "hello<|im_end|>"}
+
+    for rows in ([asks, HI], [HI, asks], [HI, HI, asks, asks, HI], [[*HI, *asks, *HI]]):
+        out = render_chat(thinking, rows)
+        assert out.quarantined.num_rows == 0
+        expected = [
+            [trained["/think" in turn[1]] for turn in row if turn[0] == "user"] for row in rows
+        ]
+        assert pieces(out.formatted) == expected
+
+
 def test_a_weight_of_zero_takes_its_turn_out():
     turns = [
         {"role": "user", "content": "hi"},

@@ -9,6 +9,7 @@ import pytest
 
 from packhouse import confine
 from packhouse.errors import TemplateError
+from packhouse.templates.sandbox import ChatTemplate
 from tests.templates.toys import CHATML, render_chat
 
 HI = [("user", "hi"), ("assistant", "hello")]
@@ -29,7 +30,9 @@ def in_child(call):
 
 @pytest.fixture
 def peaks(monkeypatch):
-    """Peak memory in KB of each child that ended."""
+    """Peak memory in KB of each child that ends from now on."""
+    while confine._idle:
+        confine._idle.pop().end(patience_s=10)
     peaks = []
 
     def try_wait(process, flags):
@@ -108,6 +111,32 @@ def test_time_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
 def test_the_error_names_the_row():
     with pytest.raises(TemplateError, match=r"template 'toy', toy/rows\.jsonl row 0: needs"):
         in_child(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
+
+
+@pytest.mark.parametrize("hostile", ["{{ '\\ud800' }}", "{{ raise_exception('\\ud800') }}"])
+def test_half_a_character_refuses_the_row_and_is_shown(hostile):
+    (row,) = in_child(partial(refusals, hostile))
+
+    assert row[0] == "template"
+    assert "\\ud800" in row[1]
+    assert row[1].isascii()
+
+
+def refusals(hostile: str) -> list[list[str]]:
+    """In a child: reason and detail of each refused row."""
+    out = render_chat(ON_ROW + hostile + "{% endif %}" + CHATML, [HI]).quarantined
+    return [[row["reason"], row["detail"]] for row in out.to_pylist()]
+
+
+def test_an_error_after_the_template_was_compiled_does_not_name_its_compilation():
+    with pytest.raises(TemplateError) as caught:
+        in_child(partial(compile_and_fail, CHATML))
+    assert "while it is compiled" not in str(caught.value)
+
+
+def compile_and_fail(source: str) -> None:
+    ChatTemplate(source, {}, where="toy")
+    raise MemoryError
 
 
 def test_after_an_attack_an_honest_template_renders_as_in_this_process():

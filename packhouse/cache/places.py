@@ -1,0 +1,80 @@
+"""Where finished steps lie: a folder of this machine, and a mirror that machines share.
+
+One rule for every command, flow and loader: `find_cache`. No folder is ever named like a URI.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from packhouse.errors import ConfigError
+
+__all__ = ["CachePlace", "check_cache", "default_cache", "find_cache"]
+
+# A URI whose slashes are missing or went when it became a path; `a:b/c` is a folder.
+_URI = re.compile(r"(?:^|/)(?P<scheme>[a-z][a-z0-9+.-]+(?=:/)|s3|gs|gcs|az|abfss?|file):", re.I)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachePlace:
+    """Where finished steps lie."""
+
+    folder: Path
+    """On this machine."""
+    mirror: str | None = None
+    """URI of an object store through which machines without a common disk share steps."""
+
+
+def find_cache(setting: str | None = None) -> CachePlace:
+    """Return where finished steps lie: the one rule for every command, flow and loader.
+
+    A setting is a folder, or the URI of a mirror. Folder and mirror are each the first one named by
+    `setting` (a `--cache`), PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR. Else the folder is
+    `.packhouse`, and there is no mirror.
+
+    Raises:
+        ConfigError: PACKHOUSE_CACHE_MIRROR is a folder.
+
+    Example:
+        >>> find_cache("s3://bucket/steps").mirror, find_cache("/data/cache").folder
+        ('s3://bucket/steps', PosixPath('/data/cache'))
+    """
+    shared = os.environ.get("PACKHOUSE_CACHE_MIRROR") or None
+    if shared is not None and "://" not in shared:
+        raise ConfigError(
+            f"PACKHOUSE_CACHE_MIRROR is '{shared}'; give a URI such as s3://bucket/prefix"
+        )
+    named = [name for name in (setting, os.environ.get("PACKHOUSE_CACHE"), shared) if name]
+    folders = [name for name in named if "://" not in name]
+    mirrors = [name for name in named if "://" in name]
+    folder = os.path.expanduser((*folders, ".packhouse")[0])  # noqa: PTH111 - `~x` may be a folder
+    return CachePlace(folder=Path(folder), mirror=(*mirrors, None)[0])
+
+
+def default_cache() -> Path:
+    """Return the folder of finished steps where no setting names another; see `find_cache`."""
+    return find_cache().folder
+
+
+def check_cache(folder: Path) -> Path:
+    """Return the folder of cached steps if it is one, or can become one; nothing is made.
+
+    Raises:
+        ConfigError: a file stands there or above it, or it looks like a URI (`s3:bucket/steps`).
+    """
+    if found := _URI.search(str(folder)):
+        slashes = "///" if found["scheme"].lower() == "file" else "//"  # a Path keeps one of them
+        rest = str(folder)[found.end() :].lstrip("/")
+        raise ConfigError(
+            f"cache '{folder}' is a URI, and a folder of this machine is needed here. Runs "
+            "(`python -m flows.prepare`, `packhouse ci`) take a mirror as --cache, PACKHOUSE_CACHE "
+            f"or PACKHOUSE_CACHE_MIRROR: write '{found['scheme'].lower()}:{slashes}{rest}' there"
+        )
+    place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not place.is_dir():
+        raise ConfigError(
+            f"cache '{folder}': '{place}' is no folder; give a folder with --cache or "
+            "PACKHOUSE_CACHE"
+        )
+    return folder

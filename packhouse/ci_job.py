@@ -1,0 +1,149 @@
+"""The work of `packhouse ci`: plan, gates, run; `packhouse.ci` says what came of it."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from packhouse.cache.mirror import StepMirror, open_mirror
+from packhouse.cache.places import check_cache, find_cache
+from packhouse.chain import prepare
+from packhouse.ci import CiJob, PlanFacts
+from packhouse.contracts import installed_contracts
+from packhouse.engine.last_run import touch_last_run
+from packhouse.engine.local_pool import local_runner
+from packhouse.engine.workspace import Workspace
+from packhouse.estimate import estimate
+from packhouse.gates import GateResult
+from packhouse.given import read_recipe
+from packhouse.interrupts import check_interrupted
+from packhouse.progress import start_phase
+from packhouse.recipe import Recipe
+from packhouse.refresh import (
+    Look,
+    Planned,
+    candidate_recipe,
+    finish_refresh,
+    look,
+    open_current,
+    unchanged,
+)
+from packhouse.steps.plan import Plan, plan_jobs
+from packhouse.steps.publish import configuration_of
+from packhouse.store import OpenVersion
+from packhouse.store.diff import changed_keys
+
+__all__ = ["run_job"]
+
+_NO_CONTRACTS = (
+    "the contracts of tables between steps are not checked: `schemas` is not installed; install "
+    'packhouse from its checkout (`pip install -e ".[flows]"`) to have them'
+)
+
+
+def run_job(
+    job: CiJob,
+    recipe_path: str,
+    overrides: tuple[str, ...],
+    *,
+    cache: str | None,
+    workers: int,
+    approval: bool,
+) -> None:
+    """Refresh a recipe's dataset, and write into `job` how far it came.
+
+    Args:
+        job: is up to date whenever this ends, also by an error.
+        recipe_path: file of the recipe.
+        overrides: `key=value` for keys of the recipe.
+        cache: folder or mirror of finished steps; None: as the environment says.
+        workers: processes that do the work.
+        approval: move the candidate, and leave the ref to someone.
+
+    Raises:
+        PackhouseError: a gate refused the version, or something could not be read or written.
+        Interrupted: a signal came.
+    """
+    check_interrupted()  # an import may have lost the exception
+    recipe = read_recipe(recipe_path, overrides)
+    job.dataset = recipe.dataset
+    place = find_cache(cache)
+    folder = check_cache(place.folder)
+    workspace = Workspace(cache=folder)
+    check = installed_contracts()
+    if check is None:
+        job.notes.append(_NO_CONTRACTS)
+    else:
+        workspace = Workspace(cache=folder, check=check)
+    start_phase("planning")
+    touch_last_run(folder, recipe.dataset)
+    plan = plan_jobs(recipe)
+    start_phase("looking at the store")
+    found = look(recipe, Planned(plan.version_id, plan))
+    mirror = open_mirror(place)
+    if mirror is not None:
+        mirror.notes.extend(job.notes)
+        job.notes = mirror.notes
+    job.facts = _plan_facts(recipe, plan, found, workspace, mirror)
+    job.gates.add([GateResult(name="plan", outcome="passed")])
+    if job.only_plan:
+        return
+    if found.is_unchanged or (approval and found.is_waiting):
+        job.refreshed = unchanged(recipe, found, folder)
+        job.gates.add(job.refreshed.gates)
+        return
+    published = candidate_recipe(recipe) if approval else recipe
+    with local_runner(published, workspace, workers) as local:
+        prepared = prepare(published, local, folder, plan, job.gates, mirror)
+        job.refreshed = finish_refresh(recipe, found, prepared)
+    results = job.refreshed.gates
+    job.gates.add([gate for gate in results if gate.name == "publish"])
+    job.gates.add([gate for gate in results if gate.gate in ("schema", "drift")], seconds=0.0)
+
+
+def _plan_facts(
+    recipe: Recipe, plan: Plan, found: Look, workspace: Workspace, mirror: StepMirror | None
+) -> PlanFacts:
+    """Put together what is known before any work."""
+    steps = [job.ref for job in plan]
+    done = {step for step in steps if workspace.steps.peek(*step) is not None}
+    if mirror is not None:
+        done |= mirror.holding(step for step in steps if step not in done)
+    jobs = Counter(step for step, _ in steps)
+    ready = Counter(step for step, key in steps if (step, key) in done)
+    settings: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    current = open_current(recipe, found)
+    if current is not None:
+        before = dict(current.manifest.configuration)
+        settings = changed_keys(before, configuration_of(recipe))
+        sources = _changed_sources(plan, current)
+    return PlanFacts(
+        dataset=recipe.dataset,
+        version_id=found.version_id,
+        current=found.current,
+        estimate=estimate(recipe, plan, workspace),
+        cached={step: (ready[step], jobs[step]) for step in jobs},
+        settings=settings,
+        sources=sources,
+    )
+
+
+def _changed_sources(plan: Plan, current: OpenVersion) -> dict[str, str]:
+    before = _shards(
+        (s.get("file"), s.get("sha256")) for s in current.manifest.lineage.get("sources", ())
+    )
+    now = _shards((shard.file, shard.sha256) for shard in plan.shards)
+    changes = {}
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            changes[name] = (
+                "added" if name not in before else "removed" if name not in now else "changed"
+            )
+    return changes
+
+
+def _shards(pairs: Iterable[tuple[Any, Any]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, digest in pairs:
+        found.setdefault(name, []).append(digest)
+    return {name: sorted(digests) for name, digests in found.items()}

@@ -1,0 +1,1 @@
+"""The subcommands of `packhouse`, one file each; `packhouse.cli` finds them."""

@@ -1,0 +1,110 @@
+"""`packhouse prepare`: raw data to a published version, in this process, without any server."""
+
+import json
+import sys
+
+import click
+
+from packhouse.cli import exit_interrupted
+from packhouse.errors import ConfigError
+from packhouse.interrupts import Interrupted
+from packhouse.progress import show_progress, start_phase
+from packhouse.terminal import echo
+
+__all__ = ["prepare"]
+
+HELD_BACK = 7
+"""Exit code: the version is published, and its ref stays because it drifted too far."""
+
+
+@click.command()
+@click.argument("data", metavar="RECIPE | DATA...", nargs=-1, required=True)
+@click.option("--tokenizer", help="Folder, or name on the Hub: org/name[@revision].")
+@click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a pack. [default: 2048]")
+@click.option("--store", metavar="PLACE", help="Folder or s3://bucket/prefix. [default: ./store]")
+@click.option("--dataset", metavar="NAME", help="Name in the store. [default: the first file's]")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any key of a recipe: --set split.eval_fraction=0.02. May be repeated.",
+)
+@click.option(
+    "--cache",
+    metavar="PLACE",
+    help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes of this machine that do the work; the bytes are the same.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
+def prepare(
+    data: tuple[str, ...],
+    tokenizer: str | None,
+    seq_len: int | None,
+    store: str | None,
+    dataset: str | None,
+    overrides: tuple[str, ...],
+    cache: str | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Prepare raw instruction data, and publish it as a version of packed token data.
+
+    DATA are files, folders, globs, s3:// or hf:// addresses; or give a RECIPE (.yaml).
+
+    \b
+    validate -> format -> tokenize -> pack -> split -> publish
+
+    Steps that are done already are found in the cache and not done again. Nothing becomes visible
+    in the store unless every step succeeded.
+
+    \b
+    Exit codes: 0 published or unchanged, 2 the recipe or an option is wrong, 3 a source or the
+    tokenizer cannot be read or nothing is left, 4 refused (too many bad rows, a contract or an
+    audit limit broken), 5 the store or a disk, 6 network or storage hiccups, 7 published but the
+    ref was held back by drift, 130 stopped by Ctrl-C, 143 by SIGTERM.
+
+    \b
+    packhouse prepare talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct --seq-len 4096
+    packhouse prepare alpaca.json --tokenizer ./llama --set format.template=alpaca
+    packhouse prepare recipe.yaml --set pack.seq_len=8192
+    """
+    try:
+        with show_progress():
+            start_phase("importing")
+            from packhouse.api import prepare_recipe, recipe_for  # takes over a second
+            from packhouse.cache.places import check_cache, find_cache
+
+            is_recipe = data[0].endswith((".yaml", ".yml"))
+            if is_recipe and len(data) > 1:
+                raise ConfigError(f"'{data[0]}' is a recipe; give it alone, or DATA without it")
+            place = find_cache(cache)
+            recipe = recipe_for(
+                data[0] if is_recipe else list(data),
+                tokenizer=tokenizer,
+                seq_len=seq_len,
+                store=store,
+                dataset=dataset,
+                cache=check_cache(place.folder),
+                settings={},
+                overrides=overrides,
+            )
+            done, notes = prepare_recipe(recipe, place, workers)
+    except Interrupted as error:
+        exit_interrupted(error, keeps_steps=True)
+    from packhouse.report import print_report, report_json
+
+    for note in notes:
+        echo(f"note: {note}", err=True)
+    if as_json:
+        echo(json.dumps(report_json(done), sort_keys=True))
+    else:
+        print_report(done)
+    if done.published.held_back:
+        sys.exit(HELD_BACK)

@@ -1,0 +1,89 @@
+"""The plan of the last run of each dataset, kept so that `explain` can say what changed since."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from packhouse.disks import write_whole
+from packhouse.engine.step import AnyJob
+from packhouse.fingerprint import canonical_json
+from packhouse.sources import SourceShard
+
+__all__ = ["changed_parts", "load_last_run", "obsolete_keys", "save_last_run", "touch_last_run"]
+
+
+def save_last_run(cache: Path, dataset: str, done: Iterable[AnyJob]) -> None:
+    """Remember every job's key and what it was made of."""
+    jobs = [
+        {"step": job.step.name, "label": job.label, "key": job.key, "parts": job.parts}
+        for job in done
+    ]
+    write_whole(_path(cache, dataset), canonical_json(jobs))
+
+
+def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the jobs of the last run by (step, label); empty when there was none."""
+    try:
+        jobs = json.loads(_path(cache, dataset).read_bytes())
+        return {(job["step"], job["label"]): job for job in jobs}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def touch_last_run(cache: Path, dataset: str) -> None:
+    """Count the steps of the last run as used now, as a look that finds nothing changed does."""
+    with suppress(OSError):  # there was none, or the cache is only read
+        os.utime(_path(cache, dataset))
+
+
+def obsolete_keys(before: Iterable[Mapping[str, Any]], now: Iterable[SourceShard]) -> set[str]:
+    """Return the keys of what was made from bytes that a source no longer holds.
+
+    A file that grew has another last shard: the former one, and all that was made from it, is
+    needed by no recipe. Steps of other settings are not obsolete: someone may go back to them.
+
+    Args:
+        before: jobs of the run before, as `load_last_run` gives them.
+        now: shards of this run.
+    """
+    shards = list(now)
+    files, contents = {shard.file for shard in shards}, {shard.sha256 for shard in shards}
+    gone: set[str] = set()
+    for job in before:  # each comes after those that it reads
+        parts = job["parts"]
+        shard = parts.get("shard", {})
+        is_changed = shard.get("file") in files and shard["sha256"] not in contents
+        is_of_changed = gone.intersection(parts.get("inputs", [parts.get("input")]))
+        if is_changed or is_of_changed or (gone and parts.get("of") == "quarantine"):
+            gone.add(job["key"])
+    return gone
+
+
+def changed_parts(before: Any, after: Any, name: str = "") -> list[str]:
+    """List the differences between two keys' parts, each as `name: before -> after`.
+
+    Example:
+        >>> changed_parts({"pack": {"seq_len": 2048}}, {"pack": {"seq_len": 4096}})
+        ['pack.seq_len: 2048 -> 4096']
+    """
+    if isinstance(before, dict) and isinstance(after, dict):
+        changes = []
+        for key in sorted({*before, *after}):
+            path = f"{name}.{key}" if name else key
+            changes += changed_parts(before.get(key), after.get(key), path)
+        return changes
+    if before == after:
+        return []
+    return [f"{name}: {_short(before)} -> {_short(after)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:20]}..."
+
+
+def _path(cache: Path, dataset: str) -> Path:
+    return cache / "runs" / f"{dataset}.json"

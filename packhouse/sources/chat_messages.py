@@ -1,0 +1,303 @@
+"""Messages in the forms that files write them in -> turns of a conversation.
+
+Tool calls and tool definitions become JSON text in one form: compact, keys in the file's order
+(templates print them in that order), call arguments as objects whether the file wrote them as
+objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in OpenAI's wrapping.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import orjson
+
+from packhouse.sources.strict import hidden_fault, parse_text
+
+__all__ = ["BadRowError", "Conversation", "Turn", "kind_of", "read_messages", "speaker_key"]
+
+Turn = tuple[str, str, str | None, str | None, str | None, str | None, str | None, float | None]
+"""The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,
+name, weight."""
+
+# Role in the file -> role. Any other name is kept, and the rules then refuse the conversation.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "tool_response": "tool",
+}
+_CALL_ROLES = ("function_call", "tool_call")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_WEIGHTS = ("weight", "loss_weight", "train")
+_READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *_WEIGHTS}
+_READ_BY_SPEAKER = {
+    "role": _READ | {"role", "content"},
+    "from": _READ | {"from", "value"},
+}
+_EMPTY: tuple[object, ...] = (None, "", [], {})
+_MAX_WEIGHT = 1e6  # far below what float32 holds
+
+
+class BadRowError(Exception):
+    """A row cannot become a conversation; it goes to quarantine."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Conversation(NamedTuple):
+    """One conversation of a row."""
+
+    turns: list[Turn]
+    tools: str | None = None
+    """Canonical JSON text."""
+    label: int | None = None
+    unread_fields: frozenset[str] = frozenset()
+    """Fields of messages that hold something and that nobody reads."""
+
+
+def read_messages(messages: object, tools: object, system: str | None) -> Conversation:
+    """Read a list of messages, or JSON text that holds one.
+
+    Args:
+        messages: what the row has in its field of messages.
+        tools: tool definitions: a list, its JSON text, or nothing.
+        system: system prompt that stands beside the messages.
+
+    Raises:
+        BadRowError: they are no messages; says which one and why.
+    """
+    if isinstance(messages, str):
+        if messages.lstrip()[:1] != "[":
+            raise BadRowError("type", "the messages are text, and no JSON list")
+        messages, bad = parse_text(messages)
+        if bad is not None:
+            raise BadRowError(bad[0], f"the messages, given as JSON text: {bad[1]}")
+    if not isinstance(messages, list):
+        raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
+    turns = [_read_message(message, number) for number, message in enumerate(messages)]
+    if system and not (turns and turns[0][:2] == ("system", system)):
+        turns.insert(0, ("system", system, None, None, None, None, None, None))
+    unread: frozenset[str] = frozenset()
+    for message in messages:
+        if len(message) > 2:
+            known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
+            unread |= {n for n in message if n not in known and message[n] not in _EMPTY}
+    return Conversation(turns, _read_tools(tools), None, unread)
+
+
+def speaker_key(messages: object) -> str | None:
+    """Return the key by which a list of messages names who speaks, None if there is none.
+
+    Example:
+        >>> speaker_key([{"from": "human", "value": "Hi"}])
+        'from'
+    """
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            for key in ("role", "from"):
+                if key in message:
+                    return key
+    return None
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, in words: `a list`."""
+    kinds = {
+        type(None): "null",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _read_message(message: object, number: int) -> Turn:
+    if not isinstance(message, dict):
+        raise BadRowError("type", f"message {number} is {kind_of(message)}, not an object")
+    if "role" in message:
+        raw_role, value = message["role"], message.get("content")
+    elif "from" in message:
+        raw_role, value = message["from"], message.get("value")
+    else:
+        raise BadRowError("fields", f"message {number} has neither 'role' nor 'from'")
+    if type(raw_role) is not str:
+        raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
+    role = _ROLES.get(raw_role, raw_role)
+    # The common case first: text, and nothing but role and content.
+    if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
+        return role, value, None, None, None, None, None, None
+    calls: list[object] = []
+    if message.get("tool_calls") is not None and message["tool_calls"] != []:
+        calls += _read_calls(message["tool_calls"], number)
+    if message.get("function_call"):  # OpenAI's older form: one call, no list
+        calls += _read_calls(message["function_call"], number)
+    if raw_role in _CALL_ROLES:
+        calls, value = _read_calls(value, number), ""
+    content, reasoning, calls = _read_content(value, calls, number)
+    fields = [_optional_text(message, name, number) for name in _REASONING]
+    return (
+        role,
+        content,
+        None,
+        next(filter(None, fields), reasoning) or None,
+        orjson.dumps(calls).decode() if calls else None,
+        _optional_text(message, "tool_call_id", number),
+        _optional_text(message, "name", number),
+        _read_weight(message, number),
+    )
+
+
+def _read_content(value: object, calls: list[object], number: int) -> tuple[str, str, list[object]]:
+    """Return text, reasoning and tool calls: `calls`, and those among the content's parts."""
+    if type(value) is str:
+        return value, "", calls
+    if value is None and calls:
+        return "", "", calls
+    if not isinstance(value, list):
+        what = "null without tool calls" if value is None else f"{kind_of(value)}, not text"
+        raise BadRowError("type", f"message {number}: content is {what}")
+    texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+    calls = list(calls)
+    for part in value:
+        kind, text = _read_part(part, number)
+        if kind == "tool_call":
+            calls += _read_calls(text, number)
+        else:
+            texts[kind].append(text)
+    return "".join(texts["text"]), "".join(texts["reasoning"]), calls
+
+
+_PART_KINDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning": "reasoning",
+    "thinking": "reasoning",
+    "tool_call": "tool_call",
+}
+
+
+def _read_part(part: object, number: int) -> tuple[str, Any]:
+    """Return the kind of a content part, and its text or its tool call."""
+    if type(part) is str:
+        return "text", part
+    if not isinstance(part, dict):
+        what = kind_of(part)
+        raise BadRowError("type", f"message {number}: a content part is {what}, not an object")
+    given = part.get("type", "text")
+    kind = _PART_KINDS.get(str(given))
+    if kind is None:
+        what = str(given)[:40]
+        raise BadRowError("type", f"message {number}: content part of type {what!r}, not text")
+    keys = ("text", "value", "content", given)
+    value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
+    if kind != "tool_call" and type(value) is not str:
+        what = kind_of(value)
+        raise BadRowError("type", f"message {number}: a text part holds {what}, not text")
+    return kind, value
+
+
+def _read_calls(value: object, number: int) -> list[object]:
+    """Return calls in OpenAI's form, from JSON text, one call or a list, in any known form."""
+    if isinstance(value, str):
+        value = parse_field(value, f"message {number}: the tool call")
+    calls: list[object] = []
+    for call in value if isinstance(value, list) else [value]:
+        call = call if isinstance(call, dict) else {}
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRowError("tool_calls", f"message {number}: a tool call names no function")
+        arguments = function.get("arguments", function.get("parameters", {}))
+        what = f"message {number}: the arguments of a tool call"
+        if isinstance(arguments, str):
+            arguments = parse_field(arguments or "{}", what)
+        if not isinstance(arguments, dict):
+            raise BadRowError("tool_calls", f"{what} are {kind_of(arguments)}, not an object")
+        call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        named = {"name": function["name"], "arguments": arguments}
+        calls.append(call_id | {"type": "function", "function": named})
+    return calls
+
+
+def _read_tools(tools: object) -> str | None:
+    """Return tool definitions in OpenAI's form, which chat templates are written for.
+
+    Example:
+        >>> _read_tools([{"name": "add", "parameters": {}}])
+        '[{"type":"function","function":{"name":"add","parameters":{}}}]'
+    """
+    if tools is None or tools in ("", []):
+        return None
+    if isinstance(tools, str):
+        tools = parse_field(tools, "tools", reason="tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRowError("tools", "tools is not a list of objects")
+    definitions = []
+    for tool in tools:
+        if isinstance(tool.get("function"), dict):
+            tool = tool if "type" in tool else {"type": "function", **tool}
+        elif isinstance(tool.get("name"), str):
+            function = {key: value for key, value in tool.items() if key != "type"}
+            tool = {"type": "function", "function": function}
+        definitions.append(tool)
+    return orjson.dumps(definitions).decode() if definitions else None
+
+
+def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:
+    """Parse JSON text of a tool call or of tools, as strictly as a row.
+
+    Raises:
+        BadRowError: `reason` if it is not JSON; else what is wrong, such as `duplicate_key`.
+    """
+    try:
+        value: object = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRowError(reason, f"{what}: not JSON ({error.msg})") from None
+    bad = hidden_fault(text.encode(), value)
+    if bad is not None:
+        raise BadRowError(bad[0], f"{what}: {bad[1]}")
+    return value
+
+
+def _read_weight(message: dict[str, Any], number: int) -> float | None:
+    """Return the loss weight: `weight`, `loss_weight` (a number) or `train` (true or false).
+
+    If several are given, they must agree; beside a weight, `train` says whether it may be 0.
+    """
+    given: dict[str, float] = {}
+    for key in _WEIGHTS:
+        value = message.get(key)
+        if value is None:
+            continue
+        is_number = type(value) is bool if key == "train" else type(value) in (int, float)
+        if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
+            what = str(value)[:40]
+            raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
+        given[key] = float(value)
+    weights = {weight for key, weight in given.items() if key != "train"}
+    is_trained = {weight > 0 for weight in given.values()}
+    if len(weights) > 1 or len(is_trained) > 1:
+        says = ", ".join(f"{key} is {message[key]}" for key in given)
+        raise BadRowError("type", f"message {number}: {says}, which contradict each other")
+    return next(iter(given.values()), None)
+
+
+def _optional_text(message: dict[str, Any], key: str, number: int) -> str | None:
+    value = message.get(key)
+    if not isinstance(value, str | None):
+        raise BadRowError("type", f"message {number}: {key} is {kind_of(value)}, not text")
+    return value or None

@@ -1,0 +1,210 @@
+"""What a file is: compression by its first bytes, format by its name and checked against them.
+
+The name decides and the bytes may veto: a file called `.jsonl` that holds a web page, a Git LFS
+pointer, UTF-16 text or another format is refused with what was seen, because every parser would
+only say "unexpected character at line 1".
+"""
+
+from typing import Literal
+
+import orjson
+
+from packhouse.errors import SourceError
+
+__all__ = [
+    "BOM",
+    "FORMATS_BY_ENDING",
+    "Compression",
+    "FileFormat",
+    "compression_of",
+    "format_of",
+    "format_of_name",
+]
+
+FileFormat = Literal["json", "jsonl", "csv", "tsv", "parquet", "arrow"]
+Compression = Literal["none", "gzip", "zstd"]
+
+BOM = b"\xef\xbb\xbf"
+
+FORMATS_BY_ENDING: dict[str, FileFormat] = {
+    "json": "json",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "csv": "csv",
+    "tsv": "tsv",
+    "parquet": "parquet",
+    "arrow": "arrow",
+    "feather": "arrow",
+}
+"""Endings that a folder is searched for; each may be followed by `.gz` or `.zst`."""
+
+_COMPRESSIONS: tuple[tuple[Compression, bytes, str], ...] = (
+    ("gzip", b"\x1f\x8b", ".gz"),
+    ("zstd", b"\x28\xb5\x2f\xfd", ".zst"),
+)
+_ARROW_MAGICS = (b"ARROW1", b"\xff\xff\xff\xff")
+_MAGICS = (
+    (b"PK\x03\x04", "a zip archive"),
+    (b"BZh", "bzip2 data"),
+    (b"\xfd7zXZ", "xz data"),
+    (b"%PDF", "a PDF document"),
+    (b"SQLite format 3", "an SQLite database"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"ORC", "an ORC file"),
+    (b"Obj\x01", "an Avro file"),
+    (b"PAR1", "Parquet"),
+    (b"ARROW1", "Arrow IPC"),
+)
+
+
+def compression_of(head: bytes, name: str) -> tuple[Compression, dict[str, int]]:
+    """Compression by first bytes, and a note where the name says otherwise.
+
+    Example:
+        >>> compression_of(bytes([0x1F, 0x8B, 8]), "rows.jsonl")
+        ('gzip', {'misnamed_compression': 1})
+    """
+    found: Compression = "none"
+    named: Compression = "none"
+    for compression, magic, ending in _COMPRESSIONS:
+        if head.startswith(magic):
+            found = compression
+        if name.lower().endswith(ending):
+            named = compression
+    return found, {"misnamed_compression": 1} if found != named and head else {}
+
+
+def format_of_name(name: str) -> FileFormat | None:
+    """Format that a file's name says.
+
+    Example:
+        >>> format_of_name("Rows.v2.JSONL.gz")
+        'jsonl'
+    """
+    plain = name.lower()
+    for _, _, ending in _COMPRESSIONS:
+        plain = plain.removesuffix(ending)
+    _, dot, ending = plain.rpartition(".")
+    return FORMATS_BY_ENDING.get(ending) if dot else None
+
+
+def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri: str) -> FileFormat:
+    """Format of a file, from what the recipe says, else its name, else its first bytes.
+
+    Args:
+        head: first bytes, uncompressed: a megabyte at least, or the whole file.
+        name: file name.
+        wanted: `file_format` of the recipe.
+        uri: for messages.
+
+    Raises:
+        SourceError: the bytes are not of that format, or nothing tells the format.
+    """
+    named = format_of_name(name) if wanted == "auto" else wanted
+    is_parquet, is_arrow = head.startswith(b"PAR1"), head.startswith(_ARROW_MAGICS)
+    if (named == "parquet" and not is_parquet) or (named == "arrow" and not is_arrow):
+        what = _what_is(head) if head else "empty"
+        raise SourceError(f"source file '{uri}' is not {named.capitalize()}: it is {what}", uri=uri)
+    if is_parquet or is_arrow:
+        return "parquet" if is_parquet else "arrow"
+    _check_text(head, uri)
+    text = head.removeprefix(BOM).lstrip()
+    first, newline, rest = text.partition(b"\n")
+    is_array = _is_array_of_rows(text)
+    found: FileFormat
+    if named == "jsonl" or named == "csv" or named == "tsv":
+        found = named
+    elif text.startswith(b"["):
+        is_lines = _is_json(first) and rest.lstrip()[:1] in (b"[", b"")
+        found = "jsonl" if is_lines and named is None else "json"
+    elif text.startswith(b"{") or named == "json":
+        if (
+            newline
+            and text.startswith(b"{")
+            and not (first.rstrip().endswith(b"}") or _is_json(first))
+        ):
+            raise SourceError(
+                f"source file '{uri}' is one JSON object over several lines; rows are read from "
+                "an array of objects or from one object a line",
+                uri=uri,
+            )
+        found = "jsonl" if text else "json"
+    else:
+        raise SourceError(
+            f"source file '{uri}': neither its name nor its first bytes tell its format; "
+            "set file_format to json, jsonl, csv, tsv, parquet or arrow",
+            uri=uri,
+        )
+    if found != "json" and b"\n" not in head and b"\r" in head.rstrip(b"\r\n"):
+        raise SourceError(
+            f"source file '{uri}' ends its lines in CR only; convert them to LF (tr '\\r' '\\n')",
+            uri=uri,
+        )
+    if found == "jsonl" and is_array:
+        raise SourceError(
+            f"source file '{uri}' is one JSON array, not JSON Lines; set file_format to json (or "
+            "end its name in .json)",
+            uri=uri,
+        )
+    return found
+
+
+def _is_array_of_rows(text: bytes) -> bool:
+    """Return True if lines are parts of an array, and not each a list of messages."""
+    if not text.startswith(b"["):
+        return False
+    try:
+        value = orjson.loads(text.partition(b"\n")[0])
+    except orjson.JSONDecodeError:
+        return text[1:].lstrip()[:1] in (b"{", b"")
+    return bool(value) and isinstance(value[0], dict) and not {"role", "from"} & value[0].keys()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _check_text(head: bytes, uri: str) -> None:
+    """Refuse what is no UTF-8 text with rows in it."""
+    encoding = _wide_encoding(head)
+    if encoding:
+        raise SourceError(
+            f"source file '{uri}' is {encoding} text; convert it to UTF-8 "
+            f"(iconv -f {encoding} -t UTF-8)",
+            uri=uri,
+            encoding=encoding,
+        )
+    what = _what_is(head)
+    if what != "text":
+        raise SourceError(f"source file '{uri}' holds no rows: it is {what}", uri=uri)
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "UTF-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    sample = head[:4096]
+    if len(sample) >= 8:
+        even, odd = sample[::2].count(0), sample[1::2].count(0)
+        if odd > len(sample) / 4 and even < odd / 4:
+            return "UTF-16LE"
+        if even > len(sample) / 4 and odd < even / 4:
+            return "UTF-16BE"
+    return None
+
+
+def _what_is(head: bytes) -> str:
+    for magic, what in _MAGICS:
+        if head.startswith(magic):
+            return what
+    start = head.removeprefix(BOM).lstrip()[:200].lower()
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the data; run `git lfs pull`"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body")):
+        return "a web page (an error page of a failed download?)"
+    return "text"

@@ -1,0 +1,115 @@
+r"""Read JSON Lines: one row on each line that is not blank.
+
+Only `\n` ends a line; U+2028, U+0085 and a lone `\r` are text. A shard is parsed in blocks that fit
+a processor's cache: a megabyte at a time takes a third of the time of 32 at once.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from packhouse.sources.records import Ints, Records, parse_pieces
+from packhouse.sources.text_files import SAMPLE_ROWS, Parsing, TextFile, parse_sample
+
+__all__ = ["LinesFile", "filled_lines", "parse_lines"]
+
+BLOCK_BYTES = 2**21
+"""Bytes of a block, unless a record is longer: enough that what a block costs by itself is little,
+and few enough that its rows are parsed, checked and dropped in cache."""
+
+_IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
+
+
+class LinesFile(TextFile):
+    """JSON Lines: records end at newlines."""
+
+    def boundary(self, data: bytearray) -> int | None:
+        """After the last newline in a shard's size, or after the first behind it."""
+        end = data.rfind(b"\n", 0, self.max_shard_bytes)
+        if end < 0:
+            end = data.find(b"\n", self.max_shard_bytes)
+        return None if end < 0 else end + 1
+
+    def count(self, size: int, *, is_last: bool) -> int | None:
+        """Lines that are not blank."""
+        data = self.buffer[:size]
+        odd = (b"\n\n", b"\n\r", b"\n ", b"\n\t")
+        if data.startswith((b"\n", b"\r", b" ", b"\t")) or any(pattern in data for pattern in odd):
+            return sum(len(line_spans(data[start:end])) for start, end in line_blocks(data))
+        return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+
+    def sample(self, head: bytes) -> list[object]:
+        """The first lines that are JSON."""
+        return parse_sample(head[start:end] for start, end in line_spans(head)[:SAMPLE_ROWS])
+
+    @staticmethod
+    def parse(data: bytes, how: Parsing) -> Records:
+        """Parse all lines."""
+        return parse_lines(data, how.max_row_bytes)
+
+    @staticmethod
+    def parse_blocks(data: bytes, how: Parsing) -> Iterator[tuple[int, int, Records]]:
+        """Parse some lines at a time."""
+        for start, end in line_blocks(data):
+            yield start, end, parse_lines(data[start:end], how.max_row_bytes)
+
+
+def parse_lines(data: bytes, max_row_bytes: int) -> Records:
+    r"""Parse lines; blank ones are counted, not records.
+
+    Example:
+        >>> records = parse_lines(b'{"a": 1}\n\n{"a": 1, "a": 2}\n', 2**20)
+        >>> records.rows, [(f.number, f.reason) for f in records.failures], records.notes
+        ([{'a': 1}], [(1, 'duplicate_key')], {'blank_lines': 1})
+    """
+    spans = line_spans(data)
+    records = parse_pieces(data, spans, max_row_bytes)
+    num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    if num_lines > len(spans):
+        records.notes["blank_lines"] = num_lines - len(spans)
+    return records
+
+
+def line_blocks(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    r"""Bounds of blocks that end behind a newline, or at the end; one for no data.
+
+    Example:
+        >>> list(line_blocks(b'{"a": 1}\n{"a": 2}'))
+        [(0, 17)]
+    """
+    start = 0
+    while len(data) - start > 2 * BLOCK_BYTES:
+        end = data.rfind(b"\n", start, start + BLOCK_BYTES) + 1
+        end = end or data.find(b"\n", start + BLOCK_BYTES) + 1
+        if not end:
+            break
+        yield start, end
+        start = end
+    if start < len(data) or not data:
+        yield start, len(data)
+
+
+def line_spans(data: bytes | bytearray) -> Ints:
+    r"""Start and end of each line that is not blank, line end excluded.
+
+    Example:
+        >>> line_spans(b"ab\n\n  \ncd\r\n").tolist()
+        [[0, 2], [7, 10]]
+    """
+    array = np.frombuffer(data, np.uint8)
+    spans = filled_lines(array)
+    unsure = np.flatnonzero(array[spans[:, 0]] <= 0x20)
+    if not len(unsure):
+        return spans
+    holds_text = np.append(~_IS_SPACE[array], False)
+    keep = np.ones(len(spans), np.bool_)
+    keep[unsure] = np.logical_or.reduceat(holds_text, spans[unsure].ravel())[::2]
+    return spans[keep]
+
+
+def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
+    """Start and end of each line that has any byte; empty ones cost neither time nor memory."""
+    holds_text = np.zeros(len(array) + 2, np.bool_)
+    holds_text[1:-1] = array != ord("\n")
+    return np.flatnonzero(holds_text[1:] != holds_text[:-1]).reshape(-1, 2)

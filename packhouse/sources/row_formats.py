@@ -1,0 +1,589 @@
+"""The formats of rows: how a format is recognised, and how its rows become conversations.
+
+Each format is one object in `ROW_FORMATS`. To add one, write it here, and its name in
+`recipe.RowFormat`.
+
+Rows are read one by one. Rows of text fields (Alpaca and the like) are read column by column, 10
+times as fast, as long as all rows of a block hold text in these fields.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.errors import SourceError
+from packhouse.messages import Answers, assemble
+from packhouse.recipe import SourceConfig
+from packhouse.sources.chat_messages import (
+    BadRowError,
+    Conversation,
+    Turn,
+    kind_of,
+    read_messages,
+    speaker_key,
+)
+from packhouse.sources.records import Ints, Rows
+from packhouse.sources.strict import parse_text
+from packhouse.tables import MESSAGE
+
+__all__ = [
+    "MESSAGE_FIELDS",
+    "ROW_FORMATS",
+    "Adapted",
+    "RowFormat",
+    "adapt",
+    "check_same_format",
+    "find_row_format",
+    "row_format_of",
+]
+
+
+MESSAGE_FIELDS = frozenset(("messages", "conversations", "conversation"))
+"""Names of fields that hold messages; what these say, not their names, tells chat from ShareGPT."""
+
+
+@dataclass(slots=True)
+class Adapted:
+    """Conversations of a shard's good rows."""
+
+    messages: pa.Array
+    """Array of `list<MESSAGE>`."""
+    tools: pa.Array
+    """Canonical JSON text or null, per conversation."""
+    labels: pa.Array
+    """Class index or null, per conversation."""
+    origin: Ints
+    """Index of each conversation's row, rising."""
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    """(index of the row, reason, detail) of rows that gave none."""
+    unread_fields: Counter[str] = field(default_factory=Counter)
+    """Field of messages that holds something and that nobody reads -> rows with it."""
+
+
+def _names(text: str) -> dict[str, tuple[str, ...]]:
+    """Read `"text|sentence label"` as fields with the names that files give them."""
+    return {item.split("|")[0]: tuple(item.split("|")) for item in text.split()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFormat(ABC):
+    """A format: its fields, each with the names that files give it; the first one present counts.
+
+    A row is of a format when it has all of its required fields.
+    """
+
+    required: dict[str, tuple[str, ...]]
+    optional: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    answers: Answers = "required"
+
+    def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
+        """Our field -> the file's field, for the fields that are among `keys`.
+
+        Example:
+            >>> ROW_FORMATS["alpaca"].names(["id", "instruction", "context"], {})
+            {'instruction': 'instruction', 'input': 'context'}
+        """
+        found = {}
+        for ours, aliases in (self.required | self.optional).items():
+            for name in (renamed[ours],) if ours in renamed else aliases:
+                if name in keys:
+                    found[ours] = name
+                    break
+        return found
+
+    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """Those of `keys` that the format does not read."""
+        read = set(self.names(keys, renamed).values())
+        return [key for key in keys if key not in read]
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Return True if a row is of this format."""
+        return isinstance(row, dict) and self.required.keys() <= self.names(row, renamed).keys()
+
+    @abstractmethod
+    def read(self, row: Any, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
+        """Return the conversations of a row, one or more.
+
+        Args:
+            row: an object; what its fields hold is not checked yet.
+            names: our field -> the row's field, for the fields that it has.
+            config: its source.
+
+        Raises:
+            BadRowError: it holds none.
+        """
+
+
+def _check_present(
+    row: dict[str, object], fields: Iterable[str], names: dict[str, str], config: SourceConfig
+) -> None:
+    for ours in fields:
+        if ours not in names:
+            has = ", ".join(repr(key[:40]) for key in list(row)[:12]) or "none"
+            wanted = config.fields.get(ours, ours)
+            raise BadRowError("fields", f"no field {wanted!r}; the row has {has}")
+
+
+def _optional(row: dict[str, Any], names: dict[str, str], ours: str) -> Any:
+    return row[names[ours]] if ours in names else None
+
+
+def _optional_text(row: dict[str, Any], names: dict[str, str], ours: str) -> str | None:
+    value = _optional(row, names, ours)
+    if not isinstance(value, str | None):
+        raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFields(RowFormat):
+    """Rows that give each turn in a field of its own: Alpaca and the like, plain texts, labels."""
+
+    turns: tuple[tuple[str, str], ...] = (("user", "question"), ("assistant", "answer"))
+    """(role, our field) of each turn."""
+    context: str = ""
+    """Our field of what the question is about."""
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the turns, with the system prompt and earlier turns before them."""
+        fields = [ours for _, ours in self.turns]
+        _check_present(row, fields, names, config)
+        for ours in fields:
+            if type(row[names[ours]]) is not str:
+                raise BadRowError("type", f"{names[ours]} is {kind_of(row[names[ours]])}, not text")
+        context = _optional_text(row, names, self.context) or None
+        system = _optional_text(row, names, "system")
+        texts: list[tuple[str, str, str | None]] = [("system", system, None)] if system else []
+        for question, answer in _read_history(_optional(row, names, "history")):
+            texts += [("user", question, None), ("assistant", answer, None)]
+        for role, ours in self.turns:
+            texts.append((role, row[names[ours]], context if role == "user" else None))
+        label = None
+        if "label" in self.required:
+            _check_present(row, ["label"], names, config)
+            label = _class_index(row[names["label"]], config.label_names)
+        return [
+            Conversation([(*text, None, None, None, None, None) for text in texts], None, label)
+        ]
+
+    def read_columns(
+        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
+    ) -> Adapted | None:
+        """Read all rows at once; None if a row needs a closer look."""
+        names: dict[str, str] = {}
+        for of_layout in naming.values():
+            if any(names.setdefault(ours, name) != name for ours, name in of_layout.items()):
+                return None  # one field by two names
+            if not self.required.keys() <= of_layout.keys():
+                return None
+        if not names or not rows.are_objects or "system" in names or "history" in names:
+            return None
+        columns = [[row[names[ours]] for row in rows] for _, ours in self.turns]
+        contexts = None
+        if self.context in names:
+            contexts = [row.get(names[self.context]) for row in rows]
+        if not rows.value_types <= {str}:
+            if any(set(map(type, column)) != {str} for column in columns):
+                return None
+            if not set(map(type, contexts or ())) <= {str, type(None)}:
+                return None
+        labels = None
+        if "label" in self.required:
+            try:
+                labels = _class_indexes([row[names["label"]] for row in rows], config.label_names)
+            except BadRowError:
+                return None
+        # Columns [q1, q2], [a1, a2] -> contents [q1, a1, q2, a2], contexts [c1, None, c2, None].
+        num_rows, step = len(rows), len(columns)
+        contents = [""] * (num_rows * step)
+        for at, column in enumerate(columns):
+            contents[at::step] = column
+        flat = {"role": [role for role, _ in self.turns] * num_rows, "content": contents}
+        arrays = {name: pa.array(values, pa.string()) for name, values in flat.items()}
+        if contexts is not None:
+            spread: list[str | None] = [None] * len(contents)
+            spread[::step] = [context or None for context in contexts]
+            arrays["context"] = pa.array(spread, pa.string())
+        return Adapted(
+            messages=assemble(arrays, np.full(num_rows, step, np.int64)),
+            tools=pa.nulls(num_rows, pa.string()),
+            labels=pa.array([None] * num_rows if labels is None else labels, pa.int64()),
+            origin=np.arange(num_rows),
+        )
+
+
+def _read_history(value: object) -> list[list[str]]:
+    """Earlier turns as [question, answer] pairs."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):  # a column of text that holds JSON
+        value, _ = parse_text(value)
+    if not isinstance(value, list):
+        raise BadRowError("type", f"history is {kind_of(value)}, not a list of pairs")
+    for pair in value:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) for text in pair):
+            raise BadRowError("type", "history is not a list of [question, answer] pairs of text")
+    return value
+
+
+def _class_indexes(labels: list[object], classes: list[str] | None) -> list[int]:
+    """Class index of each label; each different one is looked at once."""
+    if not set(map(type, labels)) <= {int, str}:
+        raise BadRowError("label", "a label is neither a number nor text")
+    known = {label: _class_index(label, classes) for label in set(labels)}
+    return [known[label] for label in labels]
+
+
+def _class_index(label: object, classes: list[str] | None) -> int:
+    if type(label) is not int and type(label) is not str:
+        raise BadRowError("label", f"the label is {kind_of(label)}, neither a number nor text")
+    if isinstance(label, str):
+        if classes is not None and label in classes:
+            return classes.index(label)
+        text = label.strip()
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            known = f"not one of {classes}" if classes else "text; set label_names"
+            raise BadRowError("label", f"the label {label[:60]!r} is {known}")
+        label = int(text)
+    if label < 0 or (classes is not None and label >= len(classes)):
+        last = len(classes) - 1 if classes else "..."
+        raise BadRowError("label", f"the label {label} is outside 0 to {last}")
+    if label >= 2**31:
+        raise BadRowError("label", f"the label {label} is no class index")
+    return label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages(RowFormat):
+    """Rows with a field of messages, which name their speakers by `role` or by `from`."""
+
+    speaker: Literal["role", "from"]
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Return True if the first message that names its speaker does so by the format's key."""
+        if not isinstance(row, dict):
+            return False
+        names = self.names(row, renamed)
+        messages = _optional(row, names, next(iter(self.required)))
+        if isinstance(messages, str) and messages.lstrip()[:1] == "[":
+            messages, _ = parse_text(messages)
+        return speaker_key(messages) == self.speaker
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the messages, after the row's system prompt."""
+        _check_present(row, self.required, names, config)
+        system = _optional_text(row, names, "system")
+        messages = row[names[next(iter(self.required))]]
+        return [read_messages(messages, _optional(row, names, "tools"), system)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareMessages(RowFormat):
+    """Rows that are themselves a list of messages."""
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Return True if the row is a list in which a message names its speaker."""
+        return speaker_key(row) is not None
+
+    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """Nothing: a row that has keys is no list."""
+        return []
+
+    def read(self, row: object, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
+        """Read the messages."""
+        return [read_messages(row, None, None)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference(RowFormat):
+    """A prompt with a chosen and a rejected answer: the chosen one is read."""
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the chosen conversation, after the prompt unless it begins with it."""
+        _check_present(row, self.required, names, config)
+        chosen = _messages_in_text(row[names["chosen"]])
+        prompt = _messages_in_text(_optional(row, names, "prompt"))
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, list | None):
+            raise BadRowError("type", f"prompt is {kind_of(prompt)}, neither text nor messages")
+        if isinstance(chosen, str):
+            chosen = [{"role": "assistant", "content": chosen}]
+        if not isinstance(chosen, list):
+            raise BadRowError("type", f"chosen is {kind_of(chosen)}, neither text nor messages")
+        if prompt and chosen[: len(prompt)] != prompt:
+            chosen = [*prompt, *chosen]
+        system = _optional_text(row, names, "system")
+        return [read_messages(chosen, _optional(row, names, "tools"), system)]
+
+
+def _messages_in_text(value: object) -> object:
+    """The messages that JSON text holds; other text, and anything else, as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        parsed, bad = parse_text(value)
+        if bad is None and parsed and all(speaker_key([item]) for item in parsed):
+            return parsed
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageTree(RowFormat):
+    """Message trees (OpenAssistant): one path, or every path, from the prompt to an answer.
+
+    A path ends at an assistant's message. Siblings are ordered by `rank` (0 is best; unranked ones
+    come after, in the file's order); deleted messages are left out with all that answers them.
+    """
+
+    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """All but the fields of every message of a tree."""
+        return [key for key in super().unread(keys, renamed) if key not in ("deleted", "rank")]
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the best path, or all paths, best first."""
+        _check_present(row, self.required, names, config)
+        root = {ours: row[name] for ours, name in names.items()} | {"deleted": row.get("deleted")}
+        found: list[list[tuple[str, str]]] = []
+        stack: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [(root, [])]
+        while stack and not (found and config.oasst_paths == "best"):
+            message, path = stack.pop()
+            if message.get("deleted"):
+                continue
+            role, text = message.get("role"), message.get("text")
+            if not isinstance(role, str) or not isinstance(text, str):
+                raise BadRowError("type", "role or text of a message in the tree is not text")
+            path = [*path, ("user" if role == "prompter" else role, text)]
+            replies = [reply for reply in _replies(message) if not reply.get("deleted")]
+            if not replies:
+                path = path if path[-1][0] == "assistant" else path[:-1]
+                if path and (not found or path != found[-1]):
+                    found.append(path)
+            stack += [(reply, path) for reply in reversed(replies)]
+        if not found:
+            raise BadRowError("no_assistant", "the tree holds no answer that is not deleted")
+        rest = (None, None, None, None, None, None)
+        return [Conversation([(*turn, *rest) for turn in path]) for path in found]
+
+
+def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Replies to a message, best first."""
+    replies = message.get("replies")
+    if replies is None:
+        return []
+    if isinstance(replies, str):  # a column of text that holds JSON
+        replies, _ = parse_text(replies)
+    if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
+        raise BadRowError("type", "replies is not a list of objects")
+
+    def rank(reply: dict[str, Any]) -> float:
+        given = reply.get("rank")
+        return given if isinstance(given, int | float) else float("inf")
+
+    return sorted(replies, key=rank)
+
+
+_ASIDE = "system|system_prompt history"
+_TALK = "tools|functions system|system_prompt"
+# In the order of trial: a format that asks for more comes before one that asks for less.
+ROW_FORMATS: dict[str, RowFormat] = {
+    "messages": BareMessages(required={}),
+    "chat": Messages(
+        required=_names("messages|conversations|conversation"),
+        optional=_names(_TALK),
+        speaker="role",
+    ),
+    "sharegpt": Messages(
+        required=_names("conversations|messages|conversation"),
+        optional=_names(_TALK),
+        speaker="from",
+    ),
+    "preference": Preference(
+        required=_names("chosen"), optional=_names("prompt rejected system|system_prompt tools")
+    ),
+    "oasst": MessageTree(required=_names("text role replies")),
+    "alpaca": TextFields(
+        required=_names("instruction output"),
+        optional=_names(f"input|context {_ASIDE}"),
+        turns=(("user", "instruction"), ("assistant", "output")),
+        context="input",
+    ),
+    "dolly": TextFields(
+        required=_names("instruction response"),
+        optional=_names(f"context|input category {_ASIDE}"),
+        turns=(("user", "instruction"), ("assistant", "response")),
+        context="context",
+    ),
+    "prompt_completion": TextFields(
+        required=_names("prompt completion|response"),
+        optional=_names(_ASIDE),
+        turns=(("user", "prompt"), ("assistant", "completion")),
+    ),
+    "question_answer": TextFields(
+        required=_names("question answer"),
+        optional=_names(f"context|input {_ASIDE}"),
+        turns=(("user", "question"), ("assistant", "answer")),
+        context="context",
+    ),
+    "classification": TextFields(
+        required=_names("text|sentence|content label"), turns=(("user", "text"),), answers="label"
+    ),
+    "text": TextFields(required=_names("text"), turns=(("assistant", "text"),), answers="text"),
+}
+
+
+def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
+    """Turn rows of one format into conversations.
+
+    Args:
+        rows: parsed rows; values of any type.
+        row_format: a name in `ROW_FORMATS`.
+        config: the source, for `fields`, `label_names` and `oasst_paths`.
+
+    Returns:
+        Conversations and failures; every row gives at least one or fails.
+    """
+    reader = ROW_FORMATS[row_format]
+    naming = {keys: reader.names(keys, config.fields) for keys in rows.layouts}
+    if isinstance(reader, TextFields):
+        adapted = reader.read_columns(rows, naming, config)
+        if adapted is not None:
+            return adapted
+    turns: list[Turn] = []
+    counts: list[int] = []
+    tools: list[str | None] = []
+    labels: list[int | None] = []
+    origin: list[int] = []
+    failures: list[tuple[int, str, str]] = []
+    unread: Counter[str] = Counter()
+    for index, row in enumerate(rows):
+        try:
+            if not isinstance(row, dict) and row_format != "messages":
+                raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
+            names = naming[tuple(row)] if isinstance(row, dict) else {}
+            conversations = reader.read(row, names, config)
+        except BadRowError as bad:
+            failures.append((index, bad.reason, bad.detail))
+            continue
+        for conversation in conversations:
+            turns += conversation.turns
+            counts.append(len(conversation.turns))
+            tools.append(conversation.tools)
+            labels.append(conversation.label)
+            origin.append(index)
+            unread.update(conversation.unread_fields)
+    columns = zip(*turns, strict=True)
+    arrays = {f.name: pa.array(column, f.type) for f, column in zip(MESSAGE, columns, strict=False)}
+    return Adapted(
+        messages=assemble(arrays, np.array(counts, np.int64)),
+        tools=pa.array(tools, pa.string()),
+        labels=pa.array(labels, pa.int64()),
+        origin=np.array(origin, np.int64),
+        failures=failures,
+        unread_fields=unread,
+    )
+
+
+def row_format_of(row: object, renamed: Mapping[str, str]) -> str | None:
+    """Return the format of a row; None if it has none.
+
+    Example:
+        >>> row_format_of({"question": "1 + 1?", "answer": "2", "id": 7}, {})
+        'question_answer'
+    """
+    for name, row_format in ROW_FORMATS.items():
+        if row_format.fits(row, renamed):
+            return name
+    return None
+
+
+def find_row_format(rows: Iterable[object], config: SourceConfig, uri: str) -> str:
+    """Return the format of the first row that has one; `auto` if no row is an object or a list.
+
+    Raises:
+        SourceError: rows are there, but none is of a known format.
+    """
+    odd = None
+    for row in rows:
+        found = row_format_of(row, config.fields)
+        if found is not None:
+            return found
+        if odd is None and isinstance(row, dict | list):
+            odd = row
+    if odd is None:
+        return "auto"
+    known = "; ".join(
+        f"{name}: {', '.join(known.required)}"
+        for name, known in ROW_FORMATS.items()
+        if known.required
+    )
+    raise SourceError(
+        f"source file '{uri}': rows have {_keys_of(odd)}, which is no known shape ({known}); "
+        "set format, and fields where names differ",
+        uri=uri,
+    )
+
+
+def check_same_format(
+    rows: Rows, numbers: list[int], row_format: str, renamed: Mapping[str, str], uri: str
+) -> None:
+    """Refuse rows of another known format than the file's; rows of none are bad by themselves.
+
+    Args:
+        rows: parsed rows.
+        numbers: number in the file of each.
+        row_format: the file's.
+        renamed: `fields` of the source.
+        uri: for messages.
+
+    Raises:
+        SourceError: names the first such row and its fields.
+    """
+    if rows.are_objects and all(MESSAGE_FIELDS.isdisjoint(keys) for keys in rows.layouts):
+        # Their keys alone tell the format, so one row of each layout is enough.
+        alone = (row_format_of(dict.fromkeys(keys), renamed) for keys in rows.layouts)
+        if all(found in (row_format, None) for found in alone):
+            return
+    seen = set()
+    for number, row in zip(numbers, rows, strict=True):
+        # Equal for rows that must have the same format.
+        key: object = type(row)
+        if isinstance(row, dict):
+            talk = row.get("messages") or row.get("conversations") or row.get("conversation")
+            key = (*row, speaker_key(talk) if isinstance(talk, list) else type(talk))
+        elif isinstance(row, list):
+            key = (list, speaker_key(row))
+        if key in seen:
+            continue
+        seen.add(key)
+        found = row_format_of(row, renamed)
+        if found not in (row_format, None):
+            own = ", ".join(repr(renamed.get(n, n)) for n in ROW_FORMATS[row_format].required)
+            raise SourceError(
+                f"source file '{uri}' mixes shapes: it is {row_format} ({own or 'bare lists'}), "
+                f"and row {number} has {_keys_of(row)} ({found}); split it by shape, or set format "
+                "to quarantine the other rows",
+                uri=uri,
+                row=number,
+            )
+
+
+def _keys_of(row: object) -> str:
+    if isinstance(row, dict):
+        names = ", ".join(repr(key[:40]) for key in list(row)[:12])
+        return f"the fields {names}{', ...' if len(row) > 12 else ''}" if row else "no fields"
+    if isinstance(row, list) and row and isinstance(row[0], dict):
+        return f"a list of objects with {_keys_of(row[0])}"
+    return "a list"

@@ -1,0 +1,240 @@
+"""format: conversations -> text with its trained spans.
+
+Beside it, shard by shard, `FINGERPRINTS` describes the conversations by what makes them equal or
+alike, where the recipe asks for it: pack compares these. They have a key of their own, so they are
+made once for all tokenizers and pack sizes, and an appended file costs its own shard.
+"""
+
+import difflib
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from packhouse import dedup, templates, tokenization
+from packhouse.cache.steps import Receipt
+from packhouse.engine.step import Job, Ref, Step, Work, execute
+from packhouse.errors import ConfigError, ContractError
+from packhouse.foreign import cuts_windows, render_shard, run_template
+from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
+from packhouse.sources import SourceShard
+from packhouse.steps.shard_io import ShardCounts, take_refused
+from packhouse.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
+from packhouse.tables import read_table, write_table
+from packhouse.templates import rewrites
+from packhouse.templates.sandbox import pinned_date
+from packhouse.templates.single_turn import SINGLE_TURN
+from packhouse.tokenization.loading import check_unchanged
+from packhouse.tokenization.names import tokenizer_folder
+
+__all__ = ["FINGERPRINTS", "FORMAT", "FormatParameters", "conversations", "fingerprint_job"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatParameters:
+    """How a shard of conversations becomes text."""
+
+    shard: SourceShard
+    """Where the raw bytes of a refused row are read again; the key of validate covers it."""
+    format: FormatConfig
+    template: str
+    """Its name, or the sha256 of its file."""
+    date: str | None
+    """The day that the template may print, if it can: the text of another day is another text."""
+    label_names: list[str] | None
+    tokenizer: str
+    """Fingerprint: of its chat template and control tokens."""
+    seq_len: int | None
+    """Tokens of a window; None where conversations are not cut."""
+    tokenize: TokenizeConfig
+    """How the tokens of windows are counted."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        parts = {
+            "format": self.format.model_dump(mode="json", exclude={"template"}),
+            "template": self.template,
+            "date": self.date,
+            "label_names": self.label_names,
+            "tokenizer": self.tokenizer,
+        }
+        if self.seq_len is not None:
+            parts["window"] = {
+                "seq_len": self.seq_len,
+                "tokenize": self.tokenize.model_dump(mode="json", exclude={"encoder"}),
+                "engine": f"1.{tokenization.VERSION}",
+            }
+        return parts
+
+
+def job(
+    recipe: Recipe, tokenizer: str, validated: Job[ValidateParameters]
+) -> Job[FormatParameters]:
+    """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
+    told = validated.parameters
+    return FORMAT.job(
+        FormatParameters(
+            shard=told.shard,
+            format=recipe.format,
+            template=_template_identity(recipe.format.template),
+            date=_date_of(recipe),
+            label_names=told.source.label_names,
+            tokenizer=tokenizer,
+            seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
+            tokenize=recipe.tokenize,
+        ),
+        inputs=[validated.ref],
+        label=validated.label,
+        size=validated.size,
+    )
+
+
+def _date_of(recipe: Recipe) -> str | None:
+    template = recipe.format.template
+    folder = tokenizer_folder(recipe.tokenizer)
+    is_file = template.endswith((".jinja", ".j2"))
+    names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
+    if template == "chat":
+        names.append(folder / "tokenizer_config.json")
+    if any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names):
+        return pinned_date().date().isoformat()
+    return None
+
+
+def _template_identity(template: str) -> str:
+    if not template.endswith((".jinja", ".j2")):
+        if template not in (*SINGLE_TURN, "chat"):
+            near = difflib.get_close_matches(template, [*SINGLE_TURN, "chat"], n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise ConfigError(
+                f"no template '{template}'; {hint}format.template is one of "
+                f"{', '.join([*SINGLE_TURN, 'chat'])}, or a .jinja or .j2 file"
+            )
+        return template
+    path = Path(template)
+    if not path.is_file():
+        raise ConfigError(f"format.template: no file at '{template}'")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
+    """Write `formatted.arrow`, and `quarantined.arrow` where a template refuses a row.
+
+    Where conversations are rendered otherwise than they came (split, or without thinking),
+    `examples.arrow` has them as they were rendered: the audit and deduplication compare the text
+    with these.
+    """
+    told, recipe = work.parameters, work.recipe
+    validated = work.input(VALIDATE)
+    path = validated.path("validated.arrow")
+    tokenizers = work.workspace.tokenizers
+    call = partial(render_shard, path, recipe, told.label_names, tokenizers, folder)
+    done = run_template(call, recipe, max(work.job.size, path.stat().st_size))
+    check_unchanged(recipe.tokenizer, told.tokenizer)
+    if _template_identity(recipe.format.template) != told.template:
+        raise ConfigError(
+            f"format.template '{recipe.format.template}' changed while the run worked with it; "
+            "what was made since is not kept. Run again"
+        )
+    rows_in, rows_out = validated.facts.rows_out, read_table(folder / "formatted.arrow").num_rows
+    quarantined = take_refused(folder, told.shard, recipe.validate_)
+    put_out = rows_out + sum(quarantined.values())
+    if put_out != rows_in + sum(done["added"].values()):
+        raise ContractError(f"format took {rows_in:,} rows, put out {put_out:,}")
+    return ShardCounts(
+        rows_in=rows_in,
+        rows_out=rows_out,
+        added=done["added"],
+        quarantined=quarantined,
+        notes=dict(sorted(done["notes"].items())),
+    )
+
+
+def _fingerprint(
+    work: Work[FormatParameters], formatted: Receipt[ShardCounts]
+) -> Receipt[ShardCounts]:
+    """Make the fingerprints here, where shards are parallel, if the recipe needs them."""
+    if dedup.needs_fingerprints(work.recipe.dedup):
+        (validated,) = work.job.inputs
+        job = fingerprint_job(work.recipe, validated, work.job.ref, work.job.label)
+        execute(job, work.recipe, work.workspace)
+    return formatted
+
+
+FORMAT = Step(
+    name="format",
+    title="Conversations in, text with its trained spans out.",
+    version=f"1.{templates.VERSION}",
+    libraries=("jinja2", "pyarrow"),
+    facts=ShardCounts,
+    compute=compute,
+    contracts={
+        "formatted.arrow": "formatted",
+        "examples.arrow": "validated",
+        "quarantined.arrow": "quarantined",
+    },
+    then=_fingerprint,
+)
+
+
+def conversations(validated: Receipt[ValidateFacts], formatted: Receipt[ShardCounts]) -> pa.Table:
+    """Return the conversations that the texts of a shard are renderings of."""
+    if "examples.arrow" in formatted.files:
+        return read_table(formatted.path("examples.arrow"))
+    return read_table(validated.path("validated.arrow"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FingerprintParameters:
+    """What makes conversations equal or alike."""
+
+    dedup: DedupConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key, without the policies."""
+        is_near = self.dedup.near != "ignore"
+        names = {"near_unit", "near_ngram", "near_permutations"} if is_near else set()
+        settings = {"is_near": is_near, **self.dedup.model_dump(mode="json", include=names)}
+        return {"dedup": settings, **dedup.near_libraries(self.dedup)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FingerprintFacts:
+    """How many conversations were described."""
+
+    rows: int
+
+
+def fingerprint_job(
+    recipe: Recipe, validated: Ref, formatted: Ref, label: str = ""
+) -> Job[FingerprintParameters]:
+    """Return the job that describes the conversations of a shard, as they were rendered."""
+    is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)  # `examples.arrow` has them
+    decides, other = (formatted, validated) if is_rewritten else (validated, formatted)
+    return FINGERPRINTS.job(
+        FingerprintParameters(dedup=recipe.dedup),
+        inputs=[decides],
+        also_reads=[other],
+        label=label,
+    )
+
+
+def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
+    """Write `fingerprints.arrow`, a row for each conversation."""
+    rows = conversations(work.input(VALIDATE), work.input(FORMAT))
+    table = dedup.fingerprint_table(rows, work.parameters.dedup)
+    write_table(folder / "fingerprints.arrow", table)
+    return FingerprintFacts(rows=rows.num_rows)
+
+
+FINGERPRINTS = Step(
+    name="fingerprints",
+    title="Conversations in, what makes them equal or alike out.",
+    version=f"1.{dedup.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=FingerprintFacts,
+    compute=_describe,
+)

@@ -1,0 +1,151 @@
+"""The plan of a run: every job with its key, known before any work is done.
+
+```
+validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> publish
+   (by shard of input)       (of all)  (by shard of output)
+               audit of shards    split, audit of records
+```
+
+Each step lays out its own jobs in its own file; here they are put in order. How many packs there
+are is known once pack has planned them: the jobs that follow from it are laid out by `output_jobs`,
+with keys made from the key of pack. They read parts of the output by number, so all jobs of a step
+run at the same time, on any number of workers.
+
+- Changing `seq_len` changes the keys of pack and of what follows, and no key before it;
+- appending rows to a file changes the keys of its last shards only, up to tokenize;
+- the key of publish is the id of the version, known before the first byte is written.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from packhouse.dedup import needs_fingerprints
+from packhouse.engine.step import AnyJob, Job
+from packhouse.errors import EmptyDatasetError
+from packhouse.extras import import_extra
+from packhouse.recipe import Recipe
+from packhouse.sources import SourceShard
+from packhouse.steps import audit, files, format, gather, pack, publish, split, tokenize, validate
+from packhouse.steps.audit import AuditParameters
+from packhouse.steps.files import FilesParameters
+from packhouse.steps.format import FingerprintParameters, FormatParameters
+from packhouse.steps.gather import PackRange
+from packhouse.steps.pack import SIDES, PackFacts, PackParameters
+from packhouse.steps.publish import PublishParameters
+from packhouse.steps.split import SplitParameters
+from packhouse.steps.tokenize import TokenizeParameters
+from packhouse.steps.validate import ValidateParameters
+from packhouse.tokenization import fingerprint_tokenizer
+
+__all__ = ["OutputJobs", "Plan", "output_jobs", "plan_jobs"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All jobs that are known before any work; the rest come from `output_jobs`."""
+
+    validate: tuple[Job[ValidateParameters], ...]
+    format: tuple[Job[FormatParameters], ...]
+    fingerprints: tuple[Job[FingerprintParameters], ...]
+    """Done beside the jobs of format; none if the recipe does not look for repeats."""
+    tokenize: tuple[Job[TokenizeParameters], ...]
+    pack: Job[PackParameters]
+    split: Job[SplitParameters]
+    audit: tuple[Job[AuditParameters], ...]
+    """Of shards and of records; what it says of packs comes with the output's jobs."""
+    publish: Job[PublishParameters]
+    """Its key is final; what it reads beside the split is added when the packs are planned."""
+
+    @property
+    def version_id(self) -> str:
+        """First 16 hex digits of the key of publish: 64 bits of input address."""
+        return self.publish.key[:16]
+
+    @property
+    def shards(self) -> list[SourceShard]:
+        """What is read of the sources, in order."""
+        return [job.parameters.shard for job in self.validate]
+
+    def __iter__(self) -> Iterator[AnyJob]:
+        """Iterate over the jobs of the chain, each after those that it reads."""
+        yield from (*self.validate, *self.format, *self.tokenize)
+        yield from (self.pack, self.split, *self.audit, self.publish)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputJobs:
+    """The jobs that follow from a plan of packs, step by step."""
+
+    gather: tuple[Job[PackRange], ...]
+    audit: tuple[Job[AuditParameters], ...]
+    """Of the gathered packs."""
+    files: tuple[Job[FilesParameters], ...]
+    """Data files of train and eval, exports, records, quarantine: in the order of the manifest."""
+    publish: Job[PublishParameters]
+    """The job of the plan, and all it reads."""
+
+    def __iter__(self) -> Iterator[AnyJob]:
+        """Iterate over the jobs, each after those that it reads."""
+        yield from (*self.gather, *self.audit, *self.files, self.publish)
+
+
+def plan_jobs(recipe: Recipe) -> Plan:
+    """Scan the sources and lay out every job with its key.
+
+    Costs one read of the sources (for their sha256) and of the tokenizer's files.
+
+    Raises:
+        ConfigError: a package that an export needs is not installed.
+        SourceError: a source does not exist or cannot be what it says.
+        TokenizerError: the tokenizer folder is not one.
+    """
+    if "msgpack" in recipe.publish.exports:
+        import_extra(
+            "msgpack", "msgpack", "export format 'msgpack'"
+        )  # now, and not when all other work is done
+    tokenizer = fingerprint_tokenizer(recipe.tokenizer)
+    validated = tuple(validate.jobs(recipe))
+    formatted = tuple(format.job(recipe, tokenizer, job) for job in validated)
+    tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
+    packed = pack.job(recipe, validated, formatted, tokenized)
+    is_split = split.job(recipe, packed)
+    benchmarks = audit.benchmarks_of(recipe)
+    described = zip(validated, formatted, strict=True) if needs_fingerprints(recipe.dedup) else ()
+    return Plan(
+        validate=validated,
+        format=formatted,
+        fingerprints=tuple(
+            format.fingerprint_job(recipe, before.ref, job.ref, job.label)
+            for before, job in described
+        ),
+        tokenize=tokenized,
+        pack=packed,
+        split=is_split,
+        audit=tuple(audit.jobs(validated, formatted, tokenized, packed, benchmarks)),
+        publish=publish.job(recipe, is_split, benchmarks),
+    )
+
+
+def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
+    """Lay out the jobs behind pack.
+
+    Raises:
+        EmptyDatasetError: no record was packed.
+    """
+    if not any(side.num_packs for side in packed.sides.values()):
+        raise EmptyDatasetError(
+            f"no record fits into seq_len {recipe.pack.seq_len:,}: nothing to publish. "
+            "Raise pack.seq_len, or set pack.over_length to truncate_turns"
+        )
+    by_side = {side: gather.jobs(plan.pack, side, packed.sides[side]) for side in SIDES}
+    gathered = tuple(chain(*by_side.values()))
+    audited = audit.pack_jobs(gathered)
+    shards = {"validate": plan.validate, "format": plan.format, "tokenize": plan.tokenize}
+    written = files.jobs(recipe, shards, plan.pack, packed, by_side)
+    reads = (
+        *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
+        *(*gathered, *plan.audit, *audited, *written),
+    )
+    told = replace(plan.publish, inputs=tuple(job.ref for job in reads))
+    return OutputJobs(gather=gathered, audit=audited, files=written, publish=told)

@@ -1,0 +1,112 @@
+"""tokenize: text -> token ids with their trained ranges."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow.compute as pc
+from pydantic import Field
+
+from packhouse import tokenization
+from packhouse.engine.step import Job, Step, Work
+from packhouse.errors import ContractError
+from packhouse.foreign import run_tokenizer, tokenize_shard
+from packhouse.recipe import Recipe, TokenizeConfig
+from packhouse.sources import SourceShard
+from packhouse.steps.format import FORMAT, FormatParameters
+from packhouse.steps.shard_io import ShardCounts, take_refused
+from packhouse.tables import read_table
+from packhouse.tokenization.loading import check_unchanged, tokenizer_bytes
+
+__all__ = ["TOKENIZE", "TokenizeFacts", "TokenizeParameters", "TokenizerFacts", "job"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeParameters:
+    """How a shard of texts becomes ids."""
+
+    shard: SourceShard
+    """Where the raw bytes of a refused row are read again; the key of validate covers it."""
+    tokenize: TokenizeConfig
+    tokenizer: str
+    """Its fingerprint."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key; both encoders give the same ids."""
+        return {
+            "tokenize": self.tokenize.model_dump(mode="json", exclude={"encoder"}),
+            "tokenizer": self.tokenizer,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerFacts:
+    """Which tokenizer made the ids."""
+
+    fingerprint: str
+    class_name: Annotated[str, Field(alias="class")]
+    vocab_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeFacts(ShardCounts):
+    """What came of a shard of texts."""
+
+    trained_tokens: int
+    encoder: dict[str, Any]
+    """Which encoder was used and why, as plain JSON."""
+    tokenizer: TokenizerFacts
+
+
+def job(
+    recipe: Recipe, tokenizer: str, formatted: Job[FormatParameters]
+) -> Job[TokenizeParameters]:
+    """Return the job that tokenizes a rendered shard; `tokenizer` is a fingerprint."""
+    told = formatted.parameters
+    return TOKENIZE.job(
+        TokenizeParameters(shard=told.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
+        inputs=[formatted.ref],
+        label=formatted.label,
+        size=formatted.size,
+    )
+
+
+def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
+    """Write `tokenized.arrow`, and `quarantined.arrow` where nothing of a row is trained."""
+    told, tokenizer = work.parameters, work.recipe.tokenizer
+    formatted = work.input(FORMAT)
+    path = formatted.path("formatted.arrow")
+    call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder)
+    done = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
+    check_unchanged(tokenizer, told.tokenizer)
+    table, rows_in = read_table(folder / "tokenized.arrow"), formatted.facts.rows_out
+    quarantined = take_refused(folder, told.shard, work.recipe.validate_)
+    put_out = table.num_rows + sum(quarantined.values())
+    if put_out != rows_in:
+        raise ContractError(f"tokenize took {rows_in:,} rows, put out {put_out:,}")
+    return TokenizeFacts(
+        rows_in=rows_in,
+        rows_out=table.num_rows,
+        quarantined=quarantined,
+        notes=dict(sorted(done["notes"].items())),
+        tokens_out=pc.sum(table["num_tokens"]).as_py() or 0,
+        trained_tokens=pc.sum(table["num_trained"]).as_py() or 0,
+        encoder=done["encoder"],
+        tokenizer=TokenizerFacts(
+            fingerprint=done["tokenizer"]["fingerprint"],
+            class_name=done["tokenizer"]["class"],
+            vocab_size=done["tokenizer"]["vocab_size"],
+        ),
+    )
+
+
+TOKENIZE = Step(
+    name="tokenize",
+    title="Text in, ids with their trained ranges out.",
+    version=f"1.{tokenization.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=TokenizeFacts,
+    compute=compute,
+    contracts={"tokenized.arrow": "tokenized", "quarantined.arrow": "quarantined"},
+)

@@ -1,0 +1,286 @@
+"""Google Cloud Storage and Azure Blob Storage as object stores, through obstore.
+
+    gs://bucket/prefix      a tag is an object's generation; a create asks for generation 0
+    az://container/prefix   a tag is an ETag; a create sends `If-None-Match: *`
+
+Every object is one request, so it shows whole or not at all. obstore's own retries are switched
+off: they would report a lost success of ours as "already exists". A tag names a write and not its
+bytes, so each uploaded file is read back once. A conditional write holds its file in memory, at
+most 1 GiB each and two at a time.
+
+Credentials come from the usual environment: GOOGLE_APPLICATION_CREDENTIALS or the login of the
+machine; AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with
+AZURE_STORAGE_ACCOUNT_KEY, a SAS token, or a login.
+"""
+
+import hashlib
+import os
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import override
+
+from packhouse.errors import (
+    ConfigError,
+    PackhouseError,
+    TransientError,
+)
+from packhouse.store.layout import PROBES
+from packhouse.store.objects import (
+    MAX_GET_BYTES,
+    Blob,
+    FileBody,
+    ObjectInfo,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    changed_file,
+    check_key,
+    error_of_answer,
+)
+
+try:
+    import obstore
+    from obstore.exceptions import BaseError
+    from obstore.fsspec import FsspecStore
+    from obstore.store import AzureStore, GCSStore
+except ImportError:
+    raise ConfigError(
+        "gs:// and az:// stores need obstore: pip install 'packhouse[gcs]' or 'packhouse[azure]'"
+    ) from None
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult, UpdateVersion
+    from obstore.store import AzureConfig, ClientConfig, RetryConfig
+
+__all__ = ["CloudStore", "make_filesystem"]
+
+Scheme = Literal["gs", "az"]
+
+_UPLOAD_TIMEOUT_S = 3600  # 1 GiB at 300 kB/s
+_ONCE: "RetryConfig" = {"max_retries": 0}
+# `... - Server returned non-2xx status code: 503 Service Unavailable: <Error><Code>ServerBusy</...`
+_STATUS = re.compile(r"(?:status |\()code: ([1-5][0-9][0-9])\b")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+
+
+class CloudStore(ObjectStore):
+    """Objects in `gs://bucket/prefix` or `az://container/prefix`; safe to share between threads."""
+
+    max_put_bytes = 2**30
+    is_sent_md5 = False
+
+    def __init__(
+        self, scheme: Scheme, bucket: str, prefix: str = "", *, timeout_s: float = 60
+    ) -> None:
+        if not bucket:
+            raise ConfigError(f"a {scheme}:// store needs a bucket: {scheme}://bucket/prefix")
+        self.bucket = bucket
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
+        self._scheme = scheme
+        # The limit is for a whole request with its body, and reads ask for 8 MiB at most.
+        self._client = _make_client(scheme, bucket, timeout_s)
+        self._uploads = _make_client(scheme, bucket, _UPLOAD_TIMEOUT_S)
+        self._large = threading.BoundedSemaphore(2)
+
+    @override
+    def get(self, key: str) -> Blob:
+        with self._request(key):
+            found = obstore.get(self._client, self._at(key))
+            tag = self._tag(found.meta)
+            if found.meta["size"] <= MAX_GET_BYTES:
+                return Blob(bytes(found.bytes()), tag)
+        return Blob(self.get_range(key, 0, MAX_GET_BYTES + 1), tag)
+
+    @override
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with self._request(key):
+            part = obstore.get_range(self._client, self._at(key), start=start, length=length)
+            return bytes(part)
+
+    @override
+    def head(self, key: str) -> ObjectInfo:
+        with self._request(key):
+            return self._info(obstore.head(self._client, self._at(key)))
+
+    @override
+    def put_create(self, key: str, body: bytes | FileBody) -> str:
+        if isinstance(body, bytes):
+            with self._request(key):
+                return self._tag(obstore.put(self._client, self._at(key), body, mode="create"))
+        self._check_size(body)
+        with self._large:
+            with body.open() as file:
+                data = file.read()
+            if (found := hashlib.sha256(data).hexdigest()) != body.sha256:
+                raise changed_file(body, found)
+            with self._request(key):
+                return self._tag(obstore.put(self._uploads, self._at(key), data, mode="create"))
+
+    @override
+    def put_if_match(self, key: str, body: bytes, etag: str) -> str:
+        condition: UpdateVersion = {"version": etag} if self._scheme == "gs" else {"e_tag": etag}
+        try:
+            with self._request(key):
+                return self._tag(obstore.put(self._client, self._at(key), body, mode=condition))
+        except ObjectNotFoundError as error:
+            raise PreconditionFailedError(str(error), key=key) from None
+
+    @override
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        folder, _, rest = (self.prefix + prefix).rpartition("/")  # obstore lists whole folders
+        with self._request(prefix):
+            found = [meta for page in obstore.list(self._client, folder) for meta in page]
+        start = f"{folder}/{rest}" if folder else rest
+        wanted = [meta for meta in found if meta["path"].startswith(start)]
+        yield from (self._info(meta) for meta in sorted(wanted, key=lambda meta: meta["path"]))
+
+    @override
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        with self._request(prefix):
+            found = obstore.list_with_delimiter(self._client, self.prefix + prefix)
+        for folder in sorted(found["common_prefixes"]):
+            yield folder.removeprefix(self.prefix + prefix)
+
+    @override
+    def delete(self, key: str) -> None:
+        try:
+            with self._request(key):
+                obstore.delete(self._client, self._at(key))
+        except ObjectNotFoundError:
+            return
+
+    @override
+    def clock(self) -> float:
+        """Write time of an object made for it; `gc` removes one that a killed process left."""
+        key = f"{PROBES}clock-{uuid.uuid4().hex[:12]}/now"
+        try:
+            with self._request(key):
+                obstore.put(self._client, self._at(key), b"", mode="create")
+                now = self._info(obstore.head(self._client, self._at(key))).last_modified
+                obstore.delete(self._client, self._at(key))
+        except ObjectNotFoundError as error:  # another collection was quicker
+            raise TransientError(str(error), key=key) from None
+        return now
+
+    def _at(self, key: str) -> str:
+        return self.prefix + check_key(key)
+
+    def _tag(self, found: "ObjectMeta | PutResult") -> str:
+        return str(found["version"] if self._scheme == "gs" else found["e_tag"])
+
+    def _info(self, found: "ObjectMeta") -> ObjectInfo:
+        key = found["path"].removeprefix(self.prefix)
+        return ObjectInfo(key, found["size"], found["last_modified"].timestamp(), self._tag(found))
+
+    @contextmanager
+    def _request(self, key: str) -> Iterator[None]:
+        _check_process()
+        try:
+            yield
+        except ValueError as error:
+            raise ConfigError(f"{self.uri}/{key}: {error}") from None
+        except (BaseError, FileNotFoundError) as error:
+            raise self._explained(key, error) from error
+
+    def _explained(self, key: str, error: Exception) -> PackhouseError:
+        """Read status and code from the message: obstore's classes do not tell 503 from 400."""
+        text = str(error)
+        message = text.partition("\n")[0]
+        status, code = _STATUS.search(message), _CODE.search(text)
+        number = int(status[1]) if status else 404 if isinstance(error, FileNotFoundError) else 0
+        if "token request" in message and number < 429:
+            return ConfigError(f"{self.uri}: no credentials; set {_VARIABLES[self._scheme]}")
+        kind = "bucket" if self._scheme == "gs" else "container"
+        return error_of_answer(
+            f"{self.uri}/{key}",
+            key,
+            number,
+            code[1] if code else "",
+            detail=message,
+            no_bucket=f"no {kind} '{self.bucket}'; make it, or correct publish.store",
+        )
+
+
+_process = 0  # the one that obstore's threads run in, once they do
+
+
+def _check_process() -> None:
+    """Refuse to work in a fork: obstore's threads are not in it, so a request would never end."""
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise ConfigError(
+            "gs:// and az:// stores cannot be used in a process that was forked from one that used "
+            "them; start it by spawn or forkserver, as in "
+            "DataLoader(..., multiprocessing_context='forkserver')"
+        )
+
+
+def make_filesystem(scheme: Scheme) -> Any:
+    """An fsspec filesystem that reads with the same settings, made anew each time."""
+    _check_process()
+    options = _client_options(60)
+    if scheme == "gs":
+        return FsspecStore("gs", client_options=options, skip_instance_cache=True)
+    config = _azure_config()
+    return FsspecStore("az", config=config, client_options=options, skip_instance_cache=True)
+
+
+def _make_client(scheme: Scheme, bucket: str, timeout_s: float) -> GCSStore | AzureStore:
+    options, once = _client_options(timeout_s), _ONCE
+    try:
+        if scheme == "gs":
+            return GCSStore(bucket, client_options=options, retry_config=once)
+        config = _azure_config()
+        return AzureStore(bucket, config=config, client_options=options, retry_config=once)
+    except BaseError as error:
+        problem = str(error).partition("\n")[0]
+        raise ConfigError(f"{scheme}://: set {_VARIABLES[scheme]} ({problem})") from None
+
+
+def _client_options(timeout_s: float) -> "ClientConfig":
+    return {
+        "connect_timeout": timedelta(seconds=5),
+        "timeout": timedelta(seconds=timeout_s),
+        "allow_http": True,  # where the endpoint says so: that of an emulator
+    }
+
+
+def _azure_config() -> "AzureConfig":
+    """AZURE_STORAGE_CONNECTION_STRING, which obstore does not read; it reads the other variables.
+
+    `AccountName=a;AccountKey=k;EndpointSuffix=core.windows.net` -> account_name, account_key,
+    and the endpoint https://a.blob.core.windows.net.
+    """
+    text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    parts = dict(part.strip().partition("=")[::2] for part in text.split(";"))
+    config: AzureConfig = {}
+    for name, setting in _AZURE_SETTINGS.items():
+        if name in parts:
+            config[setting] = parts[name]
+    if "EndpointSuffix" in parts and "endpoint" not in config:
+        account, suffix = parts.get("AccountName", ""), parts["EndpointSuffix"]
+        config["endpoint"] = f"https://{account}.blob.{suffix}"
+    return config
+
+
+_AZURE_SETTINGS: dict[str, Literal["account_name", "account_key", "sas_key", "endpoint"]] = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "SharedAccessSignature": "sas_key",
+    "BlobEndpoint": "endpoint",
+}
+_VARIABLES = {
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": (
+        "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and "
+        "AZURE_STORAGE_ACCOUNT_KEY"
+    ),
+}

@@ -1,0 +1,289 @@
+"""A template compiled for one shape of conversation, and filled for all its rows at once.
+
+One row of the shape, rendered by Jinja, shows where its fields land and what the template asks of
+them. Every row that answers the same is written by the same constants, 20 to 80 times faster than
+by Jinja. A compiled template may end in a refusal: then its rows are refused, each with its own
+words.
+
+A row's text is a run of items: constants, and texts of columns. The items of all rows are numbers
+into one pool, so that the texts are one Arrow `take`, and spans are differences of its offsets.
+There is no Python per row, and some 100 us a compiled template, however few its rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.span_weights import weights_column
+from packhouse.templates.conversations import Conversations
+from packhouse.templates.field_columns import Column, FieldColumns
+from packhouse.templates.predicates import Predicate
+from packhouse.templates.provenance import JsonForm, Path, Piece, Trace, plain
+from packhouse.templates.rendering import HAS_TAGS, Loss
+from packhouse.templates.results import Filled, concat_filled, span_lists
+from packhouse.templates.rows import RenderedRow
+from packhouse.templates.spans import Trained
+
+__all__ = ["CompiledTemplate", "Filling", "Hole", "compile_refusal", "compile_row"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+_IDS = ("name", "tool_call_id", "call_id")
+
+
+class Hole(NamedTuple):
+    """Where a row's own text goes."""
+
+    path: Path
+    form: JsonForm | None = None
+    cut: int = 0
+    """Characters of the JSON that are left out at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """What a template writes for rows of a shape, and the answers that lead there."""
+
+    items: tuple[str | Hole, ...] = ()
+    """In rendering order."""
+    trained: tuple[Trained, ...] = ()
+    """Half-open ranges of items."""
+    predicates: tuple[tuple[Path, Predicate], ...] = ()
+    differing: tuple[tuple[Path, Path], ...] = ()
+    """Pairs of texts that must not be equal."""
+    num_unwritten: int = 0
+    """Thoughts that the template leaves out."""
+    loss: Loss | None = None
+    """What the template leaves out of these rows: they are refused."""
+
+    def fits(self, rows: Ints, columns: FieldColumns, control: str) -> Bools:
+        """Which rows answer so; those that write control-token text in an id do not."""
+        fitting = np.ones(len(rows), np.bool_)
+        ids = [item.path for item in self.items if isinstance(item, Hole) and item.path[0] in _IDS]
+        is_quiet = Predicate("matches", control, False)
+        for path, predicate in (*self.predicates, *((own, is_quiet) for own in ids)):
+            fitting &= columns.column(path).agrees(predicate)[columns.rows_of(path, rows)]
+        for pair in self.differing:
+            one, other = (
+                columns.column(path).texts.take(columns.rows_of(path, rows)) for path in pair
+            )
+            fitting &= pc.not_equal(one, other).to_numpy(zero_copy_only=False)
+        return fitting
+
+
+def compile_row(row: RenderedRow) -> CompiledTemplate | None:
+    """What the template does with rows like this one; None where only Jinja can tell.
+
+    What prompts of inference asked of the row counts as well: spans begin where they end.
+    """
+    text, holes, at = row.rendering.text, dict[int, tuple[int, Hole]](), 0
+    for part in row.rendering.parts:
+        start = at
+        at += len(plain(part).encode())
+        if isinstance(part, Piece):
+            hole = _hole(part)
+            if hole is None:
+                return None
+            holes[start] = at, hole
+    cuts = {0, len(text), *holes, *(end for end, _ in holes.values())}
+    cuts |= {edge for span in row.trained for edge in span[:2]}
+    items: list[str | Hole] = []
+    for begin, end in pairwise(sorted(cuts)):
+        if begin not in holes:
+            items.append(text[begin:end].decode())
+        elif holes[begin][0] == end:
+            items.append(holes[begin][1])
+        else:
+            return None  # a span begins or ends inside of a text
+    paths = {item.path for item in items if isinstance(item, Hole)}
+    for number, tool in enumerate(row.talk.tools or ()):
+        ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
+        if isinstance(tool, dict) and paths.isdisjoint(ways):
+            return None  # whether a tool that is not written is lost depends on its name
+    place = {cut: number for number, cut in enumerate(sorted(cuts))}
+    trained = tuple(Trained(place[a], place[b], message) for a, b, message in row.trained)
+    return _compiled(
+        row.talk.trace, items=tuple(items), trained=trained, num_unwritten=row.num_unwritten
+    )
+
+
+def _hole(piece: Piece) -> Hole | None:
+    """Where a piece comes from; None where it is not all of a field."""
+    field, form = piece.field, piece.form
+    if field.path is None or not piece.text:
+        return None
+    if form is None and piece.end - piece.start == len(field.value):
+        return Hole(field.path)
+    if isinstance(form, JsonForm) and piece.end == 1 and piece.cut >= 0:
+        return Hole(field.path, form, piece.cut)
+    return None
+
+
+def compile_refusal(loss: Loss, content: str, trace: Trace) -> CompiledTemplate | None:
+    """What the template does with rows like one that was refused for a lost content.
+
+    What is lost follows from what the template writes, so from the shape and the answers; the
+    advice from whether the content has tags of thinking.
+    """
+    tags = ("content", loss.message), Predicate("contains", HAS_TAGS, HAS_TAGS in content)
+    compiled = _compiled(trace, loss=loss)
+    return compiled and replace(compiled, predicates=(*compiled.predicates, tags))
+
+
+def _compiled(trace: Trace, **facts: Any) -> CompiledTemplate | None:
+    if not trace.is_simple:
+        return None
+    return CompiledTemplate(
+        predicates=tuple(sorted(trace.predicates, key=repr)),
+        differing=tuple(sorted(trace.differing, key=repr)),
+        **facts,
+    )
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Texts by number: the columns in their order, then the constants."""
+
+    arrays: list[pa.Array] = field(default_factory=list)
+    bases: dict[int, int] = field(default_factory=dict)
+    size: int = 0
+    constants: dict[str, int] = field(default_factory=dict)
+
+    def base(self, column: Column) -> int:
+        """Number of the column's first text."""
+        if id(column) not in self.bases:
+            self.bases[id(column)] = self.size
+            self.arrays.append(column.texts.cast(pa.large_string()))
+            self.size += len(column.texts)
+        return self.bases[id(column)]
+
+    def constant(self, text: str) -> int:
+        """Number of a constant: -1, -2, ... until `take` knows better."""
+        return -1 - self.constants.setdefault(text, len(self.constants))
+
+    def take(self, numbers: Ints) -> pa.Array:
+        """The texts in a row; changes `numbers`."""
+        is_constant = numbers < 0
+        numbers[is_constant] = self.size - 1 - numbers[is_constant]
+        constants = pa.array(list(self.constants), pa.large_string())
+        pool = pa.concat_arrays([*self.arrays, constants])
+        return pool.take(pa.array(numbers))
+
+
+class Filling:
+    """Rows to be written.
+
+    Args:
+        conversations: the part.
+        columns: of it.
+    """
+
+    def __init__(self, conversations: Conversations, columns: FieldColumns) -> None:
+        self._all, self._columns = conversations, columns
+        self._pool = _Pool()
+        self._compiled: list[tuple[CompiledTemplate, Ints]] = []
+        self._pieces: list[Ints] = []
+
+    def add(self, compiled: CompiledTemplate, rows: Ints) -> None:
+        """Rows that a compiled template writes."""
+        pieces = np.empty((len(rows), len(compiled.items)), np.int64)
+        for at, item in enumerate(compiled.items):
+            if isinstance(item, Hole):
+                base = self._pool.base(self._columns.column(*item))
+                pieces[:, at] = self._columns.rows_of(item.path, rows) + base
+            else:
+                pieces[:, at] = self._pool.constant(item)
+        self._compiled.append((compiled, rows))
+        self._pieces.append(pieces)
+
+    def filled(self) -> Filled:
+        """All rows, ascending."""
+        if not any(len(rows) for _, rows in self._compiled):
+            return concat_filled([])
+        rows = np.concatenate([rows for _, rows in self._compiled])
+        order = np.argsort(rows)
+        rank = np.empty(len(rows), np.int64)
+        rank[order] = np.arange(len(rows))
+        ranks = np.split(rank, np.cumsum([len(rows) for _, rows in self._compiled])[:-1])
+        numbers, starts = _scattered(ranks, self._pieces, len(rows))
+        pieces = self._pool.take(numbers)
+        offsets = np.frombuffer(pieces.buffers()[1], np.int64)[pieces.offset :][: len(pieces) + 1]
+        bounds = offsets[starts]
+        assert bounds[-1] < 2**31, "parts are of bounded size"
+        text = pa.StringArray.from_buffers(
+            len(rows), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
+        )
+        trained, weights = self._trained(ranks, starts, offsets, bounds)
+        content = self._content(ranks, starts, offsets, bounds)
+        return Filled(rows[order], text, content, trained, weights)
+
+    def _trained(
+        self, ranks: Sequence[Ints], starts: Ints, offsets: Ints, bounds: Ints
+    ) -> tuple[pa.Array, pa.Array]:
+        begins, ends, weights = [], [], []
+        for (compiled, rows), own in zip(self._compiled, ranks, strict=True):
+            first = starts[own][:, None]
+            begins.append(first + np.array([span.start for span in compiled.trained], np.int64))
+            ends.append(first + np.array([span.end for span in compiled.trained], np.int64))
+            weights.append(self._weights(compiled, rows))
+        flat_begins, spans = _scattered(ranks, begins, len(starts) - 1)
+        flat_ends, _ = _scattered(ranks, ends, len(starts) - 1)
+        flat_weights, _ = _scattered(ranks, weights, len(starts) - 1)
+        counts = np.diff(spans)
+        shift = np.repeat(bounds[:-1], counts)
+        begin, end = offsets[flat_begins] - shift, offsets[flat_ends] - shift
+        kept = end > begin
+        total = np.append(0, np.cumsum(kept))
+        column = weights_column(flat_weights[kept], np.diff(total[spans]))
+        return span_lists(begin, end, counts), column
+
+    def _weights(self, compiled: CompiledTemplate, rows: Ints) -> npt.NDArray[np.float32]:
+        weights = np.ones((len(rows), len(compiled.trained)), np.float32)
+        weight_of = self._all.weight_of(rows)
+        for at, span in enumerate(compiled.trained):
+            if span.message >= 0:
+                weights[:, at] = weight_of(span.message)
+        return weights
+
+    def _content(
+        self, ranks: Sequence[Ints], starts: Ints, offsets: Ints, bounds: Ints
+    ) -> pa.Array:
+        items = []
+        for (compiled, _), own in zip(self._compiled, ranks, strict=True):
+            holes = [
+                at
+                for at, item in enumerate(compiled.items)
+                if isinstance(item, Hole) and item.path[0] not in _IDS
+            ]
+            items.append(starts[own][:, None] + np.array(holes, np.int64))
+        flat, spans = _scattered(ranks, items, len(starts) - 1)
+        counts = np.diff(spans)
+        shift = np.repeat(bounds[:-1], counts)
+        return span_lists(offsets[flat] - shift, offsets[flat + 1] - shift, counts)
+
+
+def _scattered(
+    ranks: Sequence[Ints], parts: Sequence[npt.NDArray[Any]], num_rows: int
+) -> tuple[npt.NDArray[Any], Ints]:
+    """Concatenate the rows of matrices of several widths, in the order of `ranks`.
+
+    Example:
+        >>> flat, starts = _scattered(
+        ...     [np.array([2, 0]), np.array([1])], [np.array([[5, 6], [1, 2]]), np.array([[3]])], 3)
+        >>> flat.tolist(), starts.tolist()
+        ([1, 2, 3, 5, 6], [0, 2, 3, 5])
+    """
+    counts = np.zeros(num_rows, np.int64)
+    for own, part in zip(ranks, parts, strict=True):
+        counts[own] = part.shape[1]
+    starts = np.append(0, np.cumsum(counts))
+    flat = np.empty(int(starts[-1]), parts[0].dtype)
+    for own, part in zip(ranks, parts, strict=True):
+        flat[(starts[own][:, None] + np.arange(part.shape[1])).ravel()] = part.ravel()
+    return flat, starts

@@ -1,0 +1,259 @@
+"""A part's conversations by shape, and the texts of their fields as columns.
+
+Rows of a shape have the same roles, keys and kinds of fields in every message, call and tool
+definition, and are trained in the same messages: they differ in the texts of their fields alone,
+and a template may treat them all alike. Columns are made when they are asked for: contents and
+thoughts are columns of all messages, names and arguments columns of all calls.
+"""
+
+import json
+from collections.abc import Callable, Hashable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.templates.chat_messages import (
+    function_of,
+    is_field,
+    parsed_call,
+    with_call_ids,
+)
+from packhouse.templates.conversations import Conversations
+from packhouse.templates.json_texts import json_texts, parse_texts
+from packhouse.templates.predicates import Predicate, answers
+from packhouse.templates.provenance import JsonForm, Path
+
+__all__ = ["Column", "FieldColumns", "Numbers"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_OF_CALLS = ("function", "call_name", "call_arguments", "call_id")
+_OF_TOOLS = ("tool", "tool_function", "tool_item", "function_item")
+
+
+class Column:
+    """Texts (type string, none null), and what was asked of them."""
+
+    def __init__(self, texts: pa.Array) -> None:
+        self.texts = pc.fill_null(texts, "") if texts.null_count else texts
+        self._answers: dict[Predicate, Bools] = {}
+
+    def agrees(self, predicate: Predicate) -> Bools:
+        """Which texts give the answer that the predicate holds."""
+        if predicate not in self._answers:
+            self._answers[predicate] = answers(predicate, self.texts) == predicate.answer
+        return self._answers[predicate]
+
+
+class Numbers(dict[Hashable, int]):
+    """Numbers shapes from 1 on, first seen first; as long as the template is used."""
+
+    def __missing__(self, shape: Hashable) -> int:
+        # Parts may be rendered by several threads: setdefault is atomic, so no shape has two
+        # numbers, and iter(count) no number two shapes.
+        return self.setdefault(shape, next(self._next))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = iter(range(1, 2**40))
+
+
+class FieldColumns:
+    """Shapes and texts of a part.
+
+    Args:
+        conversations: the part.
+        numbers: of the shapes of calls and definitions.
+        makes_ids: whether calls get ids (see `with_call_ids`).
+        labels: text of each row's label.
+    """
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        numbers: Numbers,
+        *,
+        makes_ids: Callable[[], bool] = lambda: False,
+        labels: pa.Array | None = None,
+    ) -> None:
+        self._all, self._makes_ids, self._labels = conversations, makes_ids, labels
+        self._columns: dict[Hashable, Column] = {}
+        self._parse_calls(numbers)
+        self._parse_tools(numbers)
+
+    def _parse_calls(self, numbers: Numbers) -> None:
+        texts = self._all.values.field("tool_calls")
+        self._calls: list[Any] = []
+        self._functions: list[dict[str, Any]] = []  # of each call
+        self._call_shapes: Ints = np.zeros(len(texts), np.int64)  # of each message; 0: none
+        self._call_starts: Ints = np.zeros(len(texts) + 1, np.int64)
+        if texts.null_count == len(texts):
+            return
+        holders = np.flatnonzero(texts.is_valid())
+        counts = np.zeros(len(texts), np.int64)
+        for at, parsed in zip(
+            holders.tolist(), parse_texts(texts.drop_null().to_pylist()), strict=True
+        ):
+            calls = [parsed_call(call) for call in parsed]
+            functions = [function_of(call) for call in calls]
+            self._calls += calls
+            self._functions += functions
+            counts[at] = len(calls)
+            self._call_shapes[at] = numbers[tuple(map(_call_shape, calls, functions))]
+        np.cumsum(counts, out=self._call_starts[1:])
+
+    def _parse_tools(self, numbers: Numbers) -> None:
+        """Parse definitions; rows of equal ones share them."""
+        encoded = pc.dictionary_encode(self._all.tools)
+        parsed = parse_texts(encoded.dictionary.to_pylist())
+        functions = [[function_of(tool) for tool in tools] for tools in parsed]
+        shapes = [
+            numbers[("tools", *map(_tool_shape, tools, own))]
+            for tools, own in zip(parsed, functions, strict=True)
+        ]
+        codes = encoded.indices.fill_null(len(parsed)).to_numpy()
+        starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
+        self._tools: list[Any] = [tool for tools in parsed for tool in tools]
+        self._tool_functions = [function for own in functions for function in own]
+        self._tool_starts: Ints = starts[codes]
+        self._tool_shapes: Ints = np.array([*shapes, 0], np.int64)[codes]
+
+    def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Ints]]:
+        """Yield each shape with the (ascending) numbers of its rows that are wanted."""
+        values = self._all.values
+        flags = [pc.fill_null(pc.binary_length(self._text("content")), 0)]
+        flags.append(pc.fill_null(pc.binary_length(values.field("reasoning")), 0))
+        flags += [
+            values.field(name).is_valid()
+            for name in ("reasoning", "tool_call_id", "name", "tool_calls")
+        ]
+        codes = self._all.codes()
+        for bit, flag in enumerate(flags):
+            codes |= (flag.to_numpy(zero_copy_only=False) > 0).astype(np.int64) << (6 + bit)
+        codes |= self._call_shapes << 16
+        yield from self._all.group(codes, self._tool_shapes, wanted)
+
+    def rows_of(self, path: Path, rows: Ints) -> Ints:
+        """Where the texts of a field are in its column, for each of the rows."""
+        kind, number = path[:2] if len(path) > 1 else (path[0], 0)
+        if kind == "label":
+            return rows
+        if kind in _OF_TOOLS:
+            return np.asarray(self._tool_starts[rows] + number)
+        messages = self._all.starts[rows] + number
+        if kind in _OF_CALLS:
+            return np.asarray(self._call_starts[messages] + path[2])
+        return np.asarray(messages)
+
+    def column(self, path: Path, form: JsonForm | None = None, cut: int = 0) -> Column:
+        """Column of a field, as it is written: as JSON without its last `cut` characters."""
+        key = path[0], path[2:] if path[0] in _OF_TOOLS else (), form, cut
+        if key not in self._columns:
+            if form is None:
+                texts = self._text(path[0], *key[1])
+            else:
+                values = self._values(path[0], *key[1])
+                texts = json_texts((v if isinstance(v, dict) else {} for v in values), form)
+                texts = pc.utf8_slice_codeunits(texts, 0, -cut) if cut else texts
+            self._columns[key] = Column(texts)
+        return self._columns[key]
+
+    def _text(self, kind: str, *key: Any) -> pa.Array:
+        """All texts of a kind of field."""
+        values = self._all.values
+        if kind == "content":
+            return self._joined_content
+        if kind == "thought":
+            return values.field("reasoning")
+        if kind == "label":
+            return self._labels
+        if kind in ("call_id", "tool_call_id") and self._makes_ids():
+            return self._made_ids[kind == "call_id"]
+        if kind in values.type.names:  # ids and names; contents and contexts by themselves
+            return values.field(kind)
+        if kind == "text":
+            return self._all.content
+        found = self._values(kind, *key)
+        return pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
+
+    def _values(self, kind: str, *key: Any) -> list[Any]:
+        """Values of all calls or tool definitions of the part."""
+        if kind == "call_id":
+            return [call.get("id") if isinstance(call, dict) else None for call in self._calls]
+        if kind == "function":
+            return self._functions
+        if kind in _OF_CALLS:
+            return [own.get(kind.removeprefix("call_")) for own in self._functions]
+        if kind == "tool":
+            return self._tools
+        if kind == "tool_function":
+            return self._tool_functions
+        owners = self._tools if kind == "tool_item" else self._tool_functions
+        return [own.get(key[0]) if isinstance(own, dict) else None for own in owners]
+
+    @cached_property
+    def _joined_content(self) -> pa.Array:
+        return self._all.joined_content()
+
+    @cached_property
+    def _made_ids(self) -> tuple[pa.Array, pa.Array]:
+        """Ids of tool results, one a message, and of calls, one a call."""
+        starts, values = self._all.starts, self._all.values
+        has_calls = values.field("tool_calls").is_valid().to_numpy(zero_copy_only=False)
+        is_tool = pc.equal(values.field("role"), "tool").to_numpy(zero_copy_only=False)
+        given = values.field("tool_call_id").to_pylist()
+        of_results = [text or "" for text in given]
+        of_calls: list[str] = [""] * len(self._calls)
+        concerned = np.searchsorted(starts, np.flatnonzero(is_tool | has_calls), side="right") - 1
+        for row in np.unique(concerned).tolist():
+            start, end = starts[row : row + 2].tolist()
+            roles = values.field("role")[start:end].to_pylist()
+            contents = self._joined_content[start:end].to_pylist()
+            messages: list[dict[str, Any]] = [
+                {"role": role, "content": content, "tool_call_id": own}
+                for role, content, own in zip(roles, contents, given[start:end], strict=True)
+            ]
+            bounds = self._call_starts[start : end + 1].tolist()
+            for at in np.flatnonzero(has_calls[start:end]).tolist():
+                messages[at]["tool_calls"] = self._calls[bounds[at] : bounds[at + 1]]
+            for at, message in enumerate(with_call_ids(messages)):
+                of_results[start + at] = message["tool_call_id"] or ""
+                for number, call in enumerate(message.get("tool_calls", ()), bounds[at]):
+                    of_calls[number] = call["id"] if isinstance(call, dict) else ""
+        return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
+
+
+def _call_shape(call: Any, function: dict[str, Any]) -> Hashable:
+    """All of a call but its id and its function's name and arguments, of which the kind is kept."""
+    if not isinstance(call, dict):
+        return json.dumps(call)
+    rest = [v for k, v in call.items() if v is not function and (k != "id" or type(v) is not str)]
+    for key, value in function.items():
+        if key not in ("name", "arguments") or not value or not isinstance(value, str | dict):
+            rest.append(value)
+    return _shape(call, function, rest)
+
+
+def _tool_shape(tool: Any, function: dict[str, Any]) -> Hashable:
+    """All of a definition but its texts and objects, and those of its function."""
+    if not isinstance(tool, dict):
+        return json.dumps(tool)
+    rest = [v for k, v in tool.items() if v is not function and not is_field(k, v, False)]
+    rest += [v for k, v in function.items() if not is_field(k, v, True)]
+    return _shape(tool, function, rest)
+
+
+def _shape(whole: dict[str, Any], function: dict[str, Any], rest: list[Any]) -> Hashable:
+    """Keys, kinds of their values, and the values that are the same in all rows of a shape.
+
+    {"id": "a", "function": {"name": "f"}}  ->  ("id", "function", 0, "name", str, dict, str)
+    """
+    kinds = [type(value) if value else repr(value) for value in whole.values()]
+    kinds += [type(value) if value else repr(value) for value in function.values()]
+    same = [value if isinstance(value, str) else json.dumps(value) for value in rest]
+    return (*whole, 0, *function, *kinds, *same)

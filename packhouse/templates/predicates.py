@@ -1,0 +1,74 @@
+"""What templates ask of texts, answered for whole columns.
+
+A trace records questions (`'</think>' in content`) and the answers that one row gave (see
+provenance.py); here the other rows are asked the same. Some 5 ns a text and question.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Predicate", "answers", "any_of"]
+
+
+class Predicate(NamedTuple):
+    """One question about a text and the answer it got."""
+
+    kind: str
+    """`contains`, `equals`, `startswith`, `endswith`, `filled`, `length`, or `strip`, `lstrip`,
+    `rstrip`: whether that takes anything off; `matches`: a pattern of RE2."""
+    argument: str | None
+    answer: bool | int
+
+
+def answers(predicate: Predicate, texts: pa.Array) -> npt.NDArray[Any]:
+    """Each text's answer to the question.
+
+    Example:
+        >>> answers(Predicate("contains", "a", True), pa.array(["ab", "b"])).tolist()
+        [True, False]
+    """
+    kind, argument = predicate.kind, predicate.argument
+    chars = _WHITESPACE if argument is None else argument
+    if kind == "filled":
+        return np.asarray(pc.binary_length(texts).to_numpy() > 0)
+    if kind == "length":
+        return np.asarray(pc.utf8_length(texts).to_numpy())
+    asked: dict[str, Callable[[], pa.Array]] = {
+        "strip": lambda: pc.utf8_trim(texts, chars),
+        "lstrip": lambda: pc.utf8_ltrim(texts, chars),
+        "rstrip": lambda: pc.utf8_rtrim(texts, chars),
+        "contains": lambda: pc.match_substring_regex(texts, _literally(argument or "")),
+        "matches": lambda: pc.match_substring_regex(texts, argument),
+        "equals": lambda: pc.equal(texts, argument),
+        "startswith": lambda: pc.starts_with(texts, argument),
+        "endswith": lambda: pc.ends_with(texts, argument),
+    }
+    found = asked[kind]()
+    if kind in ("strip", "lstrip", "rstrip"):
+        found = pc.not_equal(pc.binary_length(found), pc.binary_length(texts))
+    return np.asarray(found.to_numpy(zero_copy_only=False))
+
+
+def any_of(literals: Iterable[str]) -> str:
+    """A pattern of RE2 that finds one of many literals, such as the 771 control tokens of Mistral.
+
+    Example:
+        >>> pattern = any_of(["<s>", "[INST]"])
+        >>> pc.match_substring_regex(pa.array(["<s", "a[INST]"]), pattern).to_pylist()
+        [False, True]
+    """
+    return "|".join(map(_literally, sorted(literals))) or r"[^\s\S]"
+
+
+def _literally(argument: str) -> str:
+    """A pattern of RE2 for just this text: ten times as fast as Arrow's own search for a text."""
+    return "".join(f"\\x{{{ord(char):x}}}" for char in argument)
+
+
+# Everything that str.strip() takes off.
+_WHITESPACE = "".join(chr(point) for point in range(0x3001) if chr(point).isspace())

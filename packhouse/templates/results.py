@@ -1,0 +1,87 @@
+"""What rendering gives: texts with their spans as columns, and rows that were refused."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.tables import FORMATTED, WEIGHTS
+
+__all__ = ["Filled", "Refusal", "RefusedError", "Texts", "concat_filled", "span_lists"]
+
+Ints = npt.NDArray[np.int64]
+SPANS = FORMATTED.field("content_spans").type
+
+
+class Refusal(NamedTuple):
+    """Why a row cannot be rendered: a code for machines, a sentence for people."""
+
+    reason: str
+    detail: str
+
+
+class RefusedError(Exception):
+    """Raised and caught inside this package when one row is refused."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.refusal = Refusal(reason, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Rendered rows: numbers of the rows, and their text and spans in the same order."""
+
+    rows: Ints
+    text: pa.Array
+    content_spans: pa.Array
+    trained_spans: pa.Array
+    span_weights: pa.Array
+
+
+@dataclass(slots=True)
+class Texts:
+    """What an engine made of a part: rendered rows (ascending), refused rows, counts."""
+
+    filled: Filled
+    refused: dict[int, Refusal]
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+def span_lists(begins: Ints, ends: Ints, counts: Ints) -> pa.Array:
+    """Lists of spans, `counts[i]` for row i, the empty spans left out."""
+    kept = ends > begins
+    if not kept.all():
+        total = np.append(0, np.cumsum(kept))
+        counts = np.diff(total[np.append(0, np.cumsum(counts))])
+        begins, ends = begins[kept], ends[kept]
+    spans = pa.StructArray.from_arrays(
+        [pa.array(begins.astype(np.int32)), pa.array(ends.astype(np.int32))],
+        fields=list(SPANS.value_type),
+    )
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), spans, type=SPANS)
+
+
+def concat_filled(parts: Sequence[Filled]) -> Filled:
+    """Put parts together, in the order of row numbers."""
+    if len(parts) == 1:
+        return parts[0]
+    none = np.zeros(0, np.int64)
+    rows = np.concatenate([none, *(part.rows for part in parts)])
+    order = pa.array(np.argsort(rows, kind="stable"))
+
+    def joined(name: str, kind: pa.DataType) -> pa.Array:
+        return pa.concat_arrays([pa.array([], kind), *(getattr(p, name) for p in parts)])
+
+    return Filled(
+        np.sort(rows),
+        joined("text", pa.string()).take(order),
+        joined("content_spans", SPANS).take(order),
+        joined("trained_spans", SPANS).take(order),
+        joined("span_weights", WEIGHTS).take(order),
+    )

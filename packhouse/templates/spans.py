@@ -1,0 +1,513 @@
+r"""Which bytes of a rendering are trained, proven from the template's own behaviour.
+
+An answer is trained from where the prompt of inference ends to the token that ends the turn:
+
+    <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n
+                                                          ^^^^^^^^^^^^^^^^
+- Its start comes from rendering the turns before it with `add_generation_prompt=True`: that is the
+  prompt a model continues. Templates without a generation prompt (Mistral) start a turn where the
+  turns before it end; a header they write there (`ASSISTANT:`) is no part of the turn.
+- Its end is the first end-of-turn token that the template writes behind the turn's own text. Which
+  token that is comes from a probe conversation, and must be the same for every turn.
+- A template with `{% generation %}` blocks says so itself, and is taken at its word.
+
+Other turns (`never_train`, a weight on a user turn) end where the conversation rendered up to them
+stops agreeing with the whole rendering.
+
+A prompt is rendered once for each kind of gap between two texts, not for each answer: the cost
+grows with the number of turns. Where nothing is shown, the template (`TemplateError`) or the row
+(`RefusedError`) is refused.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import Any, NamedTuple, NoReturn
+
+from packhouse.errors import TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.templates.provenance import UNPROVEN
+from packhouse.templates.rendering import Conversation, Occurrence, Rendering, is_thought
+from packhouse.templates.results import RefusedError
+from packhouse.templates.thinking import thought_spans
+
+__all__ = ["SpanFinder", "Trained", "TurnRules", "check_generation", "learn_rules"]
+
+Messages = list[dict[str, Any]]
+
+FREE_MESSAGES = 2**18  # messages of prompts that a row may cost, beyond 64 for each of its own
+
+
+class Trained(NamedTuple):
+    """A trained span in bytes of the text, and the message whose weight it has; -1: it is 1."""
+
+    start: int
+    end: int
+    message: int
+
+
+class TurnRules(NamedTuple):
+    """How a template opens and closes an assistant turn."""
+
+    has_prompt: bool
+    """True if `add_generation_prompt` changes anything."""
+    header: bytes
+    """Without a generation prompt: what stands between the turns before and the answer."""
+    end_token: bytes
+    ends_inner_turns: bool
+    """True if turns before the last one end with `end_token`, too."""
+
+
+Probe = Callable[[int, bool], Rendering | None]
+"""(number of alternating messages, whether as a prompt) -> rendering of plain words; None where the
+template refuses the conversation."""
+
+
+def learn_rules(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRules:
+    """Learn a template's rules from probe conversations.
+
+    Args:
+        render: renders them.
+        control: matches control tokens.
+        where: what errors call the template.
+
+    Raises:
+        TemplateError: no end token, or no way to tell where an answer starts.
+    """
+    prompt, opened, answered = render(1, False), render(1, True), render(2, False)
+    if answered is None:
+        raise TemplateError(
+            f"{where} refuses a conversation of one user and one assistant turn, or rewrites it"
+        )
+    first, second = _two(answered, where)
+    end_token = _end_token(answered.text[second.end :], control, where)
+    without, with_prompt = _tail(prompt), _tail(opened)
+    gap = answered.text[first.end : second.start]
+    header = b""
+    has_prompt = with_prompt is not None and with_prompt != without
+    if not has_prompt and without is not None and gap.startswith(without):
+        header = gap[len(without) :]
+        header = header if header.strip() else b""  # Mistral's space is the answer's
+    if with_prompt is None or not (
+        gap.startswith(with_prompt + header) or (has_prompt and with_prompt.startswith(gap))
+    ):
+        raise TemplateError(
+            f"{where} does not show where an answer starts: the prompt of inference ends in"
+            f" {(with_prompt or b'')[-40:]!r}, the conversation goes on with {gap[-40:]!r}"
+        )
+    longer = render(4, False)
+    ends_inner = True  # nothing longer is ever rendered, or each row has to show it
+    if longer is not None and [o.field.message for o in longer.occurrences] == [0, 1, 2, 3]:
+        _, answer, question, _ = longer.occurrences
+        match = control.search(longer.text[answer.end : question.start])
+        ends_inner = match is not None and match.group() == end_token
+    return TurnRules(has_prompt, header, end_token, ends_inner)
+
+
+def check_generation(render: Probe, control: re.Pattern[bytes], where: str) -> None:
+    """Refuse a template whose `{% generation %}` blocks do not hold what a model has to write.
+
+    Args:
+        render: renders probes.
+        control: matches control tokens.
+        where: what errors call the template.
+
+    Raises:
+        TemplateError: the answer or its end token is in no block, or a prompt or a header is.
+    """
+    answered, opened = render(2, False), render(1, True)
+    if answered is None:
+        return  # refused row by row, in the template's own words
+    text = answered.text
+    asked, answer = _two(answered, where)
+    around = [(a, b) for a, b in answered.generation if a <= answer.start and answer.end <= b]
+    if not around:
+        _misplaced(where, "holds no assistant turn")
+    (start, end) = around[0]
+    if any(a < asked.end for a, _ in answered.generation):
+        _misplaced(where, "holds text of the user")
+    _end_token(text[answer.end :], control, where)
+    if control.search(text[answer.end : end]) is None:
+        behind = text[end : end + 24]
+        _misplaced(where, f"ends before the token that ends the turn ({behind!r} follows it)")
+    prompt = _tail(opened) or b""
+    header = text[asked.end : answer.start]
+    if header.startswith(prompt) and start < asked.end + len(prompt):
+        given = text[start : asked.end + len(prompt)]
+        _misplaced(where, f"begins with {given[-24:]!r}, which the prompt of inference holds")
+    openers = {match.group() for match in control.finditer(text[: asked.start])}
+    own = control.search(text[start : answer.start])
+    if own is not None and own.group() in openers:
+        _misplaced(where, f"begins with the header, {own.group()!r}")
+
+
+def _misplaced(where: str, what: str) -> NoReturn:
+    raise TemplateError(
+        f"{where} has misplaced generation tags: its {{% generation %}} block {what}. Put"
+        " {% generation %} right behind the assistant's header and {% endgeneration %} right behind"
+        " the end token, or take the tags out: spans are then found without them"
+    )
+
+
+def _two(rendering: Rendering, where: str) -> list[Occurrence]:
+    if [o.field.message for o in rendering.occurrences] != [0, 1]:
+        raise TemplateError(
+            f"{where} does not write each content once and in order: trained turns cannot be found"
+        )
+    return rendering.occurrences
+
+
+def _tail(rendering: Rendering | None) -> bytes | None:
+    """Text behind the last content."""
+    if rendering is None or not rendering.occurrences:
+        return None
+    return rendering.text[rendering.occurrences[-1].end :]
+
+
+def _end_token(after: bytes, control: re.Pattern[bytes], where: str) -> bytes:
+    match = control.search(after)
+    if match is None:
+        raise TemplateError(
+            f"{where} writes no control token of the tokenizer after an assistant turn (but"
+            f" {after[:40]!r}): a model trained on it never learns to stop. Use a template that"
+            " ends turns with EOS, or train_on: all."
+        )
+    return match.group()
+
+
+class SpanFinder:
+    """Finds the trained spans of renderings of one template.
+
+    Args:
+        config: the recipe's format section.
+        rules: the template's turn rules; None where it marks what is generated.
+        control: matches control tokens.
+    """
+
+    def __init__(
+        self,
+        config: FormatConfig,
+        rules: Callable[[], TurnRules | None],
+        control: re.Pattern[bytes],
+    ) -> None:
+        self._config = config
+        self._rules = rules
+        self._control = control
+
+    def find(self, raw: Messages, talk: Conversation) -> list[Trained]:
+        """Trained spans of a conversation's rendering, ascending; there is at least one.
+
+        Args:
+            raw: canonical messages, each with the weight decided for it.
+            talk: the conversation.
+
+        Raises:
+            RefusedError: none is trained, or a span cannot be shown.
+        """
+        weights = [message["weight"] for message in raw]
+        if not any(weights):
+            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
+        places = _Places(talk, self._control)
+        if self._config.train_on == "all":
+            if not self._config.never_train and all(weight == 1 for weight in weights):
+                return [Trained(0, len(talk.rendering.text), -1)]
+            return _whole_messages(weights, places)
+        wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
+        rules = self._rules()
+        if rules is None:
+            trained = list(_generated(talk.rendering, talk.roles, set(wanted)))
+        else:
+            trained = [Trained(*places.answer(number, rules), number) for number in wanted]
+        others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
+        if others:
+            firsts, ends, _ = places.boundaries()
+            trained += [Trained(firsts[number], ends[number], number) for number in others]
+        if self._config.reasoning == "train_last":
+            trained = _without_earlier_thoughts(trained, talk)
+        if not trained:
+            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
+        return sorted(trained)
+
+
+class _Places:
+    """Where the messages of one rendering are.
+
+    Args:
+        talk: the conversation.
+        control: matches control tokens.
+    """
+
+    def __init__(self, talk: Conversation, control: re.Pattern[bytes]) -> None:
+        self._talk, self._control = talk, control
+        self._known: dict[tuple[Any, ...], int] = {}
+        """Bytes of a gap that are a header, or that close a turn: by what decides about it."""
+        self._roles, self._text = talk.roles, talk.rendering.text
+        self._found = talk.rendering.occurrences
+        self._own: list[list[int]] = [[] for _ in talk.messages]
+        for number, occurrence in enumerate(self._found):
+            if occurrence.field.message >= 0:
+                self._own[occurrence.field.message].append(number)
+        # Of each message: the first occurrence of any message behind it.
+        self._behind = [len(self._found)] * len(self._own)
+        for number in range(len(self._own) - 1, 0, -1):
+            own = self._own[number]
+            self._behind[number - 1] = min([self._behind[number], *own[:1]])
+        self._left = FREE_MESSAGES + 64 * len(self._own)
+        self._num_questions = talk.trace.num_questions
+        self._asked = [set[Any]() for _ in self._own]
+        """What the rendering of all messages asked of each one's texts, and the answers."""
+        for (kind, *at), predicate in talk.trace.predicates:
+            if kind in ("content", "thought", "name", "tool_call_id"):
+                self._asked[at[0]].add((kind, predicate))
+        for message, question in talk.trace.unrecorded:
+            if message >= 0:
+                self._asked[message].add(question)
+
+    def _prefix(self, number: int, *, is_prompt: bool) -> Rendering:
+        self._left -= number
+        if self._left < 0:
+            raise RefusedError(
+                "template_limit",
+                f"the template opens the {len(self._own):,} turns in so many ways that it takes too"
+                " long to prove where each begins; split the conversation before it is read",
+            )
+        return self._talk.prefix(number, is_prompt=is_prompt)
+
+    def _length(self, kind: str, number: int, gap: bytes, measure: Callable[[], int]) -> int:
+        """A length within a gap before message `number`, measured once for gaps of a kind.
+
+        What decides is the gap itself (with zeros for ids), the roles next to it and the first one,
+        and what the template asked of the first message, the last one of the user and the one
+        before the gap. (All messages before it would make every gap of a long conversation
+        another.) Where the prompt of inference asks what the rendering did not ask, nothing is
+        remembered: behind the next message it may be answered otherwise. Nor is anything from row
+        to row: the spans of a row depend on that row alone.
+        """
+        roles = self._roles
+        user = next((at for at in range(number - 1, 0, -1) if roles[at] == "user"), 0)
+        answers = [frozenset(self._asked[at]) for at in (0, user, number - 1)]
+        key = (kind, number < 2, *roles[max(number - 2, 0) : number + 1], *answers, gap)
+        length = self._known.get(key)
+        if length is None:
+            length = measure()
+            if self._talk.trace.num_questions == self._num_questions:
+                self._known[key] = length
+        return length
+
+    def answer(self, number: int, rules: TurnRules) -> tuple[int, int]:
+        """Span of an assistant turn."""
+        own, found = self._own[number], self._found
+        if own:
+            first, last = own[0], own[-1]
+            if last - first + 1 != len(own):
+                raise RefusedError(
+                    "template", f"message {number} (assistant) is torn by other text"
+                )
+        else:
+            first = self._behind[number]
+            last = first - 1
+        before = found[first - 1] if first else None
+        after = found[last + 1].start if last + 1 < len(found) else len(self._text)
+        start = before.end if before else 0
+        stop, end = (found[first].start, found[last].end) if own else (after, start)
+        if (
+            not own
+            and "assistant"
+            in self._roles[max(before.field.message if before else -1, -1) + 1 : number]
+        ):
+            raise RefusedError(
+                "template", f"message {number} (assistant) has no text to be found by"
+            )
+        kind = "answer" if before else "first answer"
+        start += self._length(
+            kind,
+            number,
+            self._talk.rendering.shape[start:stop],
+            lambda: self._header_length(number, before, self._text[start:stop], rules),
+        )
+        found_at = self._text.find(rules.end_token, max(end, start), after)
+        if found_at < 0:
+            raise RefusedError(
+                "template", f"no end token {rules.end_token!r} after message {number} (assistant)"
+            )
+        return start, found_at + len(rules.end_token)
+
+    def _header_length(
+        self, number: int, before: Occurrence | None, gap: bytes, rules: TurnRules
+    ) -> int:
+        """Bytes of the gap that the prompt of inference holds, and a header."""
+        if number == 0:
+            raise RefusedError("template", "the conversation starts with the assistant")
+        prompt = self._prefix(number, is_prompt=True)
+        last = prompt.occurrences[-1] if prompt.occurrences else None
+        tail = prompt.text[last.end :] if last else prompt.text
+        if (last.field if last else None) is (before.field if before else None):
+            if gap.startswith(tail + rules.header):
+                return len(tail + rules.header)
+            if rules.has_prompt and tail.startswith(gap):
+                return len(
+                    gap
+                )  # the prompt already opens something, as `<think>`: not in this turn
+        raise RefusedError(
+            "template",
+            f"the prompt before message {number} (assistant) is no beginning of the rendering:"
+            f" {tail[-40:]!r} against {gap[-40:]!r}",
+        )
+
+    def boundaries(self) -> tuple[list[int], list[int], list[bool]]:
+        r"""Where each message's own text begins, and where its closing text ends.
+
+        The last of the three lists says whether tool definitions stand behind its header.
+
+            <|im_start|>user\nhi<|im_end|>\n|<|im_start|>assistant\nhello<|im_end|>\n
+                                            ^ the end of message 0
+
+        Raises:
+            RefusedError: an end cannot be shown.
+        """
+        firsts, ends, has_tools = list[int](), list[int](), list[bool]()
+        for number, own in enumerate(self._own):
+            if not own:
+                raise self._unshown(number, "it has no text of its own")
+            start = self._found[own[0]].start
+            at = own[0] - 1
+            while at >= 0 and self._found[at].field.message < 0:
+                at -= 1
+            if number:
+                if at < 0:
+                    raise _OTHER_ORDER
+                ends.append(self._end(number - 1, self._found[at], start))
+            begin = ends[-1] if ends else 0
+            tools = self._found[at + 1 : own[0]]
+            has_tools.append(any(occurrence.start >= begin for occurrence in tools))
+            # One token begins with a word and the template's space before it.
+            is_spaced = self._text[max(start - 1, 0) : start] == b" "
+            is_own = own[0] > 0 and self._found[own[0] - 1].end == start
+            firsts.append(start - 1 if is_spaced and not is_own else start)
+        if firsts != sorted(firsts):
+            raise _OTHER_ORDER
+        return firsts, [*ends, len(self._text)], has_tools
+
+    def _end(self, message: int, anchor: Occurrence, stop: int) -> int:
+        shape = self._talk.rendering.shape[anchor.end : stop]
+        gap = self._text[anchor.end : stop]
+        return anchor.end + self._length(
+            "end", message + 1, shape, lambda: self._closing_length(message, anchor, gap)
+        )
+
+    def _closing_length(self, message: int, anchor: Occurrence, gap: bytes) -> int:
+        """Bytes of the gap behind a message that are its own."""
+        try:
+            shorter = self._prefix(message + 1, is_prompt=False)
+        except RefusedError:
+            places = []
+        else:
+            places = [o.end for o in shorter.occurrences if o.field is anchor.field]
+        if places:
+            return _agreement(shorter.text[places[-1] :], gap, self._control)
+        if self._control.search(gap) is None:
+            return 0
+        raise self._unshown(message, f"{gap[:40]!r} follows it")
+
+    def _unshown(self, message: int, why: str) -> RefusedError:
+        what = f"the end of message {message} ({self._roles[message]}) cannot be shown"
+        return RefusedError("template", f"{what}: {why}")
+
+
+_OTHER_ORDER = RefusedError("template", "messages are not written in their order")
+
+
+def _agreement(tail: bytes, gap: bytes, control: re.Pattern[bytes]) -> int:
+    r"""Bytes that two texts have in common at their beginning, control tokens whole.
+
+    Example:
+        >>> _agreement(b"<|end|>\n<|eot|>", b"<|end|>\n<|user|>\n", re.compile(rb"<\|\w+\|>"))
+        8
+    """
+    pairs = zip(tail, gap, strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    for match in control.finditer(gap):
+        if match.start() < common < match.end():
+            return match.start()
+    return common
+
+
+def _whole_messages(weights: list[float], places: _Places) -> list[Trained]:
+    """Whole messages, headers included; those of weight 1 that touch are one span.
+
+    The opening before the first text belongs to no message.
+    """
+    firsts, ends, has_tools = places.boundaries()
+    trained: list[Trained] = []
+    for number, weight in enumerate(weights):
+        is_headless = number == 0 or has_tools[number]
+        start = firsts[number] if is_headless else ends[number - 1]
+        last = trained[-1] if trained else None
+        if last is not None and last.end == start and weights[last.message] == weight == 1:
+            trained[-1] = last._replace(end=ends[number])
+        elif weight > 0:
+            trained.append(Trained(start, ends[number], number))
+    return trained
+
+
+def _generated(rendering: Rendering, roles: list[str], wanted: set[int]) -> Iterator[Trained]:
+    """The template's own generation blocks that hold a wanted assistant message."""
+    found = rendering.occurrences
+    starts = [occurrence.start for occurrence in found]
+    last_before, at = -1, 0  # the last message that is written before a block
+    for start, end in rendering.generation:
+        first, stop = bisect_left(starts, start), bisect_left(starts, end)
+        while at < first:
+            last_before = max(last_before, found[at].field.message)
+            at += 1
+        inside = {o.field.message for o in found[first:stop] if o.end <= end}
+        held = [number for number in sorted(inside) if number >= 0 and roles[number] == "assistant"]
+        if not held and roles[last_before + 1 : last_before + 2] == ["assistant"]:
+            held = [last_before + 1]  # a turn without text
+        if end > start and held and held[0] in wanted:
+            yield Trained(start, end, held[0])
+
+
+def _without_earlier_thoughts(trained: list[Trained], talk: Conversation) -> list[Trained]:
+    """Take thinking out of the answers that are trained before the last user turn."""
+    roles, starts = talk.roles, [occurrence.start for occurrence in talk.rendering.occurrences]
+    last_user = max((n for n, role in enumerate(roles) if role == "user"), default=-1)
+    kept: list[Trained] = []
+    for start, end, message in trained:
+        if message < last_user and roles[message] == "assistant":
+            own = talk.rendering.occurrences[bisect_left(starts, start) : bisect_left(starts, end)]
+            for begin, stop in _thoughts_in(
+                start, end, own, talk.messages[message], talk.rendering
+            ):
+                if begin > start:
+                    kept.append(Trained(start, begin, message))
+                start = max(start, stop)
+        if start < end:
+            kept.append(Trained(start, end, message))
+    return kept
+
+
+def _thoughts_in(
+    start: int, end: int, own: list[Occurrence], message: dict[str, Any], rendering: Rendering
+) -> list[tuple[int, int]]:
+    """Spans of thinking in a turn: between tags, and texts of fields that are written otherwise.
+
+    Tags within calls and reasoning fields open and close nothing.
+
+    Raises:
+        RefusedError: a call quotes a tag, and where the template writes it cannot be shown.
+    """
+    calls = [o for o in own if o.field.kind in ("call", "function")]
+    if not calls and "think>" in json.dumps(message.get("tool_calls", [])):
+        raise UNPROVEN
+    text = bytearray(rendering.text[start:end])
+    for o in own:
+        if o.field.kind in ("call", "function", "thought"):
+            text[o.start - start : o.end - start] = bytes(o.end - o.start)
+    spans = [(start + a, start + b) for a, b in thought_spans(bytes(text))]
+    for o in own:
+        if is_thought(o) and not any(a <= o.start < b for a, b in spans):
+            spans.append((o.start, o.end))
+    return sorted(spans)

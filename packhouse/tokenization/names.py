@@ -1,0 +1,150 @@
+"""Tokenizers by name: `org/name` of the Hugging Face Hub, pinned to a commit.
+
+A name is resolved once, before any work: from the Hub client's cache if the name is there (no
+network, 1 ms), else from the Hub. What a run works with is `org/name@<commit>`, which each machine
+finds in its own cache or downloads, so that a push in between changes nothing. Only the files that
+make a tokenizer are downloaded, no weights.
+"""
+
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from packhouse.errors import TokenizerError
+from packhouse.recipe.section import HUB_NAME
+
+__all__ = ["TOKENIZER_FILES", "is_hub_name", "pin_tokenizer", "tokenizer_folder"]
+
+# `config.json` counts: without it some tokenizers (BERT's) load as another class.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "config.json",
+)
+
+# The Hub's client makes paths of a revision: no `..`.
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_hub_name(tokenizer: str) -> bool:
+    """Return True if a tokenizer's name has the form `org/name` or `org/name@revision`.
+
+    Example:
+        >>> is_hub_name("Qwen/Qwen2.5-0.5B-Instruct"), is_hub_name("gpt2/gpt2@v1")
+        (True, True)
+        >>> is_hub_name("./qwen"), is_hub_name("/models/qwen"), is_hub_name("a/b/c")
+        (False, False, False)
+    """
+    return HUB_NAME.fullmatch(tokenizer) is not None
+
+
+def pin_tokenizer(tokenizer: str) -> str:
+    """Return a folder as it is, and a name with the commit that it stands for now.
+
+    A folder goes before a name; a name that the Hub client's cache knows is taken from there.
+
+    Raises:
+        TokenizerError: no such folder, and no such name, or the Hub cannot be reached.
+
+    Example:
+        >>> pin_tokenizer("deployments/demo/tokenizer")
+        'deployments/demo/tokenizer'
+    """
+    match = HUB_NAME.fullmatch(tokenizer)
+    if match is None or Path(tokenizer).is_dir():
+        return tokenizer
+    commit = _cached_or_downloaded(match["repo"], match["revision"] or "main", tokenizer).name
+    return f"{match['repo']}@{commit}"
+
+
+def tokenizer_folder(tokenizer: str | Path) -> Path:
+    """Return the folder of a tokenizer's files: the one given, or that of a pinned name.
+
+    Raises:
+        TokenizerError: the name's files are not on this machine and cannot be downloaded.
+    """
+    match = HUB_NAME.fullmatch(str(tokenizer))
+    if match is None or Path(tokenizer).is_dir() or not _COMMIT.fullmatch(match["revision"] or ""):
+        return Path(tokenizer)
+    from huggingface_hub import constants  # 15 ms; all of the client takes 0.3 s
+
+    folder = f"models--{match['repo'].replace('/', '--')}/snapshots/{match['revision']}"
+    cached = Path(constants.HF_HUB_CACHE) / folder
+    if (cached / "tokenizer_config.json").exists():
+        return cached
+    return _cached_or_downloaded(match["repo"], match["revision"], str(tokenizer))
+
+
+def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
+    """Return the folder of a commit's tokenizer files in the Hub client's cache."""
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
+
+    token = os.environ.get("HF_TOKEN") or False  # False: not one that lies on disk either
+    endpoint = os.environ.get("HF_ENDPOINT")
+
+    def snapshot(is_offline: bool) -> Path:
+        folder = snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(TOKENIZER_FILES),
+            local_files_only=is_offline,
+            token=token,
+            endpoint=endpoint,
+            tqdm_class=_silent_bar(),
+        )
+        return Path(folder)
+
+    try:
+        cached = snapshot(is_offline=True)
+        if (cached / "tokenizer_config.json").exists():  # else another file of the repository
+            return cached
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError):
+        pass
+    try:
+        # Without network, this fails at once; a list of a commit's files is tried for 23 s.
+        HfApi(endpoint, token).model_info(repo, revision=revision, timeout=10)
+        return snapshot(is_offline=False)
+    except errors.HFValidationError:
+        reason, remedy = "the Hub has no names like this", "check the name"
+    except errors.GatedRepoError:
+        reason, remedy = "the Hub asks to accept its terms first", "accept them, and set HF_TOKEN"
+    except errors.RepositoryNotFoundError:
+        reason = "the Hub has no such name" + (
+            ", or HF_TOKEN may not see it" if os.environ.get("HF_TOKEN") else ""
+        )
+        remedy = "check the name; set HF_TOKEN for a private one"
+    except errors.RevisionNotFoundError:
+        reason = f"{repo} has no revision '{revision}'"
+        remedy = "name a branch, tag or commit that it has"
+    except Exception as error:  # whatever the client and its transport raise
+        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        why = f"the Hub does not answer ({said})"
+        if constants.HF_HUB_OFFLINE:
+            why = "HF_HUB_OFFLINE is set"
+        reason = f"it is not in the Hub's cache on this machine, and {why}"
+        wanted = repo if revision == "main" else f"{repo} --revision {revision}"
+        but = "--exclude '*.safetensors' --exclude '*.bin'"
+        remedy = f"with network, run `hf download {wanted} {but}` first"
+    raise TokenizerError(
+        f"tokenizer '{name}' is no folder here, and taken for a name: {reason}. Give a folder, or "
+        f"{remedy}",
+        tokenizer=name,
+    )
+
+
+def _silent_bar() -> type:
+    """The Hub client's progress bar, never shown: the run has one of its own."""
+    tqdm: Any = import_module("tqdm.auto").tqdm  # which has no types
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        tqdm.__init__(self, *args, **{**kwargs, "disable": True})
+
+    return type("Silent", (tqdm,), {"__init__": init})

@@ -1,0 +1,326 @@
+"""`packhouse.prepare` and `packhouse prepare`: from rows to a version in one call."""
+
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import packhouse
+from packhouse.api import recipe_for
+from packhouse.cli import cli
+from packhouse.errors import ConfigError, QuarantineLimitError, SourceError, TokenizerError
+from packhouse.recipe.rows import FormatConfig
+
+TOKENIZER = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")
+ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(60)]
+ALPACA = {"template": "alpaca"}
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def call(data, **options):
+        places = {"store": tmp_path / "store", "cache": tmp_path / "cache", "progress": False}
+        return packhouse.prepare(
+            data, **({"tokenizer": TOKENIZER, "format": ALPACA} | places | options)
+        )
+
+    return call
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "My Numbers.v2.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def ids(version):
+    return [row["input_ids"] for row in version.train]
+
+
+def test_rows_in_any_form_give_the_same_packs(prepare, file):
+    version = prepare(file)
+    assert version.dataset == "my-numbers"
+    assert sum(len(row["seq_lengths"]) for row in version.train) == len(ROWS)
+    frame = pd.DataFrame(ROWS)
+    for data in (
+        ROWS,
+        datasets.Dataset.from_list(ROWS),
+        frame,
+        pa.Table.from_pandas(frame),
+        [file],
+    ):
+        assert ids(prepare(data)) == ids(version)
+
+
+def test_polars_frames_are_rows(prepare, file):
+    polars = pytest.importorskip("polars")
+    assert ids(prepare(polars.DataFrame(ROWS))) == ids(prepare(file))
+
+
+def test_an_index_without_a_name_is_no_column(prepare):
+    frame = pd.DataFrame(ROWS)
+    shuffled = frame.set_index(pd.Index([f"k{n}" for n in range(60)]))
+    assert prepare(shuffled).id == prepare(frame).id
+    named = frame.set_index("instruction")  # and one with a name is
+    assert prepare(named).ledger[0]["rows_out"] == 60
+
+
+def test_conversations_and_tuples_are_rows(prepare):
+    talks = [
+        [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"{n}!"}]
+        for n in range(60)
+    ]
+    assert prepare(talks, format={}).ledger[0]["rows_out"] == 60
+    assert prepare(tuple(ROWS)).id == prepare(ROWS).id
+
+
+def test_values_of_numpy_and_dates_are_rows(prepare):
+    own = {"at": datetime.datetime(2020, 1, 1), "n": np.int64(3), "scores": np.array([1.5])}
+    assert prepare([row | own for row in ROWS]).ledger[0]["rows_out"] == 60
+
+
+def test_several_frames_are_several_sources(prepare):
+    frames = [pd.DataFrame(ROWS[:30]), pd.DataFrame(ROWS[30:])]
+    files = {source["file"] for source in prepare(frames).sources}
+    assert files == {"rows-1/rows.parquet", "rows-2/rows.parquet"}
+
+
+def test_rows_in_the_cache_that_were_altered_are_written_again(prepare, tmp_path):
+    first = prepare(ROWS)
+    (kept,) = (tmp_path / "cache" / "given").glob("*/rows.jsonl")
+    kept.write_text(json.dumps({"instruction": "altered", "output": "altered"}) + "\n")
+    assert prepare(ROWS, store=tmp_path / "other").id == first.id
+
+
+def test_a_tokenizer_in_the_cache_that_was_altered_is_saved_again(prepare, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    first = prepare(ROWS, tokenizer=tokenizer)
+    (kept,) = (tmp_path / "cache" / "given").glob("*/tokenizer_config.json")
+    kept.write_text("{}")
+    assert prepare(ROWS, tokenizer=tokenizer, store=tmp_path / "other").id == first.id
+
+
+def test_what_cannot_be_written_leaves_nothing_in_the_cache(prepare, tmp_path):
+    with pytest.raises(ConfigError, match=r"rows of the DataFrame cannot be written as Parquet"):
+        prepare(pd.DataFrame({"instruction": ["a", 1], "output": ["b", "c"]}))
+    assert not list((tmp_path / "cache" / "given").iterdir())
+
+
+def test_datasets_show_no_bar_of_their_own(prepare, capfd):
+    prepare(datasets.Dataset.from_list(ROWS))
+    assert capfd.readouterr().err == ""
+    assert not datasets.utils.are_progress_bars_disabled()
+
+
+def test_a_version_loads_from_another_working_directory(prepare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    version = prepare(ROWS, store="own", cache="steps")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert version.train.num_rows == 3
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_home_folder_may_be_written_with_a_tilde(prepare, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer").symlink_to(TOKENIZER)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    prepare("~/rows.jsonl", tokenizer="~/tokenizer", store="~/store", cache="~/cache")
+    assert not (tmp_path / "~").exists()
+
+
+def test_several_sources_keep_their_settings(prepare, file):
+    asked = [{"question": f"What is {n}?", "answer": f"{n}"} for n in range(40)]
+    named = {
+        "path": datasets.Dataset.from_list(asked),
+        "name": "asked",
+        "format": "question_answer",
+    }
+    version = prepare([file, named], dataset="mixed")
+    assert {source["file"].split("/")[0]: source["rows"] for source in version.sources} == {
+        "my-numbers.v2": 60,
+        "asked": 40,
+    }
+
+
+def test_a_recipe_its_file_and_its_arguments_are_the_same_version(prepare, file, tmp_path):
+    by_hand = prepare(file, seq_len=256, split={"eval_fraction": 0.2})
+    recipe = {
+        "dataset": "my-numbers",
+        "sources": [{"path": str(file)}],
+        "tokenizer": TOKENIZER,
+        "format": ALPACA,
+        "pack": {"seq_len": 512, "seed": 0},
+        "split": {"eval_fraction": 0.2},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    own = {"tokenizer": None, "format": {}, "seq_len": 256}
+
+    assert by_hand.is_new
+    for data in (path, str(path), packhouse.load_recipe(path)):
+        found = prepare(data, **own)
+        assert (found.id, found.is_new) == (by_hand.id, False)
+    assert prepare(path, **own | {"seq_len": None}).id != by_hand.id  # the recipe's own 512
+
+
+def test_a_version_gives_an_account_of_every_row(prepare):
+    bad = [
+        {"instruction": "no answer", "output": ""},
+        {"instruction": "long", "output": "x " * 500},
+    ]
+    version = prepare([*ROWS, *bad], seq_len=128, validate={"max_quarantined": 0.5})
+
+    assert version.eval is None
+    steps = [line["step"] for line in version.ledger]
+    assert steps == ["validate", "format", "tokenize", "pack", "split"]
+    assert version.ledger[0]["rows_in"] == 62
+    assert version.quarantined["row"].to_pylist() == [60]
+    assert version.dropped == {"over_seq_len": 1}
+    assert version.audit["dataset"]["rows"] == 61
+    shown = repr(version)
+    for part in (version.uri, "quarantined: 1 rows", "dropped: 1 rows (over_seq_len 1)"):
+        assert part in shown
+    again = packhouse.open_version(version.uri)
+    assert (again.id, again.is_new, ids(again)) == (version.id, None, ids(version))
+
+
+def test_a_plan_says_what_would_come_and_publishes_nothing(prepare, file, tmp_path):
+    found = packhouse.plan(file, tokenizer=TOKENIZER, format=ALPACA, cache=tmp_path / "cache")
+    assert not (tmp_path / "store").exists()
+    version = prepare(file)
+    assert (found.rows, found.packs) == (60, version.train.num_rows)
+
+
+def test_mistakes_are_named(prepare, file):
+    for options, said in (
+        ({"tokenizer": None}, "no tokenizer"),
+        ({"pack": {"seqlen": 5}}, r"'pack.seqlen'.*did you mean 'seq_len'"),
+        ({"packing": {}}, "'packing'"),
+        ({"dataset": "My Data"}, "lower-case letters"),
+        ({"format": {"template": "aplaca"}}, r"no template 'aplaca'; did you mean 'alpaca'\?"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            prepare(file, **options)
+    with pytest.raises(ConfigError, match="data of type int holds no rows"):
+        prepare(5)
+    with pytest.raises(TokenizerError, match="no tokenizer folder at 'nowhere'"):
+        prepare(file, tokenizer="./nowhere")
+    with pytest.raises(QuarantineLimitError):
+        prepare([*ROWS, {"instruction": "x"}])
+
+
+def test_odd_data_is_refused_with_what_to_give(prepare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for data, said in (
+        ([], "data is an empty list"),
+        ("", "data is an empty path"),
+        (ROWS[0], "type dict holds no rows"),
+        ((row for row in ROWS), "type generator holds no rows"),
+        (pd.DataFrame, "type type holds no rows"),
+        (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), r"one: data\['train'\]"),
+        ([*ROWS, {"output": b"x"}], "row 60 of the list cannot be written as JSON"),
+        ([{1: "x"}], "Dict key must be str"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            prepare(data)
+    with pytest.raises(SourceError, match=r"'data/absent.jsonl' does not exist"):
+        prepare("data/absent.jsonl")  # no dataset of the Hub
+    (tmp_path / "data").mkdir()
+    with pytest.raises(SourceError, match=r"'data/absent' does not exist"):
+        prepare("data/absent")
+
+
+def test_settings_that_collide_are_refused(prepare, file, tmp_path, monkeypatch):
+    for options, said in (
+        ({"seq_len": 64, "pack": {"seq_len": 128}}, "seq_len is given twice"),
+        ({"publish": {"store": "other"}}, "store is given twice"),
+        ({"sources": [{"path": str(file)}]}, "data and sources= both name rows"),
+        ({"workers": 0}, "workers must be"),
+        ({"workers": None}, "workers must be"),
+        ({"tokenizer": ""}, "no tokenizer"),
+        ({"store": Path("s3://bucket/store")}, "address without its '//'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            prepare(file, **options)
+    monkeypatch.chdir(tmp_path)
+    assert prepare(file, store="gs").uri.startswith(f"{tmp_path}/gs/")  # a folder of that name
+
+
+def test_a_section_may_be_a_model_and_goes_over_that_of_a_recipe(file):
+    recipe = packhouse.Recipe(
+        dataset="own",
+        sources=[{"path": str(file)}],
+        tokenizer=TOKENIZER,
+        format={"template": "alpaca", "system": "Be brief."},
+    )
+    merged = recipe_for(
+        recipe, cache=Path("unused"), settings={"format": FormatConfig(train_on="all")}
+    )
+    assert (merged.format.template, merged.format.train_on) == ("alpaca", "all")
+
+
+def test_what_is_no_tokenizer_is_refused(prepare):
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(f"{TOKENIZER}/tokenizer.json")
+    for tokenizer, said in (
+        (backend, r"PreTrainedTokenizerFast\(tokenizer_object"),
+        (5, "type int is no tokenizer"),
+        ("a" * 5000, "no tokenizer folder at 'a"),
+    ):
+        with pytest.raises(TokenizerError, match=said):
+            prepare(ROWS, tokenizer=tokenizer)
+    with pytest.raises(TokenizerError, match="cannot be an address") as refused:
+        prepare(ROWS, tokenizer="https://user:hunter2@host/tokenizer")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_the_command_makes_the_version_of_the_call(prepare, file, tmp_path):
+    called = prepare(file, seq_len=256)
+    options = ["--tokenizer", TOKENIZER, "--seq-len", "256", "--set", "format.template=alpaca"]
+    options += ["--store", str(tmp_path / "store"), "--cache", str(tmp_path / "cache")]
+
+    done = CliRunner().invoke(cli, ["prepare", str(file), *options, "--json"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert (facts["version"], facts["created"]) == (called.id, False)
+
+    shown = CliRunner().invoke(cli, ["prepare", str(file), *options])
+    assert "unchanged" in shown.stdout
+    assert "load it:" in shown.stdout
+
+
+def test_a_recipe_stands_alone_on_the_command_line(file):
+    done = CliRunner().invoke(cli, ["prepare", "recipe.yaml", str(file), "--tokenizer", TOKENIZER])
+    assert done.exit_code == 2
+    assert "is a recipe; give it alone" in done.stderr
+
+
+def test_importing_packhouse_imports_nothing_heavy():
+    code = (
+        "import sys, packhouse; assert packhouse.__version__;"
+        "heavy = {'pyarrow', 'transformers', 'datasets', 'pydantic', 'torch', 'duckdb'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
+        "[getattr(packhouse, name) for name in packhouse.__all__];"
+        "assert not {'torch', 'prefect', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'prepare_all'"):
+        packhouse.prepare_all  # noqa: B018

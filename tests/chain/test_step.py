@@ -1,0 +1,174 @@
+"""What a step object promises, whatever the step does."""
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from packhouse.engine.step import Step, Work, execute
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import ContractError
+from packhouse.fingerprint import canonical_json, digest
+from packhouse.recipe import Recipe
+from packhouse.steps import ENGINE_VERSIONS, STEPS
+from packhouse.steps.plan import plan_jobs
+from packhouse.tables import write_table
+
+
+@dataclass(frozen=True)
+class Told:
+    limit: int
+    place: str = "here"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"limit": self.limit}
+
+
+@dataclass(frozen=True)
+class Part:
+    first: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    rows: int
+    reasons: Mapping[str, int]
+    parts: tuple[Part, ...] = ()
+
+
+def count(work: Work[Told], folder: Path) -> Facts:
+    write_table(folder / "rows.arrow", pa.table({"n": range(work.parameters.limit)}))
+    return Facts(rows=work.parameters.limit, reasons={"json": 1}, parts=(Part(2),))
+
+
+COUNT = Step(
+    name="count",
+    title="Numbers in, rows out.",
+    version="1",
+    libraries=("pyarrow",),
+    facts=Facts,
+    compute=count,
+    contracts={"rows.arrow": "rows"},
+)
+
+RECIPE = Recipe(dataset="d", sources=[{"path": "a.jsonl"}], tokenizer="t")
+
+
+def test_facts_come_back_from_the_receipt_as_they_were(tmp_path):
+    job = COUNT.job(Told(3), inputs=[])
+    done = execute(job, RECIPE, Workspace(cache=tmp_path))
+    found = execute(job, RECIPE, Workspace(cache=tmp_path))
+
+    assert found.cached
+    assert found.facts == done.facts == Facts(rows=3, reasons={"json": 1}, parts=(Part(2),))
+    assert COUNT.peek(job.key, Workspace(cache=tmp_path)).facts == done.facts
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"rows": 3},
+        {"rows": "3", "reasons": {}},
+        {"rows": 3, "reasons": {"json": None}},
+        {"rows": 3, "reasons": {}, "parts": [{"last": 2}]},
+        {},
+    ],
+    ids=["a field less", "text for a number", "no count", "another part", "none"],
+)
+def test_a_receipt_of_another_release_is_a_miss(tmp_path, facts):
+    workspace = Workspace(cache=tmp_path)
+    job = COUNT.job(Told(3), inputs=[])
+    workspace.steps.run(*job.ref, lambda folder: facts)
+    assert COUNT.peek(job.key, workspace) is None
+
+    assert not execute(job, RECIPE, workspace).cached
+    assert execute(job, RECIPE, workspace).facts.rows == 3
+
+
+def test_a_key_is_made_of_what_decides_bytes_and_of_nothing_else():
+    job = COUNT.job(Told(3), inputs=[("s", "a")])
+
+    assert COUNT.job(Told(3, place="there"), inputs=[("s", "a")], label="x", size=9).key == job.key
+    assert COUNT.job(Told(3), inputs=[("s", "a")], also_reads=[("s", "b")]).key == job.key
+    others = [
+        COUNT.job(Told(4), inputs=[("s", "a")]),
+        COUNT.job(Told(3), inputs=[("s", "b")]),
+        replace(COUNT, version="2").job(Told(3), inputs=[("s", "a")]),
+        replace(COUNT, libraries=("numpy",)).job(Told(3), inputs=[("s", "a")]),
+        replace(COUNT, name="recount").job(Told(3), inputs=[("s", "a")]),
+    ]
+    assert len({job.key, *(other.key for other in others)}) == 6
+
+
+def test_a_file_that_breaks_its_contract_leaves_no_step(tmp_path):
+    def refuse(contract: str, table: pa.Table) -> None:
+        raise ContractError(f"{contract}: {table.num_rows} rows")
+
+    job = COUNT.job(Told(3), inputs=[])
+    with pytest.raises(ContractError, match="rows: 3 rows"):
+        execute(job, RECIPE, Workspace(cache=tmp_path, check=refuse))
+    assert COUNT.peek(job.key, Workspace(cache=tmp_path)) is None
+
+
+def test_what_comes_after_happens_at_every_run(tmp_path):
+    seen = []
+
+    def note(work, receipt):
+        seen.append(receipt.cached)
+        return replace(receipt, seconds=7.0)
+
+    job = replace(COUNT, then=note).job(Told(1), inputs=[])
+    done = [execute(job, RECIPE, Workspace(cache=tmp_path)) for _ in range(2)]
+    assert seen == [False, True]
+    assert [receipt.seconds for receipt in done] == [7.0, 7.0]
+
+
+def test_a_job_finds_what_it_reads_by_the_step_that_wrote_it(tmp_path):
+    workspace = Workspace(cache=tmp_path)
+    before = [COUNT.job(Told(n), inputs=[]) for n in (2, 1)]
+    for job in before:
+        execute(job, RECIPE, workspace)
+    after = replace(COUNT, name="after").job(Told(9), inputs=[job.ref for job in before])
+
+    work = Work(job=after, recipe=RECIPE, workspace=workspace)
+    assert [receipt.facts.rows for receipt in work.inputs(COUNT)] == [2, 1]
+
+
+def test_each_step_has_a_file_of_its_own_with_all_that_it_is():
+    names = [step.name for step in STEPS]
+    assert names == list(ENGINE_VERSIONS)
+    assert len(set(names)) == 9
+    for step in STEPS:
+        assert step.compute.__module__ == f"packhouse.steps.{step.name}"
+
+
+def test_jobs_travel_to_other_processes(project):
+    plan = plan_jobs(project.recipe("dedup.exact=drop"))
+    for job in (*plan, *plan.fingerprints):
+        there = pickle.loads(pickle.dumps(job))  # noqa: S301 - made here
+        assert (there.key, there.parameters, there.inputs) == (job.key, job.parameters, job.inputs)
+        assert there.step.compute is job.step.compute
+
+
+def test_what_explains_a_key_is_plain_json(project):
+    for job in plan_jobs(project.recipe()):
+        assert json.loads(json.dumps(job.parts)) == job.parts
+
+
+def test_a_cache_of_another_release_costs_work_and_no_run(project):
+    """Same keys, receipts that say less: each one is done again, and gives the same version."""
+    first = project.prepare("dedup.exact=drop")
+    for path in (project.cache / "steps").glob("*/*/receipt.json"):
+        raw = {**json.loads(path.read_bytes()), "facts": {}}
+        del raw["digest"]
+        path.write_bytes(canonical_json({**raw, "digest": digest(raw)}))
+
+    again = project.prepare("dedup.exact=drop")
+    assert project.cached_steps(again) == []
+    assert (again.version, again.created) == (first.version, False)
+    assert len(project.cached_steps(project.prepare("dedup.exact=drop"))) == 9

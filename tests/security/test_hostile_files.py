@@ -1,0 +1,56 @@
+"""Published files that stand for far more than they are: `verify` and `inspect` end in an error."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from packhouse.cli import cli
+from packhouse.packing.layout import published_schema
+from packhouse.store import LocalFile, open_store, publish_version
+
+MIB = 2**20
+PACKS = {
+    "input_ids": [[7, 8, 9, 5, 6], [7, 8]],
+    "labels": [[-100, 8, 9, -100, 6], [-100, 8]],
+    "seq_lengths": [[3, 2], [2]],
+    "record_ids": [["a", "b"], ["c"]],
+}
+
+
+def long_run() -> pa.Table:
+    """100,000,000 equal ids, some 20 KB of Parquet."""
+    table = pa.table(PACKS, schema=published_schema())
+    ids = pa.array(np.zeros(100_000_000, np.int32))
+    lists = pa.ListArray.from_arrays(pa.array([0, len(ids) - 2, len(ids)], pa.int32()), ids)
+    field = table.schema.field(0)
+    return table.set_column(0, field, lists.cast(field.type))
+
+
+def shared_text() -> pa.Table:
+    """Ten ids of 40 MB, which are one entry of a dictionary."""
+    text = "x" * 40 * MIB
+    return pa.table({**PACKS, "record_ids": [[text] * 9, [text]]}, schema=published_schema())
+
+
+@pytest.mark.parametrize("make", [long_run, shared_text])
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
+    make, command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "200")
+    path = tmp_path / "train.parquet"
+    pq.write_table(make(), path, compression="zstd", data_page_size=2**30)
+    assert path.stat().st_size < MIB
+    store = open_store(str(tmp_path / "store"))
+    file = LocalFile(path, "train", rows=2, tokens=7)
+    publish_version(store, "bomb", "aaaa", [file], {"configuration": {}})
+
+    done = CliRunner().invoke(cli, [command, f"{tmp_path}/store/bomb@aaaa"])
+
+    assert done.exit_code not in (0, 1), done.output
+    assert "needs more memory than the 200 MB that it may use" in f"{done.output}{done.exception}"
+    assert "train-00000-of-00001" in f"{done.output}{done.exception}"

@@ -1,0 +1,77 @@
+"""Work grows with the number of turns: what is counted is messages given to the template."""
+
+import json
+
+import pytest
+
+from packhouse.templates import spans
+from tests.templates.test_chat_shapes import WITH_IDS
+from tests.templates.test_chat_toys import CHATML, MISTRAL, PHI, PHI_TOKENS, THINKING
+from tests.templates.toys import chat_renderer, make_table, pieces
+
+TEMPLATES = {"chatml": CHATML, "mistral": MISTRAL, "phi": PHI, "thinking": THINKING}
+
+
+def turns(number):
+    return [(("user", "assistant")[at % 2], f"turn {at}.") for at in range(number)]
+
+
+def rendered(template, number, **config):
+    """The outcome, and how many messages the template was given for it."""
+    tokens = (
+        PHI_TOKENS if "<|end|>" in template else {"<|im_end|>": 1, "<|im_start|>": 2, "</s>": 3}
+    )
+    renderer = chat_renderer(template + f"{{# {number} #}}", config, added_tokens=tokens)
+    out = renderer.render(make_table([turns(number)]))
+    return out, renderer._engine._rows.template.num_rendered
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"reasoning": "train_last"}, {"train_on": "all", "never_train": ["user"]}],
+    ids=["answers", "train_last", "roles"],
+)
+def test_a_conversation_of_ten_times_the_turns_is_ten_times_the_work(name, config):
+    short, work = rendered(TEMPLATES[name], 60, **config)
+    long, more_work = rendered(TEMPLATES[name], 600, **config)
+
+    assert len(pieces(short.formatted)[0]) == 30
+    assert len(pieces(long.formatted)[0]) == 300
+    assert more_work <= 10 * work
+
+
+def test_ids_of_calls_make_no_gap_another():
+    def talk(number):
+        call = json.dumps([{"id": f"call{number:05d}", "function": {"name": "f", "arguments": {}}}])
+        asked = {"role": "assistant", "content": "", "tool_calls": call}
+        return [("user", f"q{number}"), asked, ("tool", "r"), ("assistant", "a")]
+
+    def work(number):
+        config = {"train_on": "all", "never_train": ["user"]}
+        renderer = chat_renderer(WITH_IDS + f"{{# {number} #}}", config)
+        out = renderer.render(make_table([[turn for at in range(number) for turn in talk(at)]]))
+        assert out.formatted.num_rows == 1
+        return renderer._engine._rows.template.num_rendered
+
+    assert work(100) <= 10 * work(10)
+
+
+NUMBERED = CHATML.replace("m.role + '\\n'", "m.role + loop.index|string + '\\n'").replace(
+    "assistant\\n' }}{% endif %}", "assistant' + (messages|length + 1)|string + '\\n' }}{% endif %}"
+)
+
+
+def test_prompts_that_differ_at_each_turn_are_each_proven_as_long_as_that_is_affordable(
+    monkeypatch,
+):
+    out, _ = rendered(NUMBERED, 20)
+    assert pieces(out.formatted)[0] == [f"turn {at}.<|im_end|>" for at in range(1, 20, 2)]
+
+    monkeypatch.setattr(spans, "FREE_MESSAGES", 0)
+    out, work = rendered(NUMBERED, 600)
+    assert out.quarantined["reason"].to_pylist() == ["template_limit"]
+    assert (
+        "the template opens the 600 turns in so many ways" in out.quarantined["detail"][0].as_py()
+    )
+    assert work < 70 * 600

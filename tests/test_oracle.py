@@ -1,0 +1,85 @@
+"""The oracle names what differs, shows the first row that does, and expects what is explained."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import oracle
+
+GOLDEN = Path(__file__).parent / "golden" / "oracle.json"
+SEED = "seed0.json+demo"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the tool on seeds alone; returns its exit code and what it printed."""
+    monkeypatch.setenv("PACKHOUSE_SHARED", str(tmp_path / "nothing"))
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["oracle", *map(str, arguments)])
+        return oracle.main(), capsys.readouterr().out
+
+    return command
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Parts that every combination has, in place of those of a run."""
+    parts = {
+        "outcome": [{"exit": 0, "error": "", "message": "one wording"}],
+        "tokens": [{"record_id": name, "input_ids": [1, 2, 3]} for name in "ab"],
+    }
+    monkeypatch.setattr(oracle.Workplace, "make", lambda *_: parts)
+    return parts
+
+
+def test_the_demo_and_a_seed_are_what_they_were(run):
+    for name in ("demo+demo", SEED):
+        assert run("compare", GOLDEN, "--only", name)[0] == 0
+        parts = json.loads(GOLDEN.read_bytes())["made"][name]
+        assert len(parts) == len(oracle.PARTS)
+
+
+def test_a_difference_is_named_and_shown(run, made, tmp_path):
+    out = tmp_path / "before.json"
+    run("record", out, "--only", SEED)
+    made["outcome"][0]["message"] = "other words"
+
+    assert run("compare", out, "--only", SEED)[0] == 0
+
+    made["tokens"].reverse()  # the order of sequences is the packs' affair
+    assert run("compare", out, "--only", SEED)[0] == 0
+
+    made["tokens"][0]["input_ids"] = [1, 2, 4]
+    code, printed = run("compare", out, "--only", SEED)
+    assert code == 1
+    assert f"{SEED}: tokens 2:" in printed
+    assert "outcome" not in printed
+    code, printed = run("compare", out, "--show", SEED)
+    assert code == 1
+    assert "record_id: b\n" in printed
+    assert "[1, 2, 3]\n    [1, 2, 4]" in printed
+
+
+def test_an_explained_difference_is_expected_from_then_on(run, made, tmp_path):
+    out = tmp_path / "before.json"
+    run("record", out, "--only", SEED)
+    del made["tokens"]
+
+    assert run("compare", out, "--only", SEED)[0] == 1
+    assert run("compare", out, "--only", SEED, "--explain", "tokens went")[0] == 0
+
+    assert run("compare", out, "--only", SEED)[0] == 0
+    (change,) = json.loads(out.read_bytes())["changes"]
+    assert change == {"why": "tokens went", "made": {SEED: {"tokens": "none"}}}
+
+
+def test_rows_that_are_not_there_are_asked_for(run, made, tmp_path):
+    out = tmp_path / "before.json"
+    run("record", out, "--only", SEED)
+    shutil.rmtree(tmp_path / "before")
+
+    with pytest.raises(SystemExit, match="git worktree add"):
+        run("compare", out, "--show", SEED)

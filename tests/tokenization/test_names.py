@@ -1,0 +1,184 @@
+"""Tokenizers by name, from a stand-in of the Hub."""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import packhouse
+from packhouse.errors import TokenizerError
+from packhouse.tokenization import fingerprint_tokenizer, load_snapshot
+from packhouse.tokenization.names import pin_tokenizer, tokenizer_folder
+from tests.sources.hub_files import HubFiles
+
+DEMO = Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer"
+NAME = "acme/demo"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    files = {file.name: file.read_bytes() for file in DEMO.iterdir()}
+    with HubFiles() as server:
+        server.repos[NAME] = {
+            "main": files | {"model.safetensors": b"weights", "README.md": b"# demo"},
+            "v1": files | {"config.json": b"{}"},
+        }
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # children read it
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield server
+
+
+def test_a_name_is_the_same_tokenizer_as_its_folder(hub, tmp_path):
+    pinned = pin_tokenizer(NAME)
+
+    assert pinned == f"{NAME}@{hub.commit_of(NAME, 'main')}"
+    assert fingerprint_tokenizer(pinned) == fingerprint_tokenizer(DEMO)
+    assert load_snapshot(pinned, tmp_path / "cache") == load_snapshot(DEMO, tmp_path / "cache")
+    assert not (tokenizer_folder(pinned) / "model.safetensors").exists()
+
+
+def test_revisions_are_branches_tags_and_commits(hub):
+    commit = hub.commit_of(NAME, "v1")
+    assert pin_tokenizer(f"{NAME}@v1") == pin_tokenizer(f"{NAME}@{commit}") == f"{NAME}@{commit}"
+    with pytest.raises(TokenizerError, match="acme/demo has no revision 'v2'"):
+        pin_tokenizer(f"{NAME}@v2")
+
+
+def test_a_name_in_the_cache_needs_no_network(hub, monkeypatch):
+    pinned = pin_tokenizer(NAME)
+    num_requests = len(hub.requests)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+    assert pin_tokenizer(NAME) == pin_tokenizer(pinned) == pinned
+    assert tokenizer_folder(pinned).is_dir()
+    assert len(hub.requests) == num_requests
+
+
+def test_without_network_the_message_says_what_helps(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(TokenizerError, match=r"does not answer .* `hf download acme/demo"):
+        pin_tokenizer(NAME)
+
+
+def test_without_network_a_commit_is_asked_for_once(hub, monkeypatch):
+    hub.status = 503  # which the client's list of a commit's files asks for again and again
+    with pytest.raises(TokenizerError, match="does not answer"):
+        pin_tokenizer(f"{NAME}@{'0' * 40}")
+    assert len(hub.requests) == 1
+
+
+def test_the_command_in_the_message_is_one(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(TokenizerError) as refused:
+        pin_tokenizer(f"{NAME}@v1")
+    words = shlex.split(str(refused.value).split("`")[1])
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("what", nargs="+")
+    parser.add_argument("--exclude", action="append")
+    parser.add_argument("--revision")
+    asked = parser.parse_args(words)
+    assert asked.what == ["hf", "download", NAME]  # another word would be the name of a file
+    assert (asked.revision, len(asked.exclude)) == ("v1", 2)
+
+
+def test_offline_mode_is_named(hub, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(TokenizerError, match="HF_HUB_OFFLINE is set"):
+        pin_tokenizer(NAME)
+    assert hub.requests == []
+
+
+def test_names_that_the_hub_cannot_have_are_refused(hub):
+    for name in ("a--b/c", "a/b.", f"a/{'b' * 200}"):
+        with pytest.raises(TokenizerError, match="no names like this"):
+            pin_tokenizer(name)
+    for name in ("a..b/c", "a/b@x/../../y", "a/b@../c", "../a/b", "a/b@--help"):
+        assert pin_tokenizer(name) == name  # a folder, which is not there
+    assert hub.requests == []
+
+
+def test_a_cache_that_holds_only_other_files_is_asked_for_no_tokenizer(hub):
+    from huggingface_hub import hf_hub_download
+
+    hf_hub_download(NAME, "README.md", endpoint=hub.endpoint)
+    assert fingerprint_tokenizer(pin_tokenizer(NAME)) == fingerprint_tokenizer(DEMO)
+
+
+def test_unknown_private_and_gated_names_say_what_to_do(hub, monkeypatch):
+    hub.repos["acme/closed"] = hub.repos["acme/gated"] = hub.repos[NAME]
+    hub.private.add("acme/closed")
+    hub.gated.add("acme/gated")
+    for name, said in (
+        ("acme/nothing", "no such name"),
+        ("acme/closed", "set HF_TOKEN"),
+        ("acme/gated", "accept its terms"),
+    ):
+        with pytest.raises(TokenizerError, match=said):
+            pin_tokenizer(name)
+    monkeypatch.setenv("HF_TOKEN", "hf_standin")
+    assert pin_tokenizer("acme/closed").startswith("acme/closed@")
+
+
+def test_a_folder_goes_before_a_name(tmp_path, monkeypatch):
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "demo").symlink_to(DEMO)
+    monkeypatch.chdir(tmp_path)
+    assert pin_tokenizer("acme/demo") == "acme/demo"
+
+
+def test_a_version_of_a_named_tokenizer_is_that_of_its_folder(hub, tmp_path):
+    rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(50)]
+    recipe = {
+        "dataset": "numbers",
+        "sources": [{"path": "rows.jsonl"}],
+        "format": {"template": "alpaca"},
+        "publish": {"store": str(tmp_path / "store")},
+    }
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "named.yaml").write_text(json.dumps(recipe | {"tokenizer": NAME}))
+    (tmp_path / "folder.yaml").write_text(json.dumps(recipe | {"tokenizer": str(DEMO)}))
+    cache = tmp_path / "cache"
+
+    named = packhouse.prepare(tmp_path / "named.yaml", cache=cache, progress=False)
+    found = packhouse.prepare(tmp_path / "folder.yaml", cache=cache, progress=False)
+
+    assert (named.id, named.is_new, found.is_new) == (found.id, True, False)
+    pinned = f"{NAME}@{hub.commit_of(NAME, 'main')}"
+    manifest = tmp_path / "store" / "numbers" / "v" / named.id / "manifest.json"
+    assert json.loads(manifest.read_text())["provenance"]["tokenizer"] == pinned
+
+
+def test_a_tokenizer_that_changes_during_a_run_is_refused(tmp_path, monkeypatch):
+    from packhouse.steps import tokenize
+
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for file in DEMO.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    read = tokenize.run_tokenizer
+
+    def change_and_read(*args):
+        (folder / "config.json").write_text('{"changed": true}')
+        return read(*args)
+
+    monkeypatch.setattr(tokenize, "run_tokenizer", change_and_read)
+    rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(50)]
+    with pytest.raises(TokenizerError, match="changed while the run worked with it"):
+        packhouse.prepare(
+            rows,
+            tokenizer=folder,
+            format={"template": "alpaca"},
+            store=tmp_path / "store",
+            cache=tmp_path / "cache",
+            progress=False,
+        )
+    assert not (tmp_path / "store" / "dataset" / "refs").exists()

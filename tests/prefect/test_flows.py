@@ -57,13 +57,6 @@ def ref(place, name="latest"):
     return found.version if found else None
 
 
-def artifacts():
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        return {a.key: a for a in client.read_artifacts(limit=50)}  # newest first, oldest wins
-
-
 def newest(key):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey

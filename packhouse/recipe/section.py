@@ -10,7 +10,10 @@ __all__ = ["HUB_NAME", "Name", "Section", "Share", "Uri"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
 
 HUB_NAME = re.compile(r"(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
-"""A name of the Hugging Face Hub: `org/name`, perhaps with a branch, a tag or a commit."""
+"""A name of the Hugging Face Hub: `org/name`, perhaps with a branch, a tag or a commit.
+
+The Hub's client makes paths of a revision, so `..` is in none.
+"""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -8,16 +8,15 @@ commit for a revision and its files in the cache, no network is needed. The toke
 `HF_TOKEN` only; a login kept on disk is not used.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
+from packhouse.hub_access import hub_options, silent_bar
 
 __all__ = ["HubFile", "fetch", "find_hub_files", "parse_uri"]
 
@@ -77,7 +76,7 @@ def find_hub_files(uri: str) -> tuple[list[HubFile], str]:
     wanted = parse_uri(uri)
     repo, path = wanted.repo, wanted.path
     with _translated(wanted):
-        api: Any = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=_token())
+        api: Any = HfApi(**hub_options())
         commit = wanted.revision
         if not _COMMIT.fullmatch(commit):
             commit = str(api.repo_info(repo, repo_type="dataset", revision=commit).sha)
@@ -125,25 +124,10 @@ def fetch(uri: str) -> Path:
             file.path,
             repo_type="dataset",
             revision=file.revision,
-            token=_token(),
-            endpoint=os.environ.get("HF_ENDPOINT"),
-            tqdm_class=_silent(),
+            tqdm_class=silent_bar(),
+            **hub_options(),
         )
     return Path(path)
-
-
-def _token() -> str | bool:
-    return os.environ.get("HF_TOKEN") or False  # False: not one that lies on disk either
-
-
-def _silent() -> Any:
-    """Its bar, never shown: the run has one of its own."""
-    utils: Any = import_module("huggingface_hub.utils")
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        utils.tqdm.__init__(self, *args, **{**kwargs, "disable": True})
-
-    return type("Silent", (utils.tqdm,), {"__init__": init})
 
 
 def _glob_to_regex(pattern: str) -> re.Pattern[str]:
@@ -171,6 +155,7 @@ def _translate(error: Any, wanted: HubFile) -> PackhouseError | None:
     repo = f"hf://datasets/{wanted.repo}"
     response = getattr(error, "response", None)
     status = 0 if response is None else response.status_code
+    has_token = bool(hub_options()["token"])
     if isinstance(error, errors.GatedRepoError):
         why = (
             f"access to {repo} is granted by its owners; ask for it on its page, and set HF_TOKEN "
@@ -198,12 +183,12 @@ def _translate(error: Any, wanted: HubFile) -> PackhouseError | None:
         return None
     elif status == 429 or status >= 500:
         return TransientError(f"source '{wanted.uri}': the Hub answers {status}", uri=wanted.uri)
-    elif status in (401, 403) and _token():
+    elif status in (401, 403) and has_token:
         why = f"HF_TOKEN is not valid, or may not read {repo} ({status})"
     elif status in (401, 403):
         why = f"{repo} is private or does not exist ({status}); set HF_TOKEN to read a private one"
     elif isinstance(error, errors.RepositoryNotFoundError):
-        unseen = ", or HF_TOKEN may not see it" if _token() else ""
+        unseen = ", or HF_TOKEN may not see it" if has_token else ""
         why = f"there is no dataset {repo}{unseen}; check its name"
     else:
         why = f"the Hub refuses ({status})"

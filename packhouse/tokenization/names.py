@@ -6,13 +6,11 @@ finds in its own cache or downloads, so that a push in between changes nothing. 
 make a tokenizer are downloaded, no weights.
 """
 
-import os
 import re
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from packhouse.errors import TokenizerError
+from packhouse.hub_access import hub_options, silent_bar
 from packhouse.recipe.section import HUB_NAME
 
 __all__ = ["TOKENIZER_FILES", "is_hub_name", "pin_tokenizer", "tokenizer_folder"]
@@ -30,7 +28,6 @@ TOKENIZER_FILES = (
     "config.json",
 )
 
-# The Hub's client makes paths of a revision: no `..`.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -87,8 +84,7 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
     """Return the folder of a commit's tokenizer files in the Hub client's cache."""
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
-    token = os.environ.get("HF_TOKEN") or False  # False: not one that lies on disk either
-    endpoint = os.environ.get("HF_ENDPOINT")
+    options = hub_options()
 
     def snapshot(is_offline: bool) -> Path:
         folder = snapshot_download(
@@ -96,9 +92,8 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
             revision=revision,
             allow_patterns=list(TOKENIZER_FILES),
             local_files_only=is_offline,
-            token=token,
-            endpoint=endpoint,
-            tqdm_class=_silent_bar(),
+            tqdm_class=silent_bar(),
+            **options,
         )
         return Path(folder)
 
@@ -110,7 +105,7 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
         pass
     try:
         # Without network, this fails at once; a list of a commit's files is tried for 23 s.
-        HfApi(endpoint, token).model_info(repo, revision=revision, timeout=10)
+        HfApi(**options).model_info(repo, revision=revision, timeout=10)
         return snapshot(is_offline=False)
     except errors.HFValidationError:
         reason, remedy = "the Hub has no names like this", "check the name"
@@ -118,7 +113,7 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
         reason, remedy = "the Hub asks to accept its terms first", "accept them, and set HF_TOKEN"
     except errors.RepositoryNotFoundError:
         reason = "the Hub has no such name" + (
-            ", or HF_TOKEN may not see it" if os.environ.get("HF_TOKEN") else ""
+            ", or HF_TOKEN may not see it" if options["token"] else ""
         )
         remedy = "check the name; set HF_TOKEN for a private one"
     except errors.RevisionNotFoundError:
@@ -138,13 +133,3 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
         f"{remedy}",
         tokenizer=name,
     )
-
-
-def _silent_bar() -> type:
-    """The Hub client's progress bar, never shown: the run has one of its own."""
-    tqdm: Any = import_module("tqdm.auto").tqdm  # which has no types
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        tqdm.__init__(self, *args, **{**kwargs, "disable": True})
-
-    return type("Silent", (tqdm,), {"__init__": init})

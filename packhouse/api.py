@@ -8,6 +8,7 @@ starts here goes on as a recipe, with schedules and clusters.
 """
 
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -27,12 +28,19 @@ from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Check, Workspace
 from packhouse.errors import ConfigError
 from packhouse.estimate import Estimate, estimate
-from packhouse.given import data_uri, is_rows, is_settings, pinned, tokenizer_name
+from packhouse.given import (
+    data_uri,
+    is_rows,
+    is_settings,
+    pinned,
+    read_recipe,
+    tokenizer_name,
+)
 from packhouse.loaders import load_packed
 from packhouse.progress import show_progress, start_phase
 from packhouse.quarantine import read_quarantined
-from packhouse.recipe import Recipe, SourceConfig, load_recipe, parse_recipe
-from packhouse.recipe.reading import apply_override
+from packhouse.recipe import Recipe, SourceConfig, parse_recipe
+from packhouse.recipe.reading import apply_override, is_recipe_path, merge_settings
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
@@ -41,8 +49,6 @@ from packhouse.store.address import parse_address
 __all__ = ["Version", "open_version", "plan", "prepare", "prepare_recipe", "recipe_for"]
 
 log = logging.getLogger("packhouse.cache")
-
-_RECIPES = (".yaml", ".yml")
 
 
 class Version:
@@ -183,8 +189,8 @@ def prepare(
         workers: processes of this machine that do the work; the bytes are the same.
         progress: show bars and a line for each step on stderr.
         settings: sections and keys of a recipe: `format={"template": "alpaca"}`,
-            `split={"eval_fraction": 0.02}`. They go over those of a recipe; what has an argument
-            of its own is given once.
+            `split={"eval_fraction": 0.02}`. They go over those of a recipe, and paths in them
+            start at its folder; what has an argument of its own is given once.
 
     Returns:
         The version, published or found; its ref (`latest`) points to it.
@@ -298,23 +304,6 @@ def recipe_for(
         ConfigError: a setting that no recipe has, or no tokenizer.
         TokenizerError: there is no such tokenizer.
     """
-    if isinstance(data, str | Path) and str(data).endswith(_RECIPES):
-        data = load_recipe(data)
-    if isinstance(data, Recipe):
-        raw = data.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    else:
-        if "sources" in settings:
-            raise ConfigError("data and sources= both name rows; give all of them as data: a list")
-        several = isinstance(data, list | tuple) and not is_rows(data)
-        given = list(data) if several else [data]
-        if not given:
-            raise ConfigError("data is an empty list; give rows, or at least one file")
-        sources = [_source(each, cache) for each in given]
-        in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
-        if len(in_memory) > 1:  # their files in the cache are all called `rows`
-            for number, source in enumerate(in_memory, 1):
-                source.setdefault("name", f"rows-{number}")
-        raw = {"dataset": _name_of(given[0]), "sources": sources}
     for key, section, given_too in (("seq_len", "pack", seq_len), ("store", "publish", store)):
         if given_too is not None and key in _keys_of(settings.get(section)):
             raise ConfigError(f"{key} is given twice, as {key}= and in {section}=; give it once")
@@ -324,18 +313,36 @@ def recipe_for(
         "pack": {} if seq_len is None else {"seq_len": seq_len},
         "publish": {} if store is None else {"store": str(store)},
     }
-    for key, value in (*over.items(), *settings.items()):
-        if isinstance(value, BaseModel):
-            value = _keys_of(value)
-        if isinstance(value, Mapping) and isinstance(raw.get(key, {}), dict):
-            raw[key] = {**raw.get(key, {}), **value}
-        elif value is not None:
-            raw[key] = value
+    if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
+        over["tokenizer"] = str(Path(over["tokenizer"]).absolute())  # not of the recipe's folder
+    merge_settings(over, settings)
+    if is_recipe_path(data):
+        return read_recipe(data, overrides, over)
+    raw = _raw_recipe(data, cache, settings)
+    merge_settings(raw, over)
     for override in overrides:
         apply_override(raw, override)
     if not raw.get("tokenizer"):
         raise ConfigError("no tokenizer; give a name of the Hub (`org/name`) or a folder")
     return pinned(parse_recipe(raw, where="prepare"))
+
+
+def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's mapping of what was given, before settings go over it."""
+    if isinstance(data, Recipe):
+        return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if "sources" in settings:
+        raise ConfigError("data and sources= both name rows; give all of them as data: a list")
+    several = isinstance(data, list | tuple) and not is_rows(data)
+    given = list(data) if several else [data]
+    if not given:
+        raise ConfigError("data is an empty list; give rows, or at least one file")
+    sources = [_source(each, cache) for each in given]
+    in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
+    if len(in_memory) > 1:  # their files in the cache are all called `rows`
+        for number, source in enumerate(in_memory, 1):
+            source.setdefault("name", f"rows-{number}")
+    return {"dataset": _name_of(given[0]), "sources": sources}
 
 
 def _keys_of(section: Any) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ _SPEAKER = {"role", "from"}
 """Keys by which a message names who speaks."""
 
 
-def read_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
+def read_recipe(
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> Recipe:
     """Read a recipe, and pin the name of its tokenizer to the commit that it stands for now.
 
     Raises:
@@ -48,7 +50,7 @@ def read_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
         TokenizerError: there is no such tokenizer.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
-    return pinned(load_recipe(path, overrides))
+    return pinned(load_recipe(path, overrides, settings))
 
 
 def pinned(recipe: Recipe) -> Recipe:

@@ -2,29 +2,54 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from packhouse.errors import ConfigError
 from packhouse.recipe.mistakes import explain_mistakes
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.section import HUB_NAME
 
-__all__ = ["apply_override", "expand_variables", "load_recipe", "parse_recipe", "tokenizer_at"]
+__all__ = [
+    "apply_override",
+    "expand_variables",
+    "is_recipe_path",
+    "load_recipe",
+    "merge_settings",
+    "parse_recipe",
+    "tokenizer_at",
+]
 
 
-def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
-    """Read a recipe from YAML, with `section.key=value` overrides put over it.
+def is_recipe_path(path: object) -> bool:
+    """Return True for the path of a recipe: a `.yaml` or `.yml` file.
+
+    Example:
+        >>> is_recipe_path("recipe.yaml"), is_recipe_path("rows.jsonl"), is_recipe_path([])
+        (True, False, False)
+    """
+    return isinstance(path, str | Path) and str(path).endswith((".yaml", ".yml"))
+
+
+def load_recipe(
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> Recipe:
+    """Read a recipe from YAML, with settings and `section.key=value` overrides put over it.
 
     Sources, tokenizer and template are relative to the recipe's folder, the store to the working
     directory. A tokenizer `org/name` without such a folder is a name of the Hub. `${PACKHOUSE_X}`
     and `${PACKHOUSE_X:-default}` are taken from the environment; no other variable is, so that no
     credential can slip into a recipe.
+
+    Args:
+        path: the file.
+        overrides: `section.key=value`, as `--set` takes them.
+        settings: keys and sections that go over the file's; overrides go over these.
 
     Raises:
         ConfigError: no such file, not YAML, a key twice, an unknown key or a value out of bounds.
@@ -36,6 +61,7 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
         raise ConfigError(f"{where} is empty; see deployments/recipes for examples")
     if not isinstance(raw, dict):
         raise ConfigError(f"{where} must be a mapping of keys, got {type(raw).__name__}")
+    given = merge_settings(raw, settings or {})
     for override in overrides:
         apply_override(raw, override)
     try:
@@ -44,7 +70,7 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
         raise ConfigError(
             f"{where}: an alias (`*name`) stands inside what it names; write the value out"
         ) from None
-    keys = [override.partition("=")[0] for override in overrides]
+    keys = [*given, *(override.partition("=")[0] for override in overrides)]
     root = cache(lambda: _Loader(text).get_single_node())  # parsed again if there are mistakes
 
     def line_of(loc: tuple[int | str, ...]) -> int | None:
@@ -165,6 +191,31 @@ def parse_recipe(
     except ValidationError as error:
         raise ConfigError(explain_mistakes(error, Recipe, where, line_of)) from None
     return recipe if folder is None else _resolve(recipe, folder)
+
+
+def merge_settings(raw: dict[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Put settings over a recipe's mapping: sections key by key, None leaves a key as it is.
+
+    Returns:
+        The keys that were put there.
+
+    Example:
+        >>> raw = {"pack": {"seed": 1}}
+        >>> merge_settings(raw, {"pack": {"seq_len": 4096}, "tokenizer": "t"}); raw
+        ['pack.seq_len', 'tokenizer']
+        {'pack': {'seed': 1, 'seq_len': 4096}, 'tokenizer': 't'}
+    """
+    put = []
+    for key, value in settings.items():
+        if isinstance(value, BaseModel):
+            value = value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        if isinstance(value, Mapping) and isinstance(raw.get(key, {}), dict):
+            raw[key] = {**raw.get(key, {}), **value}
+            put += [f"{key}.{name}" for name in value]
+        elif value is not None:
+            raw[key] = value
+            put.append(key)
+    return put
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:

@@ -324,3 +324,24 @@ def test_importing_packhouse_imports_nothing_heavy():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'prepare_all'"):
         packhouse.prepare_all  # noqa: B018
+
+
+def test_what_a_recipe_leaves_out_may_be_given_beside_it(prepare, file, tmp_path, monkeypatch):
+    recipe = tmp_path / "recipes" / "numbers.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text(yaml.safe_dump({"dataset": "my-numbers", "sources": [{"path": str(file)}]}))
+    with pytest.raises(ConfigError, match="tokenizer"):
+        prepare(recipe, tokenizer=None)
+    assert prepare(recipe).id == prepare(file).id
+    monkeypatch.chdir(Path(TOKENIZER).parent)  # a folder is of the caller's, not of the recipe's
+    assert prepare(recipe, tokenizer="tokenizer").id == prepare(file).id
+
+
+def test_a_mistake_in_a_recipe_names_its_line_unless_it_was_given_beside(prepare, file, tmp_path):
+    recipe = tmp_path / "numbers.yaml"
+    recipe.write_text(f"dataset: numbers\nsources:\n- path: {file}\npack:\n  seed: no\n")
+    with pytest.raises(ConfigError, match="line 5"):
+        prepare(recipe)
+    with pytest.raises(ConfigError) as caught:
+        prepare(recipe, pack={"seed": "none"})
+    assert "line 5" not in str(caught.value)

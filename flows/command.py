@@ -25,21 +25,18 @@ from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.cli import exit_interrupted, exit_with
 from packhouse.disks import disk_errors
-from packhouse.errors import ConfigError, PackhouseError, TransientError
+from packhouse.errors import HELD_BACK, ConfigError, PackhouseError, TransientError
 from packhouse.given import read_recipe
 from packhouse.interrupts import Interrupted, handle_signals
 from packhouse.memory import leave_without_collecting
 from packhouse.progress import show_progress, start_phase
 from packhouse.recipe import Recipe
-from packhouse.report import print_report, report_json
+from packhouse.report import print_report, print_result, report_json
 from packhouse.sources.records import gc_paused
 from packhouse.terminal import echo
 from packhouse.without_pandas import WITHOUT_PANDAS
 
 __all__ = ["SETTINGS", "command", "main", "on_server", "own_process", "reporting_errors"]
-
-HELD_BACK = 7
-"""Exit code: the version is published, and its ref stays because it drifted too far."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -157,7 +154,7 @@ def command(
                 if local
                 else on_server("prepare", place.folder, recipe, cache=cache, runner=runner)
             )
-    _print(prepared, as_json)
+    print_result(prepared, as_json=as_json)
 
 
 @click.command(context_settings=SETTINGS)
@@ -362,15 +359,6 @@ def _local(recipe: Recipe, cache: CachePlace, workers: int) -> Prepared:
     for note in notes:
         echo(f"note: {note}", err=True)
     return prepared
-
-
-def _print(prepared: Prepared, as_json: bool) -> None:
-    if as_json:
-        echo(json.dumps(report_json(prepared), sort_keys=True))
-    else:
-        print_report(prepared)
-    if prepared.published.held_back:
-        sys.exit(HELD_BACK)
 
 
 def _log_to_file(path: Path) -> Path:

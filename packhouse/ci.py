@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from packhouse.errors import ContractError, PackhouseError
+from packhouse.errors import HELD_BACK, ContractError, PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code
 from packhouse.gates import GateLog, GateResult, gates_table
 from packhouse.interrupts import Interrupted
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BUG",
     "GATES",
-    "HELD_BACK",
     "CiJob",
     "PlanFacts",
     "all_gates",
@@ -45,8 +44,6 @@ GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
 BUG = 1
 """Exit code: an error that is not packhouse's own."""
-HELD_BACK = 7
-"""Exit code: the version is published, and its ref stays because it drifted too far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

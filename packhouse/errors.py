@@ -27,6 +27,7 @@ from typing import Any
 from packhouse.escaping import for_terminal
 
 __all__ = [
+    "HELD_BACK",
     "AuditError",
     "ConfigError",
     "ConflictError",
@@ -45,6 +46,9 @@ __all__ = [
     "TransientError",
     "VersionNotFoundError",
 ]
+
+HELD_BACK = 7
+"""Exit code: the version is published, and its ref stays because it drifted too far."""
 
 
 class PackhouseError(Exception):

@@ -1,5 +1,7 @@
 """What a run prints when it ends: what was published, the ledger, and how to load it."""
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -7,6 +9,7 @@ from typing import Any
 
 from packhouse.audit import audit_rows
 from packhouse.chain import Prepared
+from packhouse.errors import HELD_BACK
 from packhouse.packing import PackStatistics
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
@@ -14,9 +17,9 @@ from packhouse.steps.pack import Side, SplitCounts
 from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
-from packhouse.terminal import console
+from packhouse.terminal import console, echo
 
-__all__ = ["audit_table", "ledger_table", "print_report", "report_json"]
+__all__ = ["audit_table", "ledger_table", "print_report", "print_result", "report_json"]
 
 
 def report_json(prepared: Prepared) -> dict[str, Any]:
@@ -42,6 +45,16 @@ def report_json(prepared: Prepared) -> dict[str, Any]:
         "dedup": published.dedup.to_json() if published.dedup else None,
         "split": asdict(published.split) if published.split else None,
     }
+
+
+def print_result(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the result of a run; a ref that was held back ends the process with `HELD_BACK`."""
+    if as_json:
+        echo(json.dumps(report_json(prepared), sort_keys=True))
+    else:
+        print_report(prepared)
+    if prepared.published.held_back:
+        sys.exit(HELD_BACK)
 
 
 def print_report(prepared: Prepared) -> None:

@@ -1,8 +1,5 @@
 """`packhouse prepare`: raw data to a published version, in this process, without any server."""
 
-import json
-import sys
-
 import click
 
 from packhouse.cli import exit_interrupted
@@ -12,9 +9,6 @@ from packhouse.progress import show_progress, start_phase
 from packhouse.terminal import echo
 
 __all__ = ["prepare"]
-
-HELD_BACK = 7
-"""Exit code: the version is published, and its ref stays because it drifted too far."""
 
 
 @click.command()
@@ -98,13 +92,8 @@ def prepare(
             done, notes = prepare_recipe(recipe, place, workers)
     except Interrupted as error:
         exit_interrupted(error, keeps_steps=True)
-    from packhouse.report import print_report, report_json
+    from packhouse.report import print_result
 
     for note in notes:
         echo(f"note: {note}", err=True)
-    if as_json:
-        echo(json.dumps(report_json(done), sort_keys=True))
-    else:
-        print_report(done)
-    if done.published.held_back:
-        sys.exit(HELD_BACK)
+    print_result(done, as_json=as_json)

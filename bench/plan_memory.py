@@ -23,14 +23,14 @@ import pyarrow as pa
 from packhouse.cache.steps import StepStore
 from packhouse.engine.step import AnyJob, Job, execute
 from packhouse.engine.workspace import Workspace
-from packhouse.fingerprint import digest
 from packhouse.recipe import Recipe
+from packhouse.records.tables import TOKENIZED, write_table
+from packhouse.runtime.fingerprint import digest
 from packhouse.steps import audit, pack, split
 from packhouse.steps.format import FORMAT
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
 from packhouse.steps.validate import VALIDATE, Origin, ValidateFacts
-from packhouse.tables import TOKENIZED, write_table
 
 SHARD_RECORDS = 200_000
 STEPS = ("pack", "split", "audit")

@@ -24,7 +24,7 @@ import pyarrow as pa
 from bench.inputs import find_shared
 from bench.measuring import spread
 from bench.reporting import markdown_table
-from packhouse.memory import keep_freed_memory
+from packhouse.runtime.memory import keep_freed_memory
 
 __all__ = ["main"]
 

@@ -24,17 +24,17 @@ from packhouse.api import prepare_recipe
 from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.cli import exit_interrupted, exit_with
-from packhouse.disks import disk_errors
 from packhouse.errors import HELD_BACK, ConfigError, PackhouseError, TransientError
 from packhouse.given import read_recipe
-from packhouse.interrupts import Interrupted, handle_signals
-from packhouse.memory import leave_without_collecting
-from packhouse.progress import show_progress, start_phase
 from packhouse.recipe import Recipe
 from packhouse.report import print_report, print_result, report_json
+from packhouse.runtime.disks import disk_errors
+from packhouse.runtime.interrupts import Interrupted, handle_signals
+from packhouse.runtime.memory import leave_without_collecting
+from packhouse.runtime.progress import show_progress, start_phase
+from packhouse.runtime.without_pandas import WITHOUT_PANDAS
 from packhouse.sources.records import gc_paused
 from packhouse.terminal import echo
-from packhouse.without_pandas import WITHOUT_PANDAS
 
 __all__ = ["SETTINGS", "command", "main", "on_server", "own_process", "reporting_errors"]
 

@@ -13,7 +13,7 @@ import click
 
 from flows.command import SETTINGS, on_server, reporting_errors
 from packhouse.cache.places import check_cache, default_cache
-from packhouse.progress import show_progress
+from packhouse.runtime.progress import show_progress
 from packhouse.store.address import parse_address
 from packhouse.terminal import echo
 

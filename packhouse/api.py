@@ -37,10 +37,10 @@ from packhouse.given import (
     tokenizer_name,
 )
 from packhouse.loaders import load_packed
-from packhouse.progress import show_progress, start_phase
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.recipe.reading import apply_override, is_recipe_path, merge_settings
+from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored

@@ -26,11 +26,11 @@ from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
 from packhouse.estimate import bytes_needed
 from packhouse.gates import GateLog, GateResult
 from packhouse.golden import check_golden
-from packhouse.interrupts import check_interrupted
-from packhouse.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
-from packhouse.progress import say, start_phase
 from packhouse.quarantine import explain_bad_rows
 from packhouse.recipe import Recipe
+from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
+from packhouse.runtime.interrupts import check_interrupted
+from packhouse.runtime.progress import say, start_phase
 from packhouse.steps import STEPS
 from packhouse.steps.plan import Plan, output_jobs, plan_jobs
 from packhouse.steps.publish import Published

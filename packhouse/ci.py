@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from packhouse.errors import HELD_BACK, ContractError, PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code
 from packhouse.gates import GateLog, GateResult, gates_table
-from packhouse.interrupts import Interrupted
+from packhouse.runtime.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from packhouse.estimate import Estimate

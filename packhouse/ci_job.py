@@ -15,8 +15,6 @@ from packhouse.engine.workspace import Workspace
 from packhouse.estimate import estimate
 from packhouse.gates import GateResult
 from packhouse.given import read_recipe
-from packhouse.interrupts import check_interrupted
-from packhouse.progress import start_phase
 from packhouse.recipe import Recipe
 from packhouse.refresh import (
     Look,
@@ -27,6 +25,8 @@ from packhouse.refresh import (
     open_current,
     unchanged,
 )
+from packhouse.runtime.interrupts import check_interrupted
+from packhouse.runtime.progress import start_phase
 from packhouse.steps.plan import Plan, plan_jobs
 from packhouse.steps.publish import configuration_of
 from packhouse.store import OpenVersion

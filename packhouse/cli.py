@@ -17,7 +17,7 @@ import click
 
 from packhouse.errors import PackhouseError
 from packhouse.escaping import for_terminal
-from packhouse.interrupts import Interrupted, handle_signals
+from packhouse.runtime.interrupts import Interrupted, handle_signals
 from packhouse.terminal import echo
 
 __all__ = ["COMMANDS", "cli", "exit_interrupted", "exit_with", "main"]
@@ -113,7 +113,7 @@ def _is_plain(value: Any) -> bool:
 def main() -> None:
     """Run the command line."""
     handle_signals()
-    os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.without_pandas
+    os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.runtime.without_pandas
     sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), err=True)
     cli(prog_name="packhouse")
 

@@ -15,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.disks import temporary_folder
 from packhouse.engine.workspace import Workspace
 from packhouse.foreign import run_template, try_rows
 from packhouse.packing import apply_over_length, plan_packs
 from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.tables import read_table, write_table
+from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
 from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
-from packhouse.tables import read_table, write_table
 
 __all__ = ["Estimate", "bytes_needed", "estimate"]
 

@@ -1,7 +1,7 @@
 """What runs the code of strangers, templates and tokenizers: each function here works in a child.
 
 They take paths and settings, leave tables in a folder and return plain JSON; see
-`packhouse.confine`.
+`packhouse.runtime.confine`.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.confine import run_confined
 from packhouse.errors import TemplateError, TokenizerError
 from packhouse.recipe import Recipe
-from packhouse.tables import FORMATTED, read_table, write_table
+from packhouse.records.tables import FORMATTED, read_table, write_table
+from packhouse.runtime.confine import run_confined
 from packhouse.templates import WindowRule, make_renderer, rewrites
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot, tokenize_table
 from packhouse.tokenization.encoders import load_tokenizer

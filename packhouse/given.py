@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from packhouse.disks import disk_errors
 from packhouse.errors import ConfigError, TokenizerError
 from packhouse.recipe import Recipe, SourceConfig, load_recipe
+from packhouse.runtime.disks import disk_errors
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.tokenization.names import pin_tokenizer
 

@@ -22,11 +22,11 @@ import yaml
 from packhouse.errors import AuditError, ConfigError
 from packhouse.foreign import make_window_rule, run_template
 from packhouse.gates import GateResult
-from packhouse.identity import conversation_ids
-from packhouse.messages import Answers, role_violations
 from packhouse.recipe import Recipe
+from packhouse.records.identity import conversation_ids
+from packhouse.records.messages import Answers, role_violations
+from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.sources.files import source_name
-from packhouse.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 

@@ -19,17 +19,17 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.tables import QUARANTINED, read_table, write_table
+from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.json_lines import parse_lines
 from packhouse.sources.row_formats import row_format_of
 from packhouse.store import OpenVersion
-from packhouse.tables import QUARANTINED, read_table, write_table
 
 __all__ = [
     "MendedSource",
@@ -87,7 +87,7 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
         num_samples: rows named for each reason, the first in order of source and row.
 
     Example:
-        >>> from packhouse.tables import QUARANTINED
+        >>> from packhouse.records.tables import QUARANTINED
         >>> row = {"source": "a/a.jsonl", "row": 7, "byte_offset": 90, "step": "validate",
         ...        "reason": "json", "detail": "not JSON", "raw": b"{", "raw_size": 1,
         ...        "raw_sha256": ""}

@@ -22,15 +22,15 @@ from typing import Any, Literal
 from packhouse.audit import check_audit
 from packhouse.cache.holds import forget_tries
 from packhouse.chain import Prepared
-from packhouse.disks import write_whole
 from packhouse.engine.last_run import touch_last_run
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
-from packhouse.fingerprint import canonical_json, digest, library_versions
 from packhouse.gates import GateResult
 from packhouse.golden import check_golden
-from packhouse.ledger import ROW_STEPS, LedgerLine, check_quarantine
 from packhouse.recipe import PublishConfig, Recipe, SourceConfig
+from packhouse.records.ledger import ROW_STEPS, LedgerLine, check_quarantine
+from packhouse.runtime.disks import write_whole
+from packhouse.runtime.fingerprint import canonical_json, digest, library_versions
 from packhouse.sources.files import find_files
 from packhouse.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.steps.plan import Plan, plan_jobs

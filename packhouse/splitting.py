@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.errors import ContractError
-from packhouse.hex_keys import NUM_DIGITS, Keys, as_arrow, is_among, key_bytes, leading_bits
-from packhouse.packing.lists import one_chunk
 from packhouse.packing.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
+from packhouse.records.hex_keys import NUM_DIGITS, Keys, as_arrow, is_among, key_bytes, leading_bits
+from packhouse.records.lists import one_chunk
 
 __all__ = [
     "Disjoint",

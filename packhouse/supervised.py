@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from packhouse.cache.holds import Hold, hold_steps
 from packhouse.cache.steps import AnyReceipt
-from packhouse.disks import disk_errors
 from packhouse.engine.step import AnyJob, execute
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import (
@@ -24,13 +23,14 @@ from packhouse.errors import (
     EmptyDatasetError,
     QuarantineLimitError,
 )
-from packhouse.fingerprint import digest
 from packhouse.given import data_uri, tokenizer_name, write_content
-from packhouse.ledger import check_quarantine, ledger_of
 from packhouse.loaders.dataset import PackedDataset, TokenizedDataset
 from packhouse.loaders.versions import cache_folder
 from packhouse.quarantine import explain_bad_rows
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
+from packhouse.records.ledger import check_quarantine, ledger_of
+from packhouse.runtime.disks import disk_errors
+from packhouse.runtime.fingerprint import digest
 from packhouse.steps import gather
 from packhouse.steps.plan import Plan, plan_jobs
 

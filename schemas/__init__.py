@@ -8,7 +8,7 @@ import importlib
 
 import pyarrow as pa
 
-from packhouse.without_pandas import without_pandas
+from packhouse.runtime.without_pandas import without_pandas
 
 __all__ = ["check"]
 

@@ -5,7 +5,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse import tables
+from packhouse.records import tables
 from schemas.contract import HEX20, check_columns, check_values, rows_where, spans_in_order
 
 __all__ = ["FORMATTED", "check"]

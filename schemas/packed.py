@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse import tables
+from packhouse.records import tables
 from schemas.contract import check_columns, check_values, rows_where
 
 __all__ = ["PACKED", "check"]

@@ -4,7 +4,7 @@ import pandera.polars as pandera
 import polars as pl
 import pyarrow as pa
 
-from packhouse import tables
+from packhouse.records import tables
 from schemas.contract import check_columns, check_values
 
 __all__ = ["QUARANTINED", "check"]

@@ -4,7 +4,7 @@ import pandera.polars as pandera
 import polars as pl
 import pyarrow as pa
 
-from packhouse import tables
+from packhouse.records import tables
 from schemas.contract import HEX20, check_columns, check_values, rows_where, spans_in_order
 
 __all__ = ["TOKENIZED", "check"]

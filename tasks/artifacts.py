@@ -21,10 +21,10 @@ from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code
 from packhouse.gates import gates_table
-from packhouse.ledger import LedgerLine
 from packhouse.packing import PackStatistics
 from packhouse.quarantine import count_reasons, read_bad_rows
 from packhouse.recipe import Recipe
+from packhouse.records.ledger import LedgerLine
 from packhouse.refresh import Refreshed
 from packhouse.steps.pack import Side
 from packhouse.steps.validate import ValidateFacts

@@ -18,9 +18,9 @@ from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.engine.step import AnyJob
 from packhouse.errors import PackhouseError
-from packhouse.progress import start_phase
 from packhouse.recipe import Recipe
 from packhouse.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
+from packhouse.runtime.progress import start_phase
 from packhouse.steps.plan import Plan
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner

@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from packhouse.progress import CurrentStep, current_step, own_progress
+from packhouse.runtime.progress import CurrentStep, current_step, own_progress
 from tasks.pictures import artifact_key
 
 __all__ = ["progress_artifacts"]

@@ -20,8 +20,8 @@ from packhouse.cache.steps import AnyReceipt
 from packhouse.engine.grouping import JobGroup, group_jobs
 from packhouse.engine.step import AnyJob
 from packhouse.errors import TransientError
-from packhouse.progress import job_done, step_progress
 from packhouse.recipe import Recipe
+from packhouse.runtime.progress import job_done, step_progress
 from tasks.engines import Engine, choose_engine, is_lost_worker, started
 
 __all__ = ["PrefectRunner", "prefect_runner"]

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.packing.lists import list_offsets, one_chunk
 from packhouse.recipe import FormatConfig
+from packhouse.records.lists import list_offsets, one_chunk
 from packhouse.templates.thinking import has_thinking, without_thinking
 from packhouse.templates.weighing import decide_weights
 

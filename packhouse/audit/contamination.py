@@ -3,8 +3,8 @@
 All that turns say is looked at: contents, contexts, reasoning, and the names and arguments of tool
 calls, nested ones included.
 
-Two texts share an n-gram if n words in a row (see `packhouse.ngrams`) are equal; 13 words is what
-GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
+Two texts share an n-gram if n words in a row (see `packhouse.records.ngrams`) are equal; 13 words
+is what GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
 vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
 sorted. Nothing is done per row: 52,000 Alpaca rows against GSM8K's test set take about 2 s.
 Benchmarks are held in memory, 8 bytes a word.
@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 
 from packhouse.audit.shard import NUM_WORST
 from packhouse.errors import ConfigError
-from packhouse.ngrams import Hashes, Int64s, Words, run_hashes, words_of
-from packhouse.packing.lists import list_offsets, one_chunk
 from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.records.lists import list_offsets, one_chunk
+from packhouse.records.ngrams import Hashes, Int64s, Words, run_hashes, words_of
 from packhouse.sources import read_shard, scan_source
 
 __all__ = ["Benchmarks", "combine_contamination", "find_contamination", "read_benchmarks"]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.audit.shard import NUM_WORST
-from packhouse.hex_keys import is_among, leading_bits, sort_leading_bits
+from packhouse.records.hex_keys import is_among, leading_bits, sort_leading_bits
 
 __all__ = ["audit_records"]
 

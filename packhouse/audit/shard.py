@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 from packhouse.audit.answers import answer_bytes, num_trained_answers, num_trained_others
 from packhouse.audit.second_look import are_written, ends_blank, has_no_end
 from packhouse.audit.tokens import Intervals, Tokens
-from packhouse.packing.lists import one_chunk
 from packhouse.recipe import FormatConfig
+from packhouse.records.lists import one_chunk
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 

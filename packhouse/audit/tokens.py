@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.packing.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
+from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
 from packhouse.tokenization.encoders import text_bases, text_bytes
 from packhouse.tokenization.offsets import EncodedRows, locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline

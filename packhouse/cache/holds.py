@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from packhouse.disks import disk_errors
+from packhouse.runtime.disks import disk_errors
 
 __all__ = [
     "UNFINISHED_DAYS",

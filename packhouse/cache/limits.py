@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from packhouse.cache.holds import cache_lock, file_clock, held_keys, hold_files
-from packhouse.disks import disk_errors, free_space
 from packhouse.errors import ConfigError
+from packhouse.runtime.disks import disk_errors, free_space
 
 __all__ = [
     "CacheLimits",

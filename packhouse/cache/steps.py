@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from packhouse.cache.holds import has_ended
-from packhouse.disks import disk_errors
 from packhouse.errors import IntegrityError
-from packhouse.fingerprint import canonical_json, digest, file_sha256
+from packhouse.runtime.disks import disk_errors
+from packhouse.runtime.fingerprint import canonical_json, digest, file_sha256
 
 __all__ = [
     "LOCK",

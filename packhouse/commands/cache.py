@@ -18,7 +18,7 @@ from packhouse.cache.limits import (
 )
 from packhouse.cache.places import check_cache, default_cache
 from packhouse.commands.versions import as_json, echo_json, print_table
-from packhouse.disks import disk_errors
+from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo
 
 __all__ = ["cache"]

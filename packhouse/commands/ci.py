@@ -9,10 +9,10 @@ import click
 
 from packhouse.ci import BUG, CiJob, plan_markdown, summary_json, to_junit
 from packhouse.cli import exit_interrupted
-from packhouse.disks import disk_error
 from packhouse.errors import ConfigError
-from packhouse.interrupts import Interrupted, ignore_signals, interruption
-from packhouse.progress import show_progress, start_phase
+from packhouse.runtime.disks import disk_error
+from packhouse.runtime.interrupts import Interrupted, ignore_signals, interruption
+from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import echo
 
 __all__ = ["ci"]

@@ -11,8 +11,8 @@ from packhouse.engine.last_run import changed_parts, load_last_run
 from packhouse.engine.step import AnyJob
 from packhouse.engine.workspace import Workspace
 from packhouse.given import read_recipe
-from packhouse.ledger import ROW_STEPS
 from packhouse.recipe import Recipe
+from packhouse.records.ledger import ROW_STEPS
 from packhouse.steps import STEPS
 from packhouse.steps.pack import PACK
 from packhouse.steps.plan import Plan, output_jobs, plan_jobs

@@ -14,8 +14,8 @@ from packhouse.errors import ConfigError
 from packhouse.given import read_recipe
 from packhouse.golden import check_golden, pin, read_golden, write_golden
 from packhouse.recipe import Recipe
+from packhouse.records.tables import read_table
 from packhouse.steps.plan import plan_jobs
-from packhouse.tables import read_table
 from packhouse.terminal import echo
 
 __all__ = ["golden"]

@@ -11,10 +11,10 @@ import click
 import numpy as np
 
 from packhouse.cache.places import default_cache
-from packhouse.confine import run_confined
-from packhouse.disks import temporary_folder
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.runtime.confine import run_confined
+from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.store.contracts import read_batches

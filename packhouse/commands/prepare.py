@@ -4,8 +4,8 @@ import click
 
 from packhouse.cli import exit_interrupted
 from packhouse.errors import ConfigError
-from packhouse.interrupts import Interrupted
-from packhouse.progress import show_progress, start_phase
+from packhouse.runtime.interrupts import Interrupted
+from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import echo
 
 __all__ = ["prepare"]

@@ -24,9 +24,9 @@ from packhouse.quarantine import (
     read_quarantined,
 )
 from packhouse.recipe import Recipe
+from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
-from packhouse.tables import QUARANTINED, read_table
 from packhouse.terminal import echo
 
 __all__ = ["quarantine"]

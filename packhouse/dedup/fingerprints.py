@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.extras import import_extra
-from packhouse.fingerprint import library_versions
-from packhouse.identity import conversation_ids
-from packhouse.messages import assemble
-from packhouse.ngrams import Int64s, Words, hash_words, run_hashes, words_of
-from packhouse.packing.lists import list_array, list_offsets, one_chunk
 from packhouse.recipe import DedupConfig
+from packhouse.records.identity import conversation_ids
+from packhouse.records.lists import list_array, list_offsets, one_chunk
+from packhouse.records.messages import assemble
+from packhouse.records.ngrams import Int64s, Words, hash_words, run_hashes, words_of
+from packhouse.runtime.extras import import_extra
+from packhouse.runtime.fingerprint import library_versions
 
 __all__ = ["FINGERPRINTS", "fingerprint_table", "near_libraries", "needs_fingerprints"]
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.ngrams import FACTOR, Int64s
-from packhouse.packing.lists import count_up, flat_list
+from packhouse.records.lists import count_up, flat_list
+from packhouse.records.ngrams import FACTOR, Int64s
 
 __all__ = ["Near", "bands_for", "find_near"]
 

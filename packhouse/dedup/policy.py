@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from packhouse.dedup.near import Near, find_near
 from packhouse.dedup.units import merged, numbered, spread
-from packhouse.ngrams import Int64s
 from packhouse.packing import Admitted
-from packhouse.packing.lists import string_bytes
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import DedupConfig
+from packhouse.records.lists import string_bytes
+from packhouse.records.ngrams import Int64s
 from packhouse.splitting import join_groups
 
 __all__ = [

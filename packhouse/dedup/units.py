@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from packhouse.ngrams import Int64s
-from packhouse.packing.lists import flat_list, list_array, one_chunk
+from packhouse.records.lists import flat_list, list_array, one_chunk
+from packhouse.records.ngrams import Int64s
 
 __all__ = ["merged", "numbered", "spread", "unit_numbers"]
 

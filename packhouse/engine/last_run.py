@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from packhouse.disks import write_whole
 from packhouse.engine.step import AnyJob
-from packhouse.fingerprint import canonical_json
+from packhouse.runtime.disks import write_whole
+from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import SourceShard
 
 __all__ = ["changed_parts", "load_last_run", "obsolete_keys", "save_last_run", "touch_last_run"]

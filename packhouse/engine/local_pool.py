@@ -21,8 +21,8 @@ from packhouse.engine.grouping import JobGroup, group_jobs
 from packhouse.engine.step import AnyJob, execute
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import TransientError
-from packhouse.progress import job_done, step_progress
 from packhouse.recipe import Recipe
+from packhouse.runtime.progress import job_done, step_progress
 
 __all__ = ["LocalRunner", "PoolRunner", "Run", "end_with_parent", "local_runner"]
 

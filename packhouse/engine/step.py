@@ -30,12 +30,12 @@ from pydantic import TypeAdapter
 
 from packhouse.cache.steps import AnyReceipt, Receipt
 from packhouse.engine.workspace import Workspace
-from packhouse.fingerprint import canonical_json, digest, library_versions
-from packhouse.interrupts import check_interrupted
-from packhouse.memory import keep_freed_memory
 from packhouse.recipe import Recipe
-from packhouse.tables import read_table
-from packhouse.without_pandas import settle_pyarrow
+from packhouse.records.tables import read_table
+from packhouse.runtime.fingerprint import canonical_json, digest, library_versions
+from packhouse.runtime.interrupts import check_interrupted
+from packhouse.runtime.memory import keep_freed_memory
+from packhouse.runtime.without_pandas import settle_pyarrow
 
 __all__ = ["AnyJob", "AnyStep", "Job", "Parameters", "Ref", "Step", "Work", "execute"]
 

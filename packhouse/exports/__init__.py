@@ -28,8 +28,8 @@ from typing import Any
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
-from packhouse.fingerprint import file_sha256
 from packhouse.loaders.versions import cache_folder, read_rows, verified_file
+from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
 
 __all__ = ["FORMATS", "FORMAT_KEYS", "VERSION", "Export", "export_version", "write_export"]

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.extras import import_extra
 from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.packing.lists import flat_list, list_array, zero_based
+from packhouse.records.lists import flat_list, list_array, zero_based
+from packhouse.runtime.extras import import_extra
 
 __all__ = [
     "split_rows",

@@ -19,11 +19,11 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError
-from packhouse.ledger import LedgerLine
 from packhouse.loaders.rows import ArrowRows, Row, open_rows
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.plan import PackPlan, plan_packs
 from packhouse.packing.shuffle import permutation
+from packhouse.records.ledger import LedgerLine
 
 __all__ = ["PackStat", "PackedDataset", "TokenizedDataset"]
 

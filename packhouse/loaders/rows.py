@@ -19,8 +19,8 @@ import torch
 
 from packhouse.errors import ConfigError, ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
-from packhouse.packing.lists import flat_list, list_offsets, read_ranges, zero_based
-from packhouse.tables import read_table
+from packhouse.records.lists import flat_list, list_offsets, read_ranges, zero_based
+from packhouse.records.tables import read_table
 
 __all__ = ["ArrowRows", "Row", "open_rows", "read_row"]
 

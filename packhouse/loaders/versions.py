@@ -30,15 +30,15 @@ import pyarrow as pa
 from typing_extensions import override
 
 from packhouse.cache.places import check_cache, default_cache
-from packhouse.disks import disk_errors, write_whole
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     IntegrityError,
     VersionNotFoundError,
 )
-from packhouse.fingerprint import file_sha256
 from packhouse.packing.layout import published_schema, to_layout
+from packhouse.runtime.disks import disk_errors, write_whole
+from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.address import parse_address
 from packhouse.store.contracts import read_batches

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
-from packhouse.packing.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
+from packhouse.records.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
 
 __all__ = ["check_packed"]
 

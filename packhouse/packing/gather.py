@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.packing.lists import (
+from packhouse.packing.plan import PackPlan
+from packhouse.records.lists import (
     Ranges,
     count_up,
     flat_list,
@@ -28,9 +29,8 @@ from packhouse.packing.lists import (
     read_ranges,
     string_bytes,
 )
-from packhouse.packing.plan import PackPlan
-from packhouse.span_weights import flat_weights, weights_column
-from packhouse.tables import PACKED
+from packhouse.records.span_weights import flat_weights, weights_column
+from packhouse.records.tables import PACKED
 
 __all__ = ["GatherTally", "gather"]
 
@@ -85,7 +85,7 @@ def gather(
 
     Example:
         >>> from packhouse.packing.plan import plan_packs
-        >>> from packhouse.tables import TOKENIZED
+        >>> from packhouse.records.tables import TOKENIZED
         >>> record = {"record_id": "a", "source": "s", "row": 0, "input_ids": [7, 8, 9],
         ...     "trained_ranges": [{"start": 0, "end": 3}], "range_weights": None,
         ...     "num_tokens": 3, "num_trained": 3,

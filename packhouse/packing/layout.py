@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.packing.lists import (
+from packhouse.records.lists import (
     Int32s,
     count_up,
     flat_list,
@@ -22,8 +22,8 @@ from packhouse.packing.lists import (
     read_ranges,
     zero_based,
 )
-from packhouse.span_weights import flat_weights
-from packhouse.tables import PACKED
+from packhouse.records.span_weights import flat_weights
+from packhouse.records.tables import PACKED
 
 __all__ = [
     "CONTRACT_VERSION",

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.errors import SequenceTooLongError
-from packhouse.packing.lists import read_ranges
 from packhouse.recipe import PackConfig
+from packhouse.records.lists import read_ranges
 
 __all__ = ["REASONS", "Admitted", "apply_over_length"]
 
 # Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
-# `packhouse.dedup`; `sampled_out`: see `packhouse.mixing`.
+# `packhouse.dedup`; `sampled_out`: see `packhouse.steps.mixing`.
 REASONS = (
     "kept",
     "over_seq_len",

@@ -29,8 +29,8 @@ from packhouse.packing.histogram import (
     exact_completion,
     first_fit_decreasing,
 )
-from packhouse.packing.lists import count_up
 from packhouse.packing.shuffle import keys_to_indices, permutation, shuffle_keys
+from packhouse.records.lists import count_up
 
 __all__ = ["STRATEGIES", "IndexArray", "PackPlan", "lower_bound", "plan_packs"]
 

@@ -2,9 +2,9 @@
 
 A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a file says about
 its own sizes may be a lie. So nothing is decoded in the process of a run. A child
-(`packhouse.confine`) gets the file's bytes from this process, decodes and checks them, and hands
-over plain batches of a few megabytes. A file that goes over a limit ends in an error that names it,
-and so does one that crashes the decoder.
+(`packhouse.runtime.confine`) gets the file's bytes from this process, decodes and checks them, and
+hands over plain batches of a few megabytes. A file that goes over a limit ends in an error that
+names it, and so does one that crashes the decoder.
 
     56 KB of Parquet, 2,000,000 rows that share one text of 1 MB:
         1,024 rows do not fit in 1 GiB: the child ends, and the file is refused
@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from packhouse.confine import at, file_of_parent, stream_confined
 from packhouse.errors import SourceError
+from packhouse.runtime.confine import at, file_of_parent, stream_confined
 from packhouse.sources.files import file_errors, open_file
 
 __all__ = ["MAX_COLUMNS", "decode_head", "decode_rows"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
-from packhouse.hub_access import hub_options, silent_bar
+from packhouse.runtime.hub_access import hub_options, silent_bar
 
 __all__ = ["HubFile", "fetch", "find_hub_files", "parse_uri"]
 

@@ -17,9 +17,10 @@ import orjson
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.identity import GroupBy, conversation_ids, group_keys
-from packhouse.messages import role_violations
 from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.records.identity import GroupBy, conversation_ids, group_keys
+from packhouse.records.messages import role_violations
+from packhouse.records.tables import QUARANTINED, VALIDATED
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
     bounded,
@@ -40,7 +41,6 @@ from packhouse.sources.shards import TEXT_FILES, SourceShard
 from packhouse.sources.streams import read_range
 from packhouse.sources.tabular import parse_tables
 from packhouse.sources.text_files import NotInBlocksError, Parsing
-from packhouse.tables import QUARANTINED, VALIDATED
 
 __all__ = ["ShardRows", "read_shard", "with_raw_rows"]
 

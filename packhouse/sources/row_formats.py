@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.messages import Answers, assemble
 from packhouse.recipe import SourceConfig
+from packhouse.records.messages import Answers, assemble
+from packhouse.records.tables import MESSAGE
 from packhouse.sources.chat_messages import (
     BadRowError,
     Conversation,
@@ -29,7 +30,6 @@ from packhouse.sources.chat_messages import (
 )
 from packhouse.sources.records import Ints, Rows
 from packhouse.sources.strict import parse_text
-from packhouse.tables import MESSAGE
 
 __all__ = [
     "MESSAGE_FIELDS",

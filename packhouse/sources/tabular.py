@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.recipe import SourceConfig
+from packhouse.runtime.without_pandas import recall_pandas
 from packhouse.sources.decoding import decode_head, decode_rows
 from packhouse.sources.files import SourceFile
 from packhouse.sources.records import Records, Rows
 from packhouse.sources.row_formats import find_row_format
 from packhouse.sources.streams import FileStream
-from packhouse.without_pandas import recall_pandas
 
 __all__ = ["parse_tables", "scan_tables"]
 

@@ -26,8 +26,9 @@ from packhouse.audit import (
     read_benchmarks,
 )
 from packhouse.engine.step import Job, Step, Work
-from packhouse.fingerprint import canonical_json
 from packhouse.recipe import Recipe
+from packhouse.records.tables import read_table
+from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import scan_source
 from packhouse.steps.format import FORMAT, FormatParameters, conversations
 from packhouse.steps.gather import GATHER, PackRange
@@ -35,7 +36,6 @@ from packhouse.steps.pack import PACK, PackParameters
 from packhouse.steps.records import read_records
 from packhouse.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.steps.validate import VALIDATE, ValidateParameters
-from packhouse.tables import read_table
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
 

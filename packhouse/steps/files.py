@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse import exports
-from packhouse.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.engine.step import AnyJob, Job, Step, Work
 from packhouse.exports import write_export
-from packhouse.fingerprint import digest
 from packhouse.loaders.versions import read_rows
 from packhouse.recipe import PublishConfig, Recipe
+from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.runtime.fingerprint import digest
+from packhouse.steps.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER, PackRange
 from packhouse.steps.pack import PACK, PackFacts, PackParameters, Side
@@ -33,7 +34,6 @@ from packhouse.steps.records import RECORDS, read_records
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
 from packhouse.store.manifest import FileKind
-from packhouse.tables import QUARANTINED, read_table
 
 __all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs"]
 

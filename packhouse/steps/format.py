@@ -20,10 +20,10 @@ from packhouse.engine.step import Job, Ref, Step, Work, execute
 from packhouse.errors import ConfigError, ContractError
 from packhouse.foreign import cuts_windows, render_shard, run_template
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
+from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
 from packhouse.steps.shard_io import ShardCounts, take_refused
 from packhouse.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
-from packhouse.tables import read_table, write_table
 from packhouse.templates import rewrites
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN

@@ -18,11 +18,11 @@ from packhouse import packing
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Step, Work
 from packhouse.packing import GatherTally, PackPlan, check_packed, gather
-from packhouse.progress import advance
 from packhouse.recipe import PackConfig
+from packhouse.records.tables import PACKED, read_table
+from packhouse.runtime.progress import advance
 from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.steps.records import ShardIndex, write_batches
-from packhouse.tables import PACKED, read_table
 
 __all__ = ["GATHER", "GatherFacts", "PackRange", "jobs"]
 

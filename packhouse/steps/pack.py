@@ -25,7 +25,6 @@ from packhouse import dedup, packing, splitting
 from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts
 from packhouse.engine.step import Job, Step, Work, execute
-from packhouse.ledger import RowCounts
 from packhouse.packing import (
     Admitted,
     GatherTally,
@@ -37,6 +36,7 @@ from packhouse.packing import (
 )
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
+from packhouse.records.ledger import RowCounts
 from packhouse.sources.files import source_name
 from packhouse.splitting import sides
 from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job

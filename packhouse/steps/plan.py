@@ -23,8 +23,8 @@ from itertools import chain
 from packhouse.dedup import needs_fingerprints
 from packhouse.engine.step import AnyJob, Job
 from packhouse.errors import EmptyDatasetError
-from packhouse.extras import import_extra
 from packhouse.recipe import Recipe
+from packhouse.runtime.extras import import_extra
 from packhouse.sources import SourceShard
 from packhouse.steps import audit, files, format, gather, pack, publish, split, tokenize, validate
 from packhouse.steps.audit import AuditParameters

@@ -18,12 +18,12 @@ from packhouse.dedup import DedupFacts
 from packhouse.engine.step import AnyStep, Job, Step, Work
 from packhouse.errors import PackhouseError
 from packhouse.exports import FORMAT_KEYS
-from packhouse.fingerprint import digest, library_versions
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
-from packhouse.ledger import LedgerLine, ledger_of
 from packhouse.packing import PackStatistics
 from packhouse.recipe import PublishConfig, Recipe
+from packhouse.records.ledger import LedgerLine, ledger_of
+from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.steps.audit import AUDIT, combine_audits
 from packhouse.steps.files import FILE_SETTINGS, FILES
 from packhouse.steps.format import FORMAT

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from packhouse.cache.steps import Receipt
 from packhouse.engine.workspace import Workspace
-from packhouse.ledger import RowCounts
+from packhouse.records.ledger import RowCounts
+from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.steps.tokenize import TOKENIZE
-from packhouse.tables import TOKENIZED, read_table
 
 __all__ = ["OUTCOMES", "PLACES", "RECORDS", "ShardIndex", "read_records", "write_batches"]
 

@@ -19,16 +19,16 @@ from packhouse import dedup
 from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts, deduplicate, facts_of
 from packhouse.foreign import cuts_windows
-from packhouse.mixing import mix, source_counts
 from packhouse.packing import Admitted, IndexArray
-from packhouse.packing.lists import flat_list, one_chunk
 from packhouse.recipe import Recipe
+from packhouse.records.lists import flat_list, one_chunk
+from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.sources.files import source_name
 from packhouse.splitting import join_equal
 from packhouse.steps.format import conversations
+from packhouse.steps.mixing import mix, source_counts
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
-from packhouse.tables import TOKENIZED, read_table
 
 __all__ = ["Selection", "ShardReceipts", "select"]
 

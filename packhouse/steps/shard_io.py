@@ -9,10 +9,10 @@ from typing import overload
 import pyarrow as pa
 
 from packhouse.foreign import REFUSED
-from packhouse.ledger import RowCounts
 from packhouse.recipe import ValidateConfig
+from packhouse.records.ledger import RowCounts
+from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard, with_raw_rows
-from packhouse.tables import read_table, write_table
 
 __all__ = ["MappedTables", "ShardCounts", "take_refused", "write_quarantined"]
 

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Step, Work
 from packhouse.engine.workspace import Workspace
-from packhouse.fingerprint import canonical_json
-from packhouse.hex_keys import num_different
-from packhouse.ledger import RowCounts
 from packhouse.recipe import Recipe, SplitConfig
+from packhouse.records.hex_keys import num_different
+from packhouse.records.ledger import RowCounts
+from packhouse.runtime.fingerprint import canonical_json
 from packhouse.splitting import Disjoint
 from packhouse.steps.pack import PACK, PackParameters, Side
 from packhouse.steps.records import read_records

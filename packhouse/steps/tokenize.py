@@ -13,10 +13,10 @@ from packhouse.engine.step import Job, Step, Work
 from packhouse.errors import ContractError
 from packhouse.foreign import run_tokenizer, tokenize_shard
 from packhouse.recipe import Recipe, TokenizeConfig
+from packhouse.records.tables import read_table
 from packhouse.sources import SourceShard
 from packhouse.steps.format import FORMAT, FormatParameters
 from packhouse.steps.shard_io import ShardCounts, take_refused
-from packhouse.tables import read_table
 from packhouse.tokenization.loading import check_unchanged, tokenizer_bytes
 
 __all__ = ["TOKENIZE", "TokenizeFacts", "TokenizeParameters", "TokenizerFacts", "job"]

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packhouse import messages, sources
-from packhouse.confine import start_early
+from packhouse import sources
 from packhouse.engine.step import Job, Step, Work
 from packhouse.errors import ConfigError
 from packhouse.escaping import for_terminal
-from packhouse.identity import GroupBy
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
+from packhouse.records import messages
+from packhouse.records.identity import GroupBy
+from packhouse.records.tables import write_table
+from packhouse.runtime.confine import start_early
 from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.steps.shard_io import ShardCounts, write_quarantined
-from packhouse.tables import write_table
 
 __all__ = ["SHARD_BYTES", "VALIDATE", "Origin", "ValidateFacts", "ValidateParameters", "jobs"]
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from packhouse.errors import ContractError
 from packhouse.escaping import for_terminal
-from packhouse.ledger import LedgerLine, check_ledger
+from packhouse.records.ledger import LedgerLine, check_ledger
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry, Manifest
 

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from packhouse.disks import temporary_folder
 from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.runtime.disks import temporary_folder
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion

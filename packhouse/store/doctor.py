@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from packhouse.disks import temporary_folder
 from packhouse.errors import (
     IntegrityError,
     PackhouseError,
@@ -26,6 +25,7 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
+from packhouse.runtime.disks import temporary_folder
 from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     ObjectNotFoundError,

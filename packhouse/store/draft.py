@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import ConfigError
-from packhouse.fingerprint import canonical_json
+from packhouse.runtime.fingerprint import canonical_json
 from packhouse.store.card import dataset_card
 from packhouse.store.layout import check_name
 from packhouse.store.manifest import (

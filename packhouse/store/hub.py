@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packhouse.disks import temporary_folder
 from packhouse.errors import ConfigError, ConflictError, StoreError, TransientError
+from packhouse.runtime.disks import temporary_folder
 from packhouse.store.read import OpenVersion
 
 if TYPE_CHECKING:

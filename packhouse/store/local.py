@@ -19,8 +19,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from packhouse.disks import OF_DISKS, disk_error
 from packhouse.errors import StoreError, StoreRefusedError, TransientError
+from packhouse.runtime.disks import OF_DISKS, disk_error
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,

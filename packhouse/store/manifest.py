@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from typing_extensions import TypedDict
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.fingerprint import canonical_json, digest
+from packhouse.runtime.fingerprint import canonical_json, digest
 from packhouse.store.layout import check_name, check_vid, split_version, version_name
 
 __all__ = [

@@ -22,7 +22,7 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
-from packhouse.extras import import_extra
+from packhouse.runtime.extras import import_extra
 
 __all__ = [
     "MAX_GET_BYTES",

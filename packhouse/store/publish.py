@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packhouse.disks import temporary_folder
 from packhouse.errors import (
     ConfigError,
     ConflictError,
@@ -24,6 +23,7 @@ from packhouse.errors import (
     StoreRefusedError,
     VersionNotFoundError,
 )
+from packhouse.runtime.disks import temporary_folder
 from packhouse.store.doctor import require_guarded
 from packhouse.store.draft import LocalFile, Uploads, card_file, draft_manifest, name_files
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift

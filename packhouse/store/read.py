@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from packhouse.confine import run_confined
-from packhouse.disks import temporary_folder
 from packhouse.errors import (
     ConfigError,
     ContractError,
@@ -23,7 +21,9 @@ from packhouse.errors import (
     TransientError,
     VersionNotFoundError,
 )
-from packhouse.fingerprint import file_sha256
+from packhouse.runtime.confine import run_confined
+from packhouse.runtime.disks import temporary_folder
+from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
 from packhouse.store.contracts import check_data_file
 from packhouse.store.layout import check_name, file_key, is_version

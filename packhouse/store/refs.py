@@ -25,7 +25,7 @@ from packhouse.errors import (
     TransientError,
     VersionNotFoundError,
 )
-from packhouse.fingerprint import canonical_json, digest
+from packhouse.runtime.fingerprint import canonical_json, digest
 from packhouse.store.layout import (
     check_name,
     is_name,

@@ -26,7 +26,7 @@ from packhouse.errors import (
     StoreError,
     TransientError,
 )
-from packhouse.extras import import_extra
+from packhouse.runtime.extras import import_extra
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,

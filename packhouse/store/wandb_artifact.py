@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from packhouse.disks import temporary_folder
-from packhouse.extras import import_extra
+from packhouse.runtime.disks import temporary_folder
+from packhouse.runtime.extras import import_extra
 from packhouse.store.contracts import read_batches
 from packhouse.store.diff import records_of
 from packhouse.store.layout import version_folder

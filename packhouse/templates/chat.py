@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.confine import at
 from packhouse.recipe import FormatConfig
-from packhouse.span_weights import weights_column
+from packhouse.records.span_weights import weights_column
+from packhouse.runtime.confine import at
 from packhouse.templates.chat_messages import parse_tools
 from packhouse.templates.compiled import (
     CompiledTemplate,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.span_weights import weights_column
+from packhouse.records.span_weights import weights_column
 from packhouse.templates.conversations import Conversations
 from packhouse.templates.field_columns import Column, FieldColumns
 from packhouse.templates.predicates import Predicate

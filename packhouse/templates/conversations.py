@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
-from packhouse.tables import MESSAGE
+from packhouse.records.tables import MESSAGE
 from packhouse.templates.examples import with_field
 from packhouse.templates.weighing import ROLES, decide_weights
 

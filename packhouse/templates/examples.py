@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.identity import conversation_ids, group_keys
 from packhouse.recipe import FormatConfig
-from packhouse.tables import CONVERSATION, VALIDATED
+from packhouse.records.identity import conversation_ids, group_keys
+from packhouse.records.tables import CONVERSATION, VALIDATED
 from packhouse.templates.thinking import has_thinking, is_unclosed, without_thinking
 from packhouse.templates.weighing import ROLES, decide_weights
 

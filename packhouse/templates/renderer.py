@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from packhouse.recipe import FormatConfig
-from packhouse.tables import FORMATTED, QUARANTINED, VALIDATED
+from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED
 from packhouse.templates.conversations import Conversations, canonical_json
 from packhouse.templates.examples import WindowRule, make_examples, split_to_windows
 from packhouse.templates.results import Filled, Refusal, Texts

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.tables import FORMATTED, WEIGHTS
+from packhouse.records.tables import FORMATTED, WEIGHTS
 
 __all__ = ["Filled", "Refusal", "RefusedError", "Texts", "concat_filled", "span_lists"]
 

@@ -1,7 +1,7 @@
 """Chat templates in Jinja's sandbox, set up as transformers does.
 
 A chat template is code that arrives with a tokenizer. The immutable sandbox keeps it from the
-interpreter; the child process that renders (see `packhouse.confine`) keeps it from the machine.
+interpreter; the child process that renders (`packhouse.runtime.confine`) keeps it from the machine.
 
 What differs from transformers: filters and globals that are random or that no template needs
 (`random`, `lipsum`, `batch`, `slice`, `wordwrap`, `urlize`) do not exist, and `strftime_now` gives
@@ -26,8 +26,8 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup, escape
 
-from packhouse.confine import at, limited
 from packhouse.errors import TemplateError
+from packhouse.runtime.confine import at, limited
 from packhouse.templates.provenance import (
     BLOCK_EDGES,
     UNPROVEN,

@@ -30,7 +30,7 @@ def decide_weights(
         config: `train_on`, `never_train` and `template` are read.
 
     Example:
-        >>> from packhouse.tables import MESSAGE
+        >>> from packhouse.records.tables import MESSAGE
         >>> turns = [("user", None), ("assistant", 0.5), ("user", 1.0), ("assistant", None)]
         >>> messages = [{"role": role, "content": "", "weight": weight} for role, weight in turns]
         >>> decide_weights(pa.array(messages, MESSAGE), np.array([0, 4]), FormatConfig()).tolist()

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from packhouse.disks import write_whole
+from packhouse.runtime.disks import write_whole
 
 __all__ = ["read_checked", "write_checked"]
 

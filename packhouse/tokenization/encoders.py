@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.confine import limited
-from packhouse.interrupts import check_interrupted
-from packhouse.progress import advance
+from packhouse.runtime.confine import limited
+from packhouse.runtime.interrupts import check_interrupted
+from packhouse.runtime.progress import advance
 from packhouse.tokenization.memo import memo
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 

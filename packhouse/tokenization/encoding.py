@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.progress import advance
+from packhouse.runtime.progress import advance
 from packhouse.tokenization.encoders import (
     Encoder,
     EncoderError,

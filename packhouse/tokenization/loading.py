@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from packhouse.confine import at, limited, run_confined
-from packhouse.disks import temporary_folder
 from packhouse.errors import TokenizerError
+from packhouse.runtime.confine import at, limited, run_confined
+from packhouse.runtime.disks import temporary_folder
 from packhouse.tokenization.digest_cache import read_checked, write_checked
 from packhouse.tokenization.encoders import bare, load_tokenizer
 from packhouse.tokenization.names import TOKENIZER_FILES, tokenizer_folder

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from packhouse.errors import TokenizerError
-from packhouse.hub_access import hub_options, silent_bar
 from packhouse.recipe.section import HUB_NAME
+from packhouse.runtime.hub_access import hub_options, silent_bar
 
 __all__ = ["TOKENIZER_FILES", "is_hub_name", "pin_tokenizer", "tokenizer_folder"]
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.confine import at, limited
 from packhouse.recipe import TokenizeConfig
-from packhouse.span_weights import flat_weights, weights_column
-from packhouse.tables import QUARANTINED, TOKENIZED
+from packhouse.records.span_weights import flat_weights, weights_column
+from packhouse.records.tables import QUARANTINED, TOKENIZED
+from packhouse.runtime.confine import at, limited
 from packhouse.tokenization.control_text import find_forged, with_plain_contents
 from packhouse.tokenization.encoders import Encoder, EncoderError, chunks_of
 from packhouse.tokenization.encoding import encode_rows
@@ -49,10 +49,10 @@ class Tokenized:
     """What became of a table of renderings; every row is in one of the two tables."""
 
     tokenized: pa.Table
-    """Schema `packhouse.tables.TOKENIZED`, in the order of the input."""
+    """Schema `packhouse.records.tables.TOKENIZED`, in the order of the input."""
 
     quarantined: pa.Table
-    """Schema `packhouse.tables.QUARANTINED`; reasons `empty`, `nothing_trained`, `control_text`."""
+    """Schema `tables.QUARANTINED`; reasons `empty`, `nothing_trained`, `control_text`."""
 
     notes: dict[str, int]
     """Counts: `straddles_start`, `straddles_end` (spans), `inexact_round_trip`,
@@ -72,7 +72,7 @@ def tokenize_table(
     """Encode renderings and mark what is trained.
 
     Args:
-        formatted: schema `packhouse.tables.FORMATTED`.
+        formatted: schema `packhouse.records.tables.FORMATTED`.
         snapshot: tokenizer to encode with.
         config: choice of encoder (never changes ids) and policy on control text.
         cache: folder for verdicts on the fast encoder; None judges it anew in each process.

@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from packhouse.identity import conversation_ids
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.tables import CONVERSATION, VALIDATED
+from packhouse.records.identity import conversation_ids
+from packhouse.records.tables import CONVERSATION, VALIDATED
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 

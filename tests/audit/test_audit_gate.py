@@ -23,9 +23,9 @@ from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, load_recipe
+from packhouse.records.tables import PACKED
 from packhouse.steps.records import RECORDS
 from packhouse.store import open_version
-from packhouse.tables import PACKED
 from tests.audit.conftest import DEMO
 
 IS_CONTROL = np.array([True, True, True, *[False] * 97])

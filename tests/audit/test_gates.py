@@ -5,8 +5,8 @@ import pytest
 from packhouse.audit import check_audit
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.gates import GateLog, GateResult
-from packhouse.ledger import LedgerLine, check_quarantine
 from packhouse.recipe import AuditConfig
+from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.store import Drift, Gate
 
 COUNTS = {

@@ -7,8 +7,8 @@ import tempfile
 
 import pytest
 
-from packhouse.disks import disk_errors, temporary_folder
 from packhouse.errors import DiskError
+from packhouse.runtime.disks import disk_errors, temporary_folder
 from tests.cache.conftest import steps_in
 
 

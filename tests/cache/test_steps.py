@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from packhouse.cache.steps import StepStore
-from packhouse.fingerprint import file_sha256
+from packhouse.runtime.fingerprint import file_sha256
 
 
 def write_hello(folder: Path) -> dict[str, int]:

@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import schemas
-from packhouse import data_files
 from packhouse.chain import prepare
 from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
-from packhouse.steps import STEPS, files, gather, validate
+from packhouse.steps import STEPS, data_files, files, gather, validate
 
 SMALL = {
     (validate, "SHARD_BYTES"): 1500,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from packhouse import interrupts
 from packhouse.engine.local_pool import LocalRunner, PoolRunner
-from packhouse.interrupts import Interrupted
+from packhouse.runtime import interrupts
+from packhouse.runtime.interrupts import Interrupted
 from packhouse.tokenization.encoders import _as_encoder_error
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from packhouse.cache.steps import Receipt
 from packhouse.errors import ContractError, EmptyDatasetError, QuarantineLimitError
-from packhouse.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
+from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
 
 
 def receipt(step: str, rows_in: int, rows_out: int, **facts) -> Receipt:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.loaders import load_packed
-from packhouse.mixing import times_of
 from packhouse.recipe import SourceConfig
+from packhouse.steps.mixing import times_of
 from tests.audit.test_audit_gate import Project
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from packhouse import progress
+from packhouse.runtime import progress
 
 
 @pytest.fixture

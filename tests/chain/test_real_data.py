@@ -15,8 +15,8 @@ from packhouse.chain import Prepared, prepare
 from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
+from packhouse.records.tables import read_table
 from packhouse.store import open_version, verify_version
-from packhouse.tables import read_table
 from packhouse.tokenization import load_snapshot
 
 pytestmark = pytest.mark.slow

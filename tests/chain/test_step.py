@@ -13,11 +13,11 @@ import pytest
 from packhouse.engine.step import Step, Work, execute
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ContractError
-from packhouse.fingerprint import canonical_json, digest
 from packhouse.recipe import Recipe
+from packhouse.records.tables import write_table
+from packhouse.runtime.fingerprint import canonical_json, digest
 from packhouse.steps import ENGINE_VERSIONS, STEPS
 from packhouse.steps.plan import plan_jobs
-from packhouse.tables import write_table
 
 
 @dataclass(frozen=True)

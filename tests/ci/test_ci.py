@@ -23,7 +23,7 @@ from packhouse.cache.steps import StepStore
 from packhouse.ci import GATES
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, ContractError, StoreError, TransientError
-from packhouse.fingerprint import file_sha256
+from packhouse.runtime.fingerprint import file_sha256
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import load_ref, open_store, open_version
 from packhouse.store.protocol import RetryPolicy

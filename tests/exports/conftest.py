@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from packhouse.data_files import ContentHash
 from packhouse.recipe import PublishConfig
+from packhouse.records.tables import PACKED
+from packhouse.steps.data_files import ContentHash
 from packhouse.store import LocalFile, OpenVersion, open_store, open_version, publish_version
-from packhouse.tables import PACKED
 from tests.data_files import write_data_files
 
 # Records as (ids, trained ids): one of a single token, ids beyond 16 bits, a trained last token.

@@ -75,9 +75,9 @@ def _memory_folder() -> str | None:
 def fuzz(inputs: int, seed: int, corpus: Path) -> None:
     """One round, in this process, which libFuzzer ends."""
     with atheris.instrument_imports(
-        include=["packhouse.sources", "packhouse.messages", "packhouse.identity"]
+        include=["packhouse.sources", "packhouse.records.messages", "packhouse.records.identity"]
     ):
-        import packhouse.messages
+        import packhouse.records.messages
         import packhouse.sources  # noqa: F401
     os.chdir(tempfile.mkdtemp(dir=corpus.parent))  # where it leaves the input that broke the law
     limits = ["-timeout=60", "-rss_limit_mb=2048", "-max_len=2048", "-print_final_stats=1"]

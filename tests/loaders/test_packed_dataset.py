@@ -15,7 +15,7 @@ from packhouse.loaders import (
     load_packed,
 )
 from packhouse.packing import plan_packs
-from packhouse.tables import PACKED
+from packhouse.records.tables import PACKED
 
 
 def test_rows_of_a_version_are_tensors_with_boundaries(make_version, tmp_path):

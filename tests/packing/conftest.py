@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from packhouse.tables import TOKENIZED
+from packhouse.records.tables import TOKENIZED
 
 Record = tuple[list[int], list[tuple[int, int]]]
 """Ids and trained ranges."""

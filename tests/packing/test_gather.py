@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packhouse.packing import GatherTally, PackStatistics, gather, plan_packs
 from packhouse.packing.plan import STRATEGIES, PackPlan
 from packhouse.packing.statistics import length_histogram
-from packhouse.tables import PACKED, TOKENIZED
+from packhouse.records.tables import PACKED, TOKENIZED
 
 
 @st.composite

@@ -14,7 +14,7 @@ from packhouse.packing import (
     to_layout,
 )
 from packhouse.packing.layout import trained_mask
-from packhouse.tables import PACKED
+from packhouse.records.tables import PACKED
 
 
 def packed_rows() -> pa.RecordBatch:

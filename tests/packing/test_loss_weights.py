@@ -17,8 +17,8 @@ from packhouse.packing import (
     published_schema,
     to_layout,
 )
-from packhouse.span_weights import flat_weights, weights_column
-from packhouse.tables import PACKED, TOKENIZED, WEIGHTS
+from packhouse.records.span_weights import flat_weights, weights_column
+from packhouse.records.tables import PACKED, TOKENIZED, WEIGHTS
 
 WEIGHT = st.sampled_from([1.0, 0.5, 0.25, 2.0])
 

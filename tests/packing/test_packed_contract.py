@@ -9,7 +9,7 @@ import pytest
 
 from packhouse.errors import ContractError
 from packhouse.packing import check_packed, published_schema, to_layout
-from packhouse.tables import PACKED
+from packhouse.records.tables import PACKED
 
 GOOD = [
     {

@@ -18,10 +18,10 @@ from flows.promote import promote
 from flows.refresh import refresh
 from flows.rollback import rollback
 from flows.verify import verify
-from packhouse import progress
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
 from packhouse.recipe.section import Section
+from packhouse.runtime import progress
 from tasks import guard
 from tasks.guard import allowed_recipe, worker_cache
 

@@ -6,7 +6,7 @@ import pytest
 
 import schemas
 from packhouse.errors import ContractError
-from packhouse.tables import FORMATTED, QUARANTINED, read_table
+from packhouse.records.tables import FORMATTED, QUARANTINED, read_table
 from tests.chain.conftest import Project
 
 SPANS = {"content_spans", "trained_spans"}

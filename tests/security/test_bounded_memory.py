@@ -16,8 +16,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse import confine
 from packhouse.errors import SourceError
+from packhouse.runtime import confine
 from packhouse.sources import decoding, text_files
 
 MIB = 2**20

@@ -27,10 +27,10 @@ from packhouse.cli import cli
 from packhouse.errors import SourceError
 from packhouse.escaping import for_terminal
 from packhouse.estimate import Estimate
+from packhouse.records.tables import QUARANTINED
 from packhouse.store import open_store, publish_version
 from packhouse.store.card import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint
-from packhouse.tables import QUARANTINED
 from packhouse.terminal import EscapedRecord
 from tests.security.test_escaping import ACTIVE, HOSTILE, hostile
 from tests.store.versions import FACTS, pack_table, write_file

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.records.tables import QUARANTINED, VALIDATED
 from packhouse.sources import SourceShard, read_shard, scan_source
-from packhouse.tables import QUARANTINED, VALIDATED
 
 
 @dataclass

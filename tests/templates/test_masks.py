@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from packhouse.errors import TemplateError
-from packhouse.identity import conversation_ids
 from packhouse.recipe import FormatConfig, TokenizeConfig
+from packhouse.records.identity import conversation_ids
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 from packhouse.tokenization.encoders import load_tokenizer

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from packhouse import confine
 from packhouse.errors import TemplateError
+from packhouse.runtime import confine
 from packhouse.templates.sandbox import ChatTemplate
 from tests.templates.toys import CHATML, render_chat
 

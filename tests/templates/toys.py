@@ -6,7 +6,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer, models
 
 from packhouse.recipe import FormatConfig
-from packhouse.tables import VALIDATED
+from packhouse.records.tables import VALIDATED
 from packhouse.templates import Rendered, Renderer, make_renderer
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 

@@ -17,7 +17,7 @@ from tokenizers import (
     trainers,
 )
 
-from packhouse.tables import FORMATTED
+from packhouse.records.tables import FORMATTED
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot
 
 REAL = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3", "bert-base-uncased"]

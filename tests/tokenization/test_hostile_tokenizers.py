@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from packhouse import confine
 from packhouse.errors import TokenizerError
 from packhouse.foreign import run_tokenizer
+from packhouse.runtime import confine
 from packhouse.tokenization import load_snapshot
 
 DEMO = Path(__file__).parents[2] / "deployments/demo"

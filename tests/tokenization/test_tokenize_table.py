@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from packhouse.recipe import TokenizeConfig
-from packhouse.tables import QUARANTINED, TOKENIZED
+from packhouse.records.tables import QUARANTINED, TOKENIZED
 from packhouse.tokenization import tokenize_table
 from packhouse.tokenization.pipeline import read_pipeline
 

@@ -45,8 +45,9 @@ from typing import IO, Any
 import orjson
 import pyarrow as pa
 
-from packhouse import errors, progress
+from packhouse import errors
 from packhouse.errors import ConfigError, PackhouseError, TransientError
+from packhouse.runtime import progress
 
 __all__ = [
     "MEMORY_MB",
@@ -241,7 +242,7 @@ def file_of_parent() -> IO[bytes]:
 class _Child:
     """A process that does calls, and the place where it notes what it works on."""
 
-    def __init__(self, environment: dict[str, str], imports: str = "packhouse.confine") -> None:
+    def __init__(self, environment: dict[str, str], imports: str = __name__) -> None:
         self.environment = environment
         self.is_stuck = False
         self.has_answered = False
@@ -254,7 +255,7 @@ class _Child:
             self._mark = mmap.mmap(mark.fileno(), _MARK_BYTES)
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}; import {imports}; "
-                f"from packhouse import confine; confine.serve({mark.fileno()})"
+                f"from packhouse.runtime import confine; confine.serve({mark.fileno()})"
             )
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -454,8 +455,8 @@ _replies: IO[bytes]
 def serve(mark: int) -> None:
     """Do calls until the parent closes the pipe, or none came for a minute."""
     global _mark, _seconds, _row_seconds, _more_seconds, _file_bytes, _replies
-    from packhouse.memory import keep_freed_memory
-    from packhouse.without_pandas import settle_pyarrow
+    from packhouse.runtime.memory import keep_freed_memory
+    from packhouse.runtime.without_pandas import settle_pyarrow
 
     for number in (signal.SIGINT, signal.SIGTERM):  # are the parent's to answer
         signal.signal(number, signal.SIG_IGN)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from packhouse import confine
 from packhouse.errors import ConfigError, TemplateError, TokenizerError, TransientError
+from packhouse.runtime import confine
 from packhouse.tokenization import fingerprint_tokenizer
 
 
@@ -99,7 +99,8 @@ def test_a_child_that_dies_is_an_error_and_the_next_call_gets_another(number, er
 
 def test_a_child_ends_with_its_parent():
     code = (
-        "import os; from packhouse import confine; from packhouse.errors import TemplateError; "
+        "import os; from packhouse.errors import TemplateError; "
+        "from packhouse.runtime import confine; "
         "print(confine.run_confined(os.getpid, what='', blames=TemplateError), flush=True); "
         "os.kill(os.getpid(), 9)"
     )
@@ -270,7 +271,7 @@ def test_a_fork_leaves_its_parents_children_alone():
     """Torch's DataLoader forks: a child must not wait for the fork to end, nor the fork use it."""
     code = """
 import os, sys
-from packhouse import confine
+from packhouse.runtime import confine
 from packhouse.errors import TemplateError
 
 def ask():
@@ -300,7 +301,7 @@ def test_a_fork_while_a_child_works_goes_on():
     code = """
 import os, threading, time
 from functools import partial
-from packhouse import confine
+from packhouse.runtime import confine
 from packhouse.errors import TemplateError
 
 def ask(call):

@@ -10,7 +10,7 @@ SETTLED = """
 import os, sys
 os.environ["PACKHOUSE_WITHOUT_PANDAS"] = "1"
 import pyarrow as pa
-from packhouse.without_pandas import recall_pandas, settle_pyarrow, without_pandas
+from packhouse.runtime.without_pandas import recall_pandas, settle_pyarrow, without_pandas
 settle_pyarrow()
 pa.array(["a"])
 assert "pandas" not in sys.modules
@@ -29,7 +29,7 @@ def test_a_contract_is_checked_and_breaks_without_pandas():
         SETTLED
         + """
 import schemas
-from packhouse import tables
+from packhouse.records import tables
 from packhouse.errors import ContractError
 table = pa.table({"seq_lengths": [[2]], "input_ids": [[1, 2, 3]]})
 columns = {
@@ -86,10 +86,10 @@ def test_only_pandas_is_hidden_and_only_for_a_moment():
 def test_in_a_process_of_others_libraries_know_pandas_after_a_step():
     code = """
 import importlib
-from packhouse.without_pandas import settle_pyarrow, without_pandas
+from packhouse.runtime.without_pandas import settle_pyarrow, without_pandas
 settle_pyarrow()  # as every step does
 import schemas
-from packhouse import tables
+from packhouse.records import tables
 schemas.check("tokenized", tables.TOKENIZED.empty_table())
 import pandas, pandera.pandas, polars, pyarrow
 nan = pandas.Series([1.0, float("nan")])

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.packing import published_schema, to_layout
-from packhouse.progress import advance
 from packhouse.recipe import PublishConfig
+from packhouse.runtime.progress import advance
 
 __all__ = [
     "ContentHash",

@@ -15,7 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.messages import ASSISTANT, TEXT_FIELDS, UNKNOWN, USER, FlatMessages, string_buffers
+from packhouse.records.messages import (
+    ASSISTANT,
+    TEXT_FIELDS,
+    UNKNOWN,
+    USER,
+    FlatMessages,
+    string_buffers,
+)
 
 __all__ = ["GroupBy", "conversation_ids", "group_keys"]
 
@@ -44,7 +51,7 @@ def conversation_ids(messages: pa.Array, tools: pa.Array, labels: pa.Array) -> p
         of any collision is 4e-11.
 
     Example:
-        >>> from packhouse.messages import MessageColumns
+        >>> from packhouse.records.messages import MessageColumns
         >>> columns = MessageColumns(role=["user", "assistant"], content=["Hi", "Hello"], count=[2])
         >>> none = pa.array([None])
         >>> conversation_ids(columns.to_arrow(), none, none).to_pylist()
@@ -126,7 +133,7 @@ def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> p
         Array of strings, 20 hex digits each.
 
     Example:
-        >>> from packhouse.messages import MessageColumns
+        >>> from packhouse.records.messages import MessageColumns
         >>> columns = MessageColumns(
         ...     role=["user", "assistant"] * 2,
         ...     content=["Hi  there", "A", "hi there ", "B"],

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.packing.lists import list_offsets, one_chunk
+from packhouse.records.lists import list_offsets, one_chunk
 
 __all__ = ["Hashes", "Int64s", "Words", "hash_words", "run_hashes", "words_of"]
 

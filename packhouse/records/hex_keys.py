@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.errors import ContractError
-from packhouse.packing.lists import one_chunk, string_bytes
+from packhouse.records.lists import one_chunk, string_bytes
 
 __all__ = [
     "NUM_DIGITS",

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.tables import WEIGHTS
+from packhouse.records.tables import WEIGHTS
 
 __all__ = ["flat_weights", "weights_column"]
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.packing import Admitted
-from packhouse.packing.lists import one_chunk
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import SourceConfig
+from packhouse.records.lists import one_chunk
 from packhouse.splitting import mixed_keys
 
 __all__ = ["mix", "source_counts", "times_of"]

@@ -1,9 +1,9 @@
 """Conversations as Arrow columns: how they are built, and when they are sound.
 
-A conversation is a list of MESSAGE structs (see `packhouse.tables`). All of a shard's messages lie
-flat behind one another, so rules are a few numpy passes over role codes. No Python object is made
-per message; 52,002 Alpaca rows take about 0.02 s. What conversations are called is in
-`packhouse.identity`.
+A conversation is a list of MESSAGE structs (see `packhouse.records.tables`). All of a shard's
+messages lie flat behind one another, so rules are a few numpy passes over role codes. No Python
+object is made per message; 52,002 Alpaca rows take about 0.02 s. What conversations are called is
+in `packhouse.records.identity`.
 
 Roles are a closed set. What a file calls `human`, `gpt` or `observation` is renamed by the reader;
 a role that is none of the four makes the conversation bad, it is never dropped or rendered.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.tables import CONVERSATION, MESSAGE
+from packhouse.records.tables import CONVERSATION, MESSAGE
 
 __all__ = [
     "REASONS",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of the rules and of `packhouse.identity`; part of cache keys. Raise it when an output changes."""
+"""Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""
 
 Answers = Literal["required", "label", "text"]
 """What a conversation's answer is: an assistant's turn, a class label, or all of a text."""

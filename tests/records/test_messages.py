@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.identity import conversation_ids, group_keys
-from packhouse.messages import REASONS, MessageColumns, assemble, role_violations
-from packhouse.tables import CONVERSATION, MESSAGE
+from packhouse.records.identity import conversation_ids, group_keys
+from packhouse.records.messages import REASONS, MessageColumns, assemble, role_violations
+from packhouse.records.tables import CONVERSATION, MESSAGE
 
 CALL = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
 
@@ -284,8 +284,8 @@ def test_no_conversations_are_no_trouble():
 
 SCRIPT = """
 import json, pyarrow as pa
-from packhouse.identity import conversation_ids, group_keys
-from packhouse.tables import CONVERSATION
+from packhouse.records.identity import conversation_ids, group_keys
+from packhouse.records.tables import CONVERSATION
 turns = [("user", "Caf\\u00e9"), ("assistant", "x")]
 rows = [[{"role": r, "content": c + str(i)} for r, c in turns] for i in range(9)]
 array = pa.array(rows, CONVERSATION)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.tables import SPAN
+from packhouse.records.tables import SPAN
 
 __all__ = [
     "Int32s",

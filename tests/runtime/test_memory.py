@@ -9,8 +9,8 @@ _FAULTS = """
 import resource
 import numpy as np
 import pyarrow as pa
-import packhouse.memory
-asked = {asked} and packhouse.memory.keep_freed_memory()
+import packhouse.runtime.memory
+asked = {asked} and packhouse.runtime.memory.keep_freed_memory()
 
 def use():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

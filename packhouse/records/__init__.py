@@ -1,0 +1,1 @@
+"""Conversations as columns: Arrow schemas, messages, names by content, and the account of rows."""

@@ -1,0 +1,1 @@
+"""What a run stands on: child processes with limits, memory, disks, signals, progress, keys."""

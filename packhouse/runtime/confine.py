@@ -253,8 +253,9 @@ class _Child:
         with tempfile.TemporaryFile() as mark:
             mark.truncate(_MARK_BYTES)
             self._mark = mmap.mmap(mark.fileno(), _MARK_BYTES)
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}; import {imports}; "
+            code = (  # transformers imports torch wherever it finds it, which takes 2 s or more
+                f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
+                f"import {imports}; "
                 f"from packhouse.runtime import confine; confine.serve({mark.fileno()})"
             )
             self._process = subprocess.Popen(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,6 +44,11 @@ def test_a_child_works_where_its_parent_does(tmp_path, monkeypatch):
     in_child(os.getpid)
     monkeypatch.chdir(tmp_path)
     assert in_child(os.getcwd) == str(tmp_path)
+
+
+def test_a_child_loads_no_torch():
+    assert find_spec("torch") is not None  # which takes it seconds, and no tokenizer needs it
+    assert in_child(partial(find_spec, "torch")) is None
 
 
 def test_a_child_sees_no_credentials(monkeypatch):

@@ -107,7 +107,7 @@ def test_the_fixed_corpus_holds_every_known_trap(byte_level, monkeypatch):
     texts = adversarial_texts(read_pipeline(byte_level.backend))
     everything = "".join(texts)
 
-    assert max(map(len, texts)) == 2**20
+    assert max(map(len, texts)) == 2**17
     traps = ["   ", "\n\n", "\t", "\u200d", "\u0301", "\u212b", "\x00", "\x7f", "<|end|>", "0x1F"]
     assert [trap for trap in traps if trap not in everything] == []
     scripts = {unicodedata.name(character, "NONE").split()[0] for character in set(everything)}

@@ -38,7 +38,15 @@ from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
 
-__all__ = ["Version", "open_version", "plan", "prepare", "prepare_recipe", "recipe_for"]
+__all__ = [
+    "Version",
+    "name_of",
+    "open_version",
+    "plan",
+    "prepare",
+    "prepare_recipe",
+    "recipe_for",
+]
 
 log = logging.getLogger("packhouse.cache")
 
@@ -314,7 +322,7 @@ def recipe_for(
         if len(in_memory) > 1:  # their files in the cache are all called `rows`
             for number, source in enumerate(in_memory, 1):
                 source.setdefault("name", f"rows-{number}")
-        raw = {"dataset": _name_of(given[0]), "sources": sources}
+        raw = {"dataset": name_of(given[0]), "sources": sources}
     for key, section, given_too in (("seq_len", "pack", seq_len), ("store", "publish", store)):
         if given_too is not None and key in _keys_of(settings.get(section)):
             raise ConfigError(f"{key} is given twice, as {key}= and in {section}=; give it once")
@@ -353,7 +361,7 @@ def _source(data: Any, cache: Path) -> dict[str, Any]:
     return {"path": data_uri(data, cache)}
 
 
-def _name_of(data: Any) -> str:
+def name_of(data: Any) -> str:
     """A dataset's name from its first file: `My Data.v2.jsonl.gz` -> `my-data`."""
     if isinstance(data, SourceConfig | dict):
         data = data.path if isinstance(data, SourceConfig) else data.get("path")

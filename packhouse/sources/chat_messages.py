@@ -14,6 +14,7 @@ import orjson
 from packhouse.sources.strict import hidden_fault, parse_text
 
 __all__ = [
+    "SPEAKERS",
     "BadRowError",
     "Conversation",
     "Turn",
@@ -43,6 +44,9 @@ _ROLES = {
     "function": "tool",
     "tool_response": "tool",
 }
+SPEAKERS = frozenset(_ROLES)
+"""Names of speakers whose role is known."""
+
 _CALL_ROLES = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _WEIGHTS = ("weight", "loss_weight", "train")

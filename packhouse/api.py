@@ -46,7 +46,15 @@ from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
 
-__all__ = ["Version", "open_version", "plan", "prepare", "prepare_recipe", "recipe_for"]
+__all__ = [
+    "Version",
+    "name_of",
+    "open_version",
+    "plan",
+    "prepare",
+    "prepare_recipe",
+    "recipe_for",
+]
 
 log = logging.getLogger("packhouse.cache")
 
@@ -342,7 +350,7 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, Any]) -> dict[str
     if len(in_memory) > 1:  # their files in the cache are all called `rows`
         for number, source in enumerate(in_memory, 1):
             source.setdefault("name", f"rows-{number}")
-    return {"dataset": _name_of(given[0]), "sources": sources}
+    return {"dataset": name_of(given[0]), "sources": sources}
 
 
 def _keys_of(section: Any) -> Mapping[str, Any]:
@@ -360,7 +368,7 @@ def _source(data: Any, cache: Path) -> dict[str, Any]:
     return {"path": data_uri(data, cache)}
 
 
-def _name_of(data: Any) -> str:
+def name_of(data: Any) -> str:
     """A dataset's name from its first file: `My Data.v2.jsonl.gz` -> `my-data`."""
     if isinstance(data, SourceConfig | dict):
         data = data.path if isinstance(data, SourceConfig) else data.get("path")

@@ -25,6 +25,7 @@ __all__ = [
     "REFUSED",
     "cuts_windows",
     "decode",
+    "has_chat_template",
     "make_window_rule",
     "render_shard",
     "run_template",
@@ -101,6 +102,11 @@ def try_rows(
     result = tokenize_table(rendered.formatted, snapshot, recipe.tokenize, cache=cache)
     write_table(folder / "tokenized.arrow", result.tokenized)
     write_table(folder / REFUSED, pa.concat_tables([rendered.quarantined, result.quarantined]))
+
+
+def has_chat_template(tokenizer: str, cache: Path) -> bool:
+    """Return True if the tokenizer brings a chat template."""
+    return load_snapshot(tokenizer, cache=cache).chat_template is not None
 
 
 def decode(

@@ -34,7 +34,7 @@ __all__ = [
 
 # `data/train.jsonl` is a file, even where it does not exist.
 _DATASET_ID = re.compile(
-    r"[\w.-]{1,96}/(?!.*\.(?:jsonl?|ndjson|csv|tsv|txt|parquet|arrow|gz|zst|bz2|xz|zip)$)[\w.-]{1,96}"
+    r"[\w.-]{1,96}/(?!.*\.(?:jsonl?|ndjson|csv|tsv|txt|xlsx|parquet|arrow|gz|zst|bz2|xz|zip)$)[\w.-]{1,96}"
 )
 _SPEAKER = {"role", "from"}
 """Keys by which a message names who speaks."""

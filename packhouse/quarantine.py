@@ -49,7 +49,7 @@ _MOST_FILES = 200
 _MOST_ROWS = 1000
 _MOST_DETAIL = 120
 
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_DELIMITERS = {"csv": ",", "csv_semicolon": ";", "tsv": "\t"}
 _REPLACEMENT = "\ufffd"
 
 

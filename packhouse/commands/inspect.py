@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from packhouse.store.address import open_address
 from packhouse.store.contracts import read_batches
 from packhouse.terminal import console, echo
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "print_runs", "token_runs"]
 
 
 @click.command()
@@ -50,7 +50,7 @@ def inspect(
     split = split or _first_split(opened)
     decode = _decoder(opened, tokenizer, cache)
     for number, row in _packs(opened, split, skip, packs):
-        runs = _runs(row)
+        runs = token_runs(row)
         pieces = [row["input_ids"][start:end] for start, end, _ in runs]
         texts = decode(pieces) if decode else [" ".join(map(str, ids)) + " " for ids in pieces]
         if as_json:
@@ -104,7 +104,7 @@ def _read_rows(path: Path, start: int, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _runs(row: dict[str, Any]) -> list[tuple[int, int, bool]]:
+def token_runs(row: dict[str, Any]) -> list[tuple[int, int, bool]]:
     """Cut a pack into [start, end) runs of equal colour, never across a record's border."""
     trained = np.zeros(len(row["input_ids"]), dtype=bool)
     if "labels" in row:
@@ -160,8 +160,6 @@ def _print(
     runs: list[tuple[int, int, bool]],
     texts: list[str],
 ) -> None:
-    from rich.text import Text
-
     out = console()
     num_trained = sum(b - a for a, b, trained in runs if trained)
     out.rule(
@@ -171,8 +169,24 @@ def _print(
     borders = dict(
         zip(np.cumsum([0, *row["seq_lengths"]]).tolist(), row["record_ids"], strict=False)
     )
+    print_runs(out, runs, texts, {at: f"-- record {name} --" for at, name in borders.items()})
+
+
+def print_runs(
+    out: Any, runs: list[tuple[int, int, bool]], texts: list[str], titles: Mapping[int, str]
+) -> None:
+    """Print the texts of runs of tokens, trained ones in green, each record under its title.
+
+    Args:
+        out: from `packhouse.terminal.console`.
+        runs: from `token_runs`.
+        texts: of each run.
+        titles: by the token at which a record begins.
+    """
+    from rich.text import Text
+
     for (start, _, trained), text in zip(runs, texts, strict=True):
-        if start in borders:
-            out.print(Text(f"\n-- record {borders[start]} --", style="cyan"))
+        if start in titles:
+            out.print(Text(f"\n{titles[start]}", style="cyan"))
         out.print(Text(text, style="green" if trained else "dim"), end="")
     out.print()

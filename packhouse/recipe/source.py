@@ -1,12 +1,13 @@
 """The `sources` of a recipe: where raw rows come from."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from packhouse.recipe.rows import Role
 from packhouse.recipe.section import Name, Section, Uri
 
-__all__ = ["MIXING", "RowFormat", "SourceConfig"]
+__all__ = ["MIXING", "Encoding", "RowFormat", "SourceConfig"]
 
 RowFormat = Literal[
     "auto",
@@ -21,6 +22,12 @@ RowFormat = Literal[
     "classification",  # text, label
     "text",  # text
     "preference",  # prompt, chosen
+    "squad",  # context, question, answers; or paragraphs of them
+    "mixed",  # each row of a shape of its own
+]
+
+Encoding = Literal[
+    "utf-8", "utf-16", "gb18030", "big5", "cp932", "cp949", "cp1250", "cp1251", "cp1252"
 ]
 
 
@@ -34,13 +41,40 @@ class SourceConfig(Section):
     """Name in lineage and statistics; by default the file's name without its endings."""
 
     format: RowFormat = "auto"
-    """Shape of a row. `auto` looks at every row and refuses a file of mixed shapes."""
+    """Shape of a row. `auto` looks at every row and refuses a file of mixed shapes; `mixed` reads
+    each row by its own shape."""
 
-    file_format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
-    """Format of the file; `auto` goes by its name and checks its first bytes."""
+    file_format: Literal[
+        "auto",
+        "json",
+        "jsonl",
+        "objects",
+        "csv",
+        "csv_semicolon",
+        "tsv",
+        "parquet",
+        "arrow",
+        "xlsx",
+    ] = "auto"
+    """Format of the file; `auto` goes by its name and checks its first bytes. `objects`: JSON
+    objects one after another, each over as many lines as it takes."""
+
+    encoding: Encoding = "utf-8"
+    """Of a text file. `gb18030` also reads GBK and GB2312, `cp932` Shift JIS, `cp949` EUC-KR,
+    `cp1252` Latin-1."""
+
+    rows_at: str | None = None
+    """JSON file of one object: its field that holds the list of rows, such as `data`."""
+
+    unwrap: bool = False
+    """Each row stands in a list of its own: `[{"question": ...}]` counts as `{"question": ...}`."""
 
     fields: dict[str, str] = {}
-    """Our field -> the file's field, where they differ: `{instruction: question_text}`."""
+    """Our field -> the file's field, where they differ: `{instruction: question_text}`. `role` and
+    `content` are those of a message."""
+
+    roles: dict[str, Role] = {}
+    """Speaker of messages -> role, where `auto` knows no such speaker: `{Agent: assistant}`."""
 
     allowed_fields: list[str] | None = None
     """Fields that rows may have beyond their format's; a row with another one is bad. By default
@@ -61,6 +95,19 @@ class SourceConfig(Section):
 
     mix_seed: int = 0
     """Another seed is another choice by `weight` and `max_records`."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Keys and manifests hold settings: those of older recipes must stay as they were."""
+        settings: dict[str, Any] = write(self)
+        for name in _NEW:
+            if settings.get(name) == type(self).model_fields[name].default:
+                settings.pop(name, None)
+        return settings
+
+
+_NEW = ("encoding", "rows_at", "unwrap", "roles")
+"""Settings that came after versions were published; at their default they are not written."""
 
 
 MIXING = ("weight", "max_records", "mix_seed")

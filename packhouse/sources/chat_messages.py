@@ -6,13 +6,23 @@ objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in Ope
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
 from packhouse.sources.strict import hidden_fault, parse_text
 
-__all__ = ["BadRowError", "Conversation", "Turn", "kind_of", "read_messages", "speaker_key"]
+__all__ = [
+    "SPEAKERS",
+    "BadRowError",
+    "Conversation",
+    "Turn",
+    "kind_of",
+    "read_messages",
+    "rename_messages",
+    "speaker_key",
+]
 
 Turn = tuple[str, str, str | None, str | None, str | None, str | None, str | None, float | None]
 """The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,
@@ -34,6 +44,9 @@ _ROLES = {
     "function": "tool",
     "tool_response": "tool",
 }
+SPEAKERS = frozenset(_ROLES)
+"""Names of speakers whose role is known."""
+
 _CALL_ROLES = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _WEIGHTS = ("weight", "loss_weight", "train")
@@ -94,6 +107,39 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
             known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
             unread |= {n for n in message if n not in known and message[n] not in _EMPTY}
     return Conversation(turns, _read_tools(tools), None, unread)
+
+
+def rename_messages(
+    messages: object, speaker: str, fields: Mapping[str, str], roles: Mapping[str, str]
+) -> object:
+    """Return messages with the keys and roles that `read_messages` knows.
+
+    Args:
+        messages: a list of messages, or its JSON text; anything else is returned as it is.
+        speaker: `role` or `from`, the form in which they are returned.
+        fields: theirs for `role` and `content`, where they differ.
+        roles: role of each speaker that goes by another name.
+
+    Example:
+        >>> message = {"speaker": "Agent", "text": "Hi"}
+        >>> fields = {"role": "speaker", "content": "text"}
+        >>> rename_messages([message], "role", fields, {"Agent": "assistant"})
+        [{'role': 'assistant', 'content': 'Hi'}]
+    """
+    if isinstance(messages, str):
+        messages, _ = parse_text(messages)
+    if not isinstance(messages, list):
+        return messages
+    content = "content" if speaker == "role" else "value"
+    ours = {fields.get("role", speaker): speaker, fields.get("content", content): content}
+    renamed: list[object] = []
+    for message in messages:
+        if isinstance(message, dict):
+            message = {ours.get(key, key): value for key, value in message.items()}
+            if isinstance(role := message.get(speaker), str):
+                message[speaker] = roles.get(role, role)
+        renamed.append(message)
+    return renamed
 
 
 def speaker_key(messages: object) -> str | None:

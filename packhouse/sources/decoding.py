@@ -1,4 +1,4 @@
-"""Decode Parquet and Arrow files in a child process, whose memory and time are limited.
+"""Decode Parquet, Arrow and XLSX files in a child process, whose memory and time are limited.
 
 A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a file says about
 its own sizes may be a lie. So nothing is decoded in the process of a run. A child
@@ -10,11 +10,12 @@ names it, and so does one that crashes the decoder.
         1,024 rows do not fit in 1 GiB: the child ends, and the file is refused
 """
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from packhouse.errors import SourceError
 from packhouse.runtime.confine import at, file_of_parent, stream_confined
 from packhouse.sources.files import file_errors, open_file
+from packhouse.sources.workbooks import read_workbook
 
 __all__ = ["MAX_COLUMNS", "decode_head", "decode_rows"]
 
@@ -48,6 +50,7 @@ MAX_COLUMNS = 10_000
 _ROW_BYTES = 256  # of the objects that a row becomes, whatever is in it
 _MAX_DEPTH = 32
 _BATCH_ROWS = 1024
+_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "xlsx": "XLSX"}
 
 
 def decode_head(uri: str, file_format: str, num_rows: int) -> Iterator[Any]:
@@ -116,7 +119,8 @@ def _damage(uri: str, file_format: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, RecursionError) as damage:
         said = str(damage).splitlines()[0] if str(damage) else type(damage).__name__
         raise SourceError(
-            f"source file '{uri}' is damaged {file_format.capitalize()}: {said[:500]}", uri=uri
+            f"source file '{uri}' is damaged {_NAMES.get(file_format, file_format)}: {said[:500]}",
+            uri=uri,
         ) from None
 
 
@@ -128,10 +132,13 @@ class _Decoder:
         self.is_parquet = file_format == "parquet"
         self.group = 0
         self.decoded = 0
-        file = pa.PythonFile(file_of_parent(), mode="r")
-        ratio_bytes = MAX_RATIO * file.size()
+        stored = file_of_parent()
+        ratio_bytes = MAX_RATIO * stored.seek(0, os.SEEK_END)
+        stored.seek(0)
+        if file_format == "xlsx":
+            stored = _as_arrow(read_workbook(stored, uri))
+        file = pa.PythonFile(stored, mode="r")
         self.allowed = min(MAX_SHARD_DECODED_BYTES, max(RATIO_FREE_BYTES, ratio_bytes))
-        file.seek(0)
         self.reader: Any
         if self.is_parquet:
             self.reader = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
@@ -275,6 +282,15 @@ class _Decoder:
                 "refused as a decompression bomb; if it is none, write it with smaller row groups, "
                 "or as JSON Lines"
             )
+
+
+def _as_arrow(table: pa.Table) -> IO[bytes]:
+    """An Arrow file in memory."""
+    written = io.BytesIO()
+    with pa.ipc.new_file(written, table.schema) as writer:
+        writer.write_table(table, max_chunksize=_BATCH_ROWS)
+    written.seek(0)
+    return written
 
 
 def _decoded_bytes(array: Any) -> int:

@@ -22,7 +22,7 @@ from packhouse.sources.records import MAX_BAD_ROWS, Failure, Ints, Records, Rows
 from packhouse.sources.row_formats import MESSAGE_FIELDS
 from packhouse.sources.text_files import Parsing, TextFile
 
-__all__ = ["CommaFile", "TabFile", "parse_delimited", "record_ends"]
+__all__ = ["CommaFile", "SemicolonFile", "TabFile", "parse_delimited", "record_ends"]
 
 MAX_RECORDS = 2**22
 """Records of a shard: each takes 600 bytes of memory, and in `1\\n2\\n...` two of the file."""
@@ -107,6 +107,12 @@ class CommaFile(TextFile):
         if twice:
             raise SourceError(f"source file '{self.uri}': column {twice[0]!r} is named twice")
         return tuple(names)
+
+
+class SemicolonFile(CommaFile):
+    """CSV as spreadsheets write it where the comma divides whole numbers from their decimals."""
+
+    delimiter = ";"
 
 
 class TabFile(CommaFile):

@@ -21,7 +21,9 @@ __all__ = [
     "format_of_name",
 ]
 
-FileFormat = Literal["json", "jsonl", "csv", "tsv", "parquet", "arrow"]
+FileFormat = Literal[
+    "json", "jsonl", "objects", "csv", "csv_semicolon", "tsv", "parquet", "arrow", "xlsx"
+]
 Compression = Literal["none", "gzip", "zstd"]
 
 BOM = b"\xef\xbb\xbf"
@@ -36,15 +38,18 @@ FORMATS_BY_ENDING: dict[str, FileFormat] = {
     "arrow": "arrow",
     "feather": "arrow",
 }
-"""Endings that a folder is searched for; each may be followed by `.gz` or `.zst`."""
+"""Endings that a folder is searched for; each may be followed by `.gz` or `.zst`. Workbooks
+(`.xlsx`) are read where they are named: many a folder of data has one with something else."""
 
 _COMPRESSIONS: tuple[tuple[Compression, bytes, str], ...] = (
     ("gzip", b"\x1f\x8b", ".gz"),
     ("zstd", b"\x28\xb5\x2f\xfd", ".zst"),
 )
 _ARROW_MAGICS = (b"ARROW1", b"\xff\xff\xff\xff")
+_ZIP_MAGIC = b"PK\x03\x04"
 _MAGICS = (
-    (b"PK\x03\x04", "a zip archive"),
+    (_ZIP_MAGIC, "a zip archive; unpack it and give what is in it"),
+    (b"\xd0\xcf\x11\xe0", "an old Office document (.xls?); save it as .xlsx or CSV"),
     (b"BZh", "bzip2 data"),
     (b"\xfd7zXZ", "xz data"),
     (b"%PDF", "a PDF document"),
@@ -85,7 +90,9 @@ def format_of_name(name: str) -> FileFormat | None:
     for _, _, ending in _COMPRESSIONS:
         plain = plain.removesuffix(ending)
     _, dot, ending = plain.rpartition(".")
-    return FORMATS_BY_ENDING.get(ending) if dot else None
+    if not dot:
+        return None
+    return "xlsx" if ending == "xlsx" else FORMATS_BY_ENDING.get(ending)
 
 
 def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri: str) -> FileFormat:
@@ -101,6 +108,13 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         SourceError: the bytes are not of that format, or nothing tells the format.
     """
     named = format_of_name(name) if wanted == "auto" else wanted
+    if named == "xlsx":
+        if not head.startswith(_ZIP_MAGIC):
+            raise SourceError(
+                f"source file '{uri}' is not XLSX: it is {_what_is(head) if head else 'empty'}",
+                uri=uri,
+            )
+        return "xlsx"
     is_parquet, is_arrow = head.startswith(b"PAR1"), head.startswith(_ARROW_MAGICS)
     if (named == "parquet" and not is_parquet) or (named == "arrow" and not is_arrow):
         what = _what_is(head) if head else "empty"
@@ -112,27 +126,24 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     first, newline, rest = text.partition(b"\n")
     is_array = _is_array_of_rows(text)
     found: FileFormat
-    if named == "jsonl" or named == "csv" or named == "tsv":
+    if named not in ("json", None):
         found = named
+        if named == "jsonl" and wanted == "auto" and is_array:
+            found = "json"
+        elif named == "jsonl" and wanted == "auto" and first.rstrip() == b"{":
+            found = "objects"
     elif text.startswith(b"["):
-        is_lines = _is_json(first) and rest.lstrip()[:1] in (b"[", b"")
-        found = "jsonl" if is_lines and named is None else "json"
+        has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
+        is_lines = _is_json(first) and (has_more or (named is None and not rest.strip()))
+        found = "jsonl" if is_lines else "json"
     elif text.startswith(b"{") or named == "json":
-        if (
-            newline
-            and text.startswith(b"{")
-            and not (first.rstrip().endswith(b"}") or _is_json(first))
-        ):
-            raise SourceError(
-                f"source file '{uri}' is one JSON object over several lines; rows are read from "
-                "an array of objects or from one object a line",
-                uri=uri,
-            )
-        found = "jsonl" if text else "json"
+        is_object = text.startswith(b"{") and bool(newline)
+        goes_on = is_object and not (first.rstrip().endswith(b"}") or _is_json(first))
+        found = "objects" if goes_on else "jsonl" if text else "json"
     else:
         raise SourceError(
             f"source file '{uri}': neither its name nor its first bytes tell its format; "
-            "set file_format to json, jsonl, csv, tsv, parquet or arrow",
+            "set file_format to json, jsonl, csv, tsv, parquet, arrow or xlsx",
             uri=uri,
         )
     if found != "json" and b"\n" not in head and b"\r" in head.rstrip(b"\r\n"):
@@ -150,13 +161,16 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
 
 
 def _is_array_of_rows(text: bytes) -> bool:
-    """Return True if lines are parts of an array, and not each a list of messages."""
+    """Return True if lines are parts of an array, and not each a list."""
     if not text.startswith(b"["):
         return False
+    first, _, rest = text.partition(b"\n")
     try:
-        value = orjson.loads(text.partition(b"\n")[0])
+        value = orjson.loads(first)
     except orjson.JSONDecodeError:
         return text[1:].lstrip()[:1] in (b"{", b"")
+    if rest.strip():
+        return False
     return bool(value) and isinstance(value[0], dict) and not {"role", "from"} & value[0].keys()
 
 
@@ -199,6 +213,8 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def _what_is(head: bytes) -> str:
+    if head.startswith(_ZIP_MAGIC) and b"xl/workbook" in head:
+        return "an Excel workbook; set file_format to xlsx (or end its name in .xlsx)"
     for magic, what in _MAGICS:
         if head.startswith(magic):
             return what

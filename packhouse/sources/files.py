@@ -85,7 +85,7 @@ def source_name(config: SourceConfig) -> str:
     if config.name is not None:
         return config.name
     stem = config.path.rstrip("/").rsplit("/", 1)[-1]
-    while "." in stem[1:] and stem.rsplit(".", 1)[1] in (*FORMATS_BY_ENDING, "gz", "zst"):
+    while "." in stem[1:] and stem.rsplit(".", 1)[1] in (*FORMATS_BY_ENDING, "xlsx", "gz", "zst"):
         stem = stem.rsplit(".", 1)[0]
     name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")
     return name[:64] or "source"
@@ -206,7 +206,7 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
 
 
 def _is_data(path: Path) -> bool:
-    return not _is_hidden(path) and format_of_name(path.name) is not None
+    return not _is_hidden(path) and format_of_name(path.name) not in (None, "xlsx")
 
 
 def _is_hidden(path: Path) -> bool:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,15 @@ from packhouse.sources.text_files import (
     parse_sample,
 )
 
-__all__ = ["ArrayFile", "Block", "Elements", "array_blocks", "parse_array", "split_elements"]
+__all__ = [
+    "ArrayFile",
+    "Block",
+    "Elements",
+    "array_blocks",
+    "find_list",
+    "parse_array",
+    "split_elements",
+]
 
 BLOCK_BYTES = 2**21
 """Bytes of a block to parse, unless an element is longer: see `json_lines.BLOCK_BYTES`."""
@@ -56,7 +64,18 @@ class ArrayFile(TextFile):
     """Size of the shard that was parsed to find its end, and its elements."""
 
     def begin(self, *, at_end: bool) -> bool:
-        """Skip the opening bracket."""
+        """Skip the opening bracket, and what stands before the list of an object's field."""
+        if self.rows_at is not None:
+            start = find_list(bytes(self.buffer[:_FIRST_BYTES]), self.rows_at)
+            if start is None and (at_end or len(self.buffer) >= _FIRST_BYTES):
+                raise SourceError(
+                    f"source file '{self.uri}' does not begin as a JSON object with a list in its "
+                    f"field '{self.rows_at}' (looked at {_FIRST_BYTES:,} bytes); correct rows_at",
+                    uri=self.uri,
+                )
+            self.skip(start or 0)
+            self._skip_space()
+            return start is not None
         space = len(self.buffer) - len(self.buffer.lstrip())
         if space == len(self.buffer):
             return at_end
@@ -92,6 +111,8 @@ class ArrayFile(TextFile):
     def end_of_file(self) -> None:
         """Drop the closing bracket; what follows it is no row."""
         tail = self.buffer.rstrip()
+        if self.rows_at is not None:
+            tail = self._without_rest(tail)
         if tail.endswith(b"]"):  # whether it is the array's own shows when the shard is parsed
             self.buffer = tail[:-1].rstrip()
             return
@@ -106,12 +127,24 @@ class ArrayFile(TextFile):
             )
         self.notes["truncated_files"] = 1
 
+    def _without_rest(self, tail: bytearray) -> bytearray:
+        """The end of the array, without the fields of the object that come after it."""
+        end = split_elements(tail).end
+        if end is None:
+            return tail
+        with suppress(orjson.JSONDecodeError):
+            if self.rows_at not in orjson.loads(b'{"":[' + tail[end:]):
+                return tail[: end + 1]
+        return tail
+
     def _skip_space(self) -> None:
         self.skip(len(self.buffer) - len(self.buffer.lstrip()))
 
     def sample(self, head: bytes) -> list[object]:
         """The first elements that are JSON."""
         text = head.lstrip()[1:]
+        if self.rows_at is not None:
+            text = head[find_list(head, self.rows_at) or 0 :]
         elements = split_elements(text)
         end = len(text) if elements.end is None else elements.end
         bounds = [-1, *elements.commas[:SAMPLE_ROWS].tolist(), end]
@@ -134,6 +167,23 @@ class ArrayFile(TextFile):
                 yield start, end, records
         except orjson.JSONDecodeError:
             raise NotInBlocksError from None
+
+
+def find_list(data: bytes, field: str) -> int | None:
+    """Offset behind the bracket that opens the list in a field of a JSON object; None: no such one.
+
+    A bracket is the right one if the object parses when it is closed right behind it.
+
+    Example:
+        >>> find_list(b'{"of": {"data": []}, "data": [1, 2]}', "data")
+        30
+    """
+    opening = re.escape(orjson.dumps(field)) + rb"\s*:\s*\["
+    for found in islice(re.finditer(opening, data), 100):
+        with suppress(orjson.JSONDecodeError):
+            if orjson.loads(data[: found.end()] + b"]}").get(field) == []:
+                return found.end()
+    return None
 
 
 def last_comma(data: bytes | bytearray, limit: int) -> tuple[int, int] | None:

@@ -30,7 +30,14 @@ from packhouse.sources.extra_fields import (
     find_extra_fields,
 )
 from packhouse.sources.files import pin_of
-from packhouse.sources.records import MAX_BAD_ROWS, Failure, Records, gc_paused
+from packhouse.sources.records import (
+    MAX_BAD_ROWS,
+    Failure,
+    Records,
+    Rows,
+    gc_paused,
+    unwrapped,
+)
 from packhouse.sources.row_formats import (
     ROW_FORMATS,
     Adapted,
@@ -39,7 +46,7 @@ from packhouse.sources.row_formats import (
 )
 from packhouse.sources.shards import TEXT_FILES, SourceShard
 from packhouse.sources.streams import read_range
-from packhouse.sources.tabular import parse_tables
+from packhouse.sources.tabular import TABULAR, parse_tables
 from packhouse.sources.text_files import NotInBlocksError, Parsing
 
 __all__ = ["ShardRows", "read_shard", "with_raw_rows"]
@@ -140,6 +147,15 @@ class _Reader:
         shard, records, config = part.shard, part.records, self.config
         if self.first_row in (-1, shard.row_start):  # the shard is read, or read again as one part
             self.first_row, self.num_bad = shard.row_start, 0
+        if config.unwrap:
+            records.rows = Rows(unwrapped(records.rows, config))
+        if shard.encoding != "utf-8":
+            records.failures = [
+                failure._replace(detail=f"bytes of the row are not {shard.encoding}")
+                if failure.reason == "encoding" and failure.detail.startswith("byte ")
+                else failure
+                for failure in records.failures
+            ]
         row_format = shard.row_format
         numbers = (records.numbers + shard.row_start).tolist()
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
@@ -192,9 +208,10 @@ def _for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[_Part],
     Parts bound memory and nothing else: where they cannot be judged alone (an array that is not
     JSON), the shard is one part, and what `use` returned before is dropped.
     """
-    if shard.file_format in ("parquet", "arrow"):
+    if shard.file_format in TABULAR:
         return [use(part) for part in _table_parts(shard)]
-    data = read_range(shard.uri, shard.compression, shard.byte_start, shard.byte_end, shard.pin)
+    place = (shard.byte_start, shard.byte_end, shard.pin, shard.encoding)
+    data = read_range(shard.uri, shard.compression, *place)
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise _changed(shard)
     text_file = TEXT_FILES[shard.file_format]

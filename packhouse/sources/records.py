@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from packhouse.recipe import SourceConfig
 from packhouse.sources.strict import CUT_OFF, are_suspect, hidden_fault, why_not_json
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "check_parsed",
     "gc_paused",
     "parse_pieces",
+    "unwrapped",
 ]
 
 MAX_BAD_ROWS = 500_000
@@ -56,6 +58,21 @@ class Rows(list[Any]):
     @property
     def _objects(self) -> "list[Any]":
         return self if self.are_objects else [row for row in self if type(row) is dict]
+
+
+def unwrapped(rows: list[Any], config: SourceConfig) -> list[Any]:
+    """Rows, without the list of one that each stands in if the source says so.
+
+    Example:
+        >>> unwrapped([[{"a": 1}], {"a": 2}, [3]], SourceConfig(path="", unwrap=True))
+        [{'a': 1}, {'a': 2}, [3]]
+    """
+    if not config.unwrap:
+        return rows
+    return [
+        row[0] if type(row) is list and len(row) == 1 and type(row[0]) in (dict, list) else row
+        for row in rows
+    ]
 
 
 class Failure(NamedTuple):

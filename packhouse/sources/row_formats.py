@@ -26,9 +26,11 @@ from packhouse.sources.chat_messages import (
     Turn,
     kind_of,
     read_messages,
+    rename_messages,
     speaker_key,
 )
 from packhouse.sources.records import Ints, Rows
+from packhouse.sources.squad import read_questions
 from packhouse.sources.strict import parse_text
 
 __all__ = [
@@ -284,6 +286,8 @@ class Messages(RowFormat):
         _check_present(row, self.required, names, config)
         system = _optional_text(row, names, "system")
         messages = row[names[next(iter(self.required))]]
+        if config.roles or not {"role", "content"}.isdisjoint(config.fields):
+            messages = rename_messages(messages, self.speaker, config.fields, config.roles)
         return [read_messages(messages, _optional(row, names, "tools"), system)]
 
 
@@ -395,6 +399,55 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(replies, key=rank)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Squad(RowFormat):
+    """Questions about a text, with answers found in it: SQuAD's articles, or a question a row.
+
+    Of several answers the first is read; questions without any are left out of an article.
+    """
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Return True for an article with paragraphs, and for a question with answers."""
+        names = self.names(row, renamed) if isinstance(row, dict) else {}
+        return "paragraphs" in names or {"question", "answers"} <= names.keys()
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read each question that has an answer."""
+        if "paragraphs" in names:
+            return read_questions(row[names["paragraphs"]], "question", "answers")
+        _check_present(row, ("question", "answers"), names, config)
+        paragraph = {"context": row.get(names.get("context", "")), "qas": [row]}
+        return read_questions([paragraph], names["question"], names["answers"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed(RowFormat):
+    """Rows of several shapes, each read by its own."""
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Never: that a file mixes shapes is for its owner to say."""
+        return False
+
+    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """Those that none of the formats with the rows' fields reads."""
+        rests = [
+            known.unread(keys, renamed)
+            for known in _CONVERSATIONS.values()
+            if known.required and known.required.keys() <= known.names(keys, renamed).keys()
+        ]
+        return min(rests, key=len, default=[])
+
+    def read(self, row: Any, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
+        """Read the row by the first format that it fits."""
+        for reader in _CONVERSATIONS.values():
+            if reader.fits(row, config.fields):
+                names = reader.names(row, config.fields) if isinstance(row, dict) else {}
+                return reader.read(row, names, config)
+        raise BadRowError("fields", f"the row has {_keys_of(row)}, which is no known conversation")
+
+
 _ASIDE = "system|system_prompt history"
 _TALK = "tools|functions system|system_prompt"
 # In the order of trial: a format that asks for more comes before one that asks for less.
@@ -441,6 +494,15 @@ ROW_FORMATS: dict[str, RowFormat] = {
         required=_names("text|sentence|content label"), turns=(("user", "text"),), answers="label"
     ),
     "text": TextFields(required=_names("text"), turns=(("assistant", "text"),), answers="text"),
+    "squad": Squad(
+        required=_names("paragraphs"), optional=_names("context question answers title id")
+    ),
+    "mixed": Mixed(required={}),
+}
+_CONVERSATIONS = {
+    name: known
+    for name, known in ROW_FORMATS.items()
+    if known.answers == "required" and name != "mixed"
 }
 
 
@@ -470,7 +532,7 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
     unread: Counter[str] = Counter()
     for index, row in enumerate(rows):
         try:
-            if not isinstance(row, dict) and row_format != "messages":
+            if not isinstance(row, dict) and row_format not in ("messages", "mixed"):
                 raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
             names = naming[tuple(row)] if isinstance(row, dict) else {}
             conversations = reader.read(row, names, config)
@@ -531,9 +593,22 @@ def find_row_format(rows: Iterable[object], config: SourceConfig, uri: str) -> s
     )
     raise SourceError(
         f"source file '{uri}': rows have {_keys_of(odd)}, which is no known shape ({known}); "
-        "set format, and fields where names differ",
+        f"{_where_rows_are(odd)}set format, and fields where names differ: `packhouse init` looks "
+        "at the file and proposes them",
         uri=uri,
     )
+
+
+def _where_rows_are(row: object) -> str:
+    """What to set first, for a row that only holds rows."""
+    if isinstance(row, list) and len(row) == 1 and isinstance(row[0], dict):
+        return "if each row stands in a list of its own, set `unwrap: true`; "
+    for name, value in row.items() if isinstance(row, dict) else ():
+        if isinstance(value, list) and len(value) > 1 and isinstance(value[0], dict):
+            return (
+                f"if the rows are those of the list in '{name[:40]}', set `rows_at: {name[:40]}`; "
+            )
+    return ""
 
 
 def check_same_format(
@@ -573,8 +648,9 @@ def check_same_format(
             own = ", ".join(repr(renamed.get(n, n)) for n in ROW_FORMATS[row_format].required)
             raise SourceError(
                 f"source file '{uri}' mixes shapes: it is {row_format} ({own or 'bare lists'}), "
-                f"and row {number} has {_keys_of(row)} ({found}); split it by shape, or set format "
-                "to quarantine the other rows",
+                f"and row {number} has {_keys_of(row)} ({found}); split it by shape, set "
+                "`format: mixed` to read each row by its own, or name a format to quarantine the "
+                "other rows",
                 uri=uri,
                 row=number,
             )

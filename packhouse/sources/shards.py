@@ -12,7 +12,7 @@ from typing import Any
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
-from packhouse.sources.delimited import CommaFile, TabFile
+from packhouse.sources.delimited import CommaFile, SemicolonFile, TabFile
 from packhouse.sources.file_formats import (
     BOM,
     Compression,
@@ -23,9 +23,11 @@ from packhouse.sources.file_formats import (
 from packhouse.sources.files import SourceFile, file_errors, find_files, open_file, source_name
 from packhouse.sources.json_arrays import ArrayFile
 from packhouse.sources.json_lines import LinesFile
+from packhouse.sources.json_objects import ObjectsFile
+from packhouse.sources.records import unwrapped
 from packhouse.sources.row_formats import find_row_format
 from packhouse.sources.streams import CHUNK_BYTES, FileStream, read_range
-from packhouse.sources.tabular import scan_tables
+from packhouse.sources.tabular import TABULAR, scan_tables
 from packhouse.sources.text_files import Parsing, TextFile
 
 __all__ = ["TEXT_FILES", "SourceShard", "scan_source"]
@@ -33,7 +35,9 @@ __all__ = ["TEXT_FILES", "SourceShard", "scan_source"]
 TEXT_FILES: dict[FileFormat, type[TextFile]] = {
     "jsonl": LinesFile,
     "json": ArrayFile,
+    "objects": ObjectsFile,
     "csv": CommaFile,
+    "csv_semicolon": SemicolonFile,
     "tsv": TabFile,
 }
 
@@ -77,6 +81,8 @@ class SourceShard:
     """Column names of CSV and TSV."""
     pin: str = ""
     """Modification time or ETag when scanned; says whether the file changed since."""
+    encoding: str = "utf-8"
+    """Of the file. Bytes, their places and their digest are those of its text in UTF-8."""
     notes: dict[str, int] = field(default_factory=dict)
     """What the scan saw: `bom`, `empty_files`, `misnamed_compression`, ... On the first shard."""
 
@@ -91,7 +97,7 @@ class SourceShard:
         or appended file keeps the identity of its unchanged shards.
         """
         known = asdict(self)
-        left_out = ("uri", "pin", "file_sha256", "file_size", "num_rows", "compression")
+        left_out = ("uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding")
         return {name: value for name, value in known.items() if name not in left_out}
 
 
@@ -137,13 +143,15 @@ def _scan_file(
     with file_errors(file.uri), open_file(file.uri) as opened:
         head = opened.read(CHUNK_BYTES)
     compression, notes = compression_of(head, file.name)
-    if compression != "none":
+    if compression != "none" or config.encoding != "utf-8":
         head = b""
-        for chunk in FileStream(file.uri, compression):
+        for chunk in FileStream(file.uri, compression, config.encoding):
             head += chunk
             if len(head) >= HEAD_BYTES:
                 break
     file_format = format_of(head, file.name, config.file_format, file.uri)
+    if config.rows_at is not None and file_format in ("jsonl", "objects"):
+        file_format = "json"  # its one object holds the array
     name = source_name(config)
     common: dict[str, Any] = {
         "source": name,
@@ -153,15 +161,17 @@ def _scan_file(
         "compression": compression,
         "file_size": file.size,
         "pin": file.pin,
+        "encoding": config.encoding,
     }
-    if file_format in ("parquet", "arrow"):
+    if file_format in TABULAR:
         if compression != "none":
             raise SourceError(f"source file '{file.uri}' is compressed {file_format}; unpack it")
         for facts in scan_tables(file, file_format, config, max_shard_bytes):
             yield SourceShard(**common, **facts)
         return
     text_file = TEXT_FILES[file_format](file.uri, max_shard_bytes)
-    stream = FileStream(file.uri, compression)
+    text_file.rows_at = config.rows_at
+    stream = FileStream(file.uri, compression, config.encoding)
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
         raise SourceError(
@@ -172,11 +182,12 @@ def _scan_file(
     row_format: str = config.format
     if row_format == "auto":
         sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
-        row_format = find_row_format(sample, config, file.uri)
+        row_format = find_row_format(unwrapped(sample, config), config, file.uri)
     for cut in cuts if row_format == "auto" else ():  # the head tells nothing: look at all rows
-        data = read_range(file.uri, compression, cut.start, cut.end, file.pin)
+        data = read_range(file.uri, compression, cut.start, cut.end, file.pin, config.encoding)
         how = Parsing(file.uri, text_file.header or (), cut.num_rows, len(data))
-        row_format = find_row_format(text_file.parse(data, how).rows, config, file.uri)
+        rows = unwrapped(text_file.parse(data, how).rows, config)
+        row_format = find_row_format(rows, config, file.uri)
         if row_format != "auto":
             break
     for number, cut in enumerate(cuts):

@@ -5,6 +5,7 @@ before it fills memory, as are truncated streams, wrong checksums and garbage af
 reader that stops quietly there (many do) publishes half a dataset.
 """
 
+import codecs
 import hashlib
 import os
 import threading
@@ -31,15 +32,40 @@ class FileStream:
 
     closed = False  # this and `close` are asked for by Arrow
 
-    def __init__(self, uri: str, compression: Compression = "none") -> None:
+    def __init__(
+        self, uri: str, compression: Compression = "none", encoding: str = "utf-8"
+    ) -> None:
         self.uri = uri
         self.compression = compression
+        self.encoding = encoding
         self.stored_sha256 = hashlib.sha256()
         self.stored_bytes = 0
         self._file: IO[bytes]
         self._storage_error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
+        return self._uncompressed() if self.encoding == "utf-8" else self._in_utf8()
+
+    def _in_utf8(self) -> Iterator[bytes]:
+        """Chunks of text in another encoding as UTF-8.
+
+        A byte that is no text becomes three that are no UTF-8, so that its row is a bad row.
+        """
+        decoder = codecs.getincrementaldecoder(self.encoding)("surrogateescape")
+        try:
+            for chunk in self._uncompressed():
+                if text := decoder.decode(chunk):
+                    yield text.encode("utf-8", "surrogatepass")
+            if text := decoder.decode(b"", final=True):
+                yield text.encode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"source file '{self.uri}' is not {self.encoding} text ({error.reason}); correct "
+                "the encoding of the source, or mend the file",
+                uri=self.uri,
+            ) from None
+
+    def _uncompressed(self) -> Iterator[bytes]:
         with file_errors(self.uri), open_file(self.uri) as self._file:
             if self.compression == "none":
                 while chunk := self.read(CHUNK_BYTES):
@@ -87,12 +113,20 @@ class FileStream:
         return chunk
 
 
-def read_range(uri: str, compression: Compression, start: int, end: int, pin: str = "") -> bytes:
-    """Uncompressed bytes [start, end) of a file; fewer where it ends before.
+def read_range(
+    uri: str,
+    compression: Compression,
+    start: int,
+    end: int,
+    pin: str = "",
+    encoding: str = "utf-8",
+) -> bytes:
+    """Bytes [start, end) of a file, uncompressed and in UTF-8; fewer where it ends before.
 
-    A compressed file can only be read from its beginning, so the stream of the last read is kept
-    open where it stopped: reading shards in order decompresses the file once for each process that
-    does, and holds two chunks of it. A read of bytes before that begins anew.
+    A compressed file can only be read from its beginning, and so is one of another encoding. So the
+    stream of the last read is kept open where it stopped: reading shards in order decompresses the
+    file once for each process that does, and holds two chunks of it. A read of bytes before that
+    begins anew.
 
     Args:
         uri: the file.
@@ -100,8 +134,9 @@ def read_range(uri: str, compression: Compression, start: int, end: int, pin: st
         start: first byte, uncompressed.
         end: one past the last byte.
         pin: what changes when the file does; a stream is gone on with only under the same pin.
+        encoding: of the file.
     """
-    if compression == "none":
+    if compression == "none" and encoding == "utf-8":
         with file_errors(uri), open_file(uri) as file:
             file.seek(start)
             parts = []
@@ -109,8 +144,8 @@ def read_range(uri: str, compression: Compression, start: int, end: int, pin: st
                 parts.append(chunk)
                 start += len(chunk)
             return parts[0] if len(parts) == 1 else b"".join(parts)
-    key = (uri, compression, pin)
-    cursor = _CURSORS.take(key, start) or _Cursor(FileStream(uri, compression))
+    key = (uri, compression, pin, encoding)
+    cursor = _CURSORS.take(key, start) or _Cursor(FileStream(uri, compression, encoding))
     data = cursor.read(start, end)
     if len(data) == end - start:
         _CURSORS.keep(key, cursor)
@@ -140,7 +175,7 @@ class _Cursor:
                 return b"".join(parts)
 
 
-_Key = tuple[str, str, str]
+_Key = tuple[str, str, str, str]
 _MAX_CURSORS = 8
 
 

@@ -1,6 +1,6 @@
-"""Read Parquet and Arrow IPC files, whole row groups or record batches to a shard.
+"""Read Parquet, Arrow IPC and XLSX files, whole row groups or record batches to a shard.
 
-Both formats carry their own structure, so shards are ranges of rows, and offsets in bytes do not
+These formats carry their own structure, so shards are ranges of rows, and offsets in bytes do not
 exist for them. `packhouse.sources.decoding` makes rows of their bytes, within its limits.
 """
 
@@ -19,13 +19,16 @@ from packhouse.sources.records import Records, Rows
 from packhouse.sources.row_formats import find_row_format
 from packhouse.sources.streams import FileStream
 
-__all__ = ["parse_tables", "scan_tables"]
+__all__ = ["TABULAR", "parse_tables", "scan_tables"]
+
+TABULAR = ("parquet", "arrow", "xlsx")
+"""Formats of files that are read here."""
 
 
 def scan_tables(
     file: SourceFile, file_format: str, config: SourceConfig, max_shard_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Facts of each shard of a Parquet or Arrow file: groups of row groups of bounded size.
+    """Facts of each shard of such a file: groups of row groups of bounded size.
 
     Raises:
         SourceError: the file is damaged.

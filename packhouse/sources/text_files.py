@@ -57,6 +57,9 @@ class NotInBlocksError(Exception):
 class TextFile(ABC):
     """One kind of text file: cuts a file into shards, and parses a shard."""
 
+    rows_at: str | None = None
+    """The field of a JSON file's one object that holds its rows."""
+
     def __init__(self, uri: str, max_shard_bytes: int) -> None:
         self.uri = uri
         self.max_shard_bytes = max_shard_bytes

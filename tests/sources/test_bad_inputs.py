@@ -291,9 +291,12 @@ def test_27_messages_as_json_text_are_read_and_bad_ones_are_quarantined(read_byt
 
 
 @pytest.mark.parametrize("between", [b", ", b",\n"])
-def test_28_an_array_named_jsonl_is_refused_with_a_hint(between, read_bytes):
+def test_28_an_array_named_jsonl_is_read_and_refused_where_lines_are_stated(between, read_bytes):
+    data = b"[" + between.join([GOOD, ALSO_GOOD]) + b"]\n"
+
+    assert read_bytes(data).texts == read_bytes(data, "rows.json").texts
     with pytest.raises(SourceError, match=r"one JSON array.*file_format"):
-        read_bytes(b"[" + between.join([GOOD, ALSO_GOOD]) + b"]\n")
+        read_bytes(data, file_format="jsonl")
 
 
 @pytest.mark.parametrize(

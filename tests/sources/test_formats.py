@@ -41,11 +41,15 @@ CASES = {
     "classification": ({"text": "q", "label": 1}, [("user", "q")]),
     "text": ({"text": "a"}, [("assistant", "a")]),
     "preference": ({"prompt": "q", "chosen": "a", "rejected": "b"}, QA),
+    "squad": (
+        {"paragraphs": [{"context": "", "qas": [{"question": "q", "answers": [{"text": "a"}]}]}]},
+        QA,
+    ),
 }
 
 
 def test_a_recipe_can_name_every_format():
-    assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormat)) == {*CASES, "auto"}
+    assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormat)) == {*CASES, "mixed", "auto"}
 
 
 @pytest.mark.parametrize("name", CASES)

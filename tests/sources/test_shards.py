@@ -170,9 +170,13 @@ def test_quotes_that_make_no_sense_are_text_in_tsv(read_bytes):
     assert [row[0][1] for row in source.texts] == ['"open', '"a" b', 'quoted "c"']
 
 
-def test_a_json_object_over_several_lines_is_refused(read_bytes):
-    with pytest.raises(SourceError, match="one JSON object over several lines"):
-        read_bytes(json.dumps({"data": ROWS[:2]}, indent=2).encode(), "rows.json")
+@pytest.mark.parametrize("indent", [None, 2])
+def test_one_json_object_that_holds_the_rows_is_refused_with_the_setting_for_it(indent, read_bytes):
+    data = json.dumps({"data": ROWS[:2]}, indent=indent).encode()
+
+    with pytest.raises(SourceError, match="set `rows_at: data`"):
+        read_bytes(data, "rows.json")
+    assert read_bytes(data, "rows.json", rows_at="data").validated.num_rows == 2
 
 
 def test_json_lines_named_json_are_read(read_bytes):

@@ -1,0 +1,207 @@
+"""`packhouse init DATA...`: look at files, show rows as they are trained, write a recipe."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+
+from packhouse.cache.places import default_cache
+from packhouse.commands.inspect import print_runs, token_runs
+from packhouse.disks import temporary_folder
+from packhouse.errors import ConfigError, SourceError
+from packhouse.progress import show_progress, start_phase
+from packhouse.proposal.files import Look, look_at
+from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_text
+from packhouse.recipe import Recipe, SourceConfig, parse_recipe
+from packhouse.terminal import console, echo
+
+__all__ = ["init"]
+
+_SHOWN_ROWS = 2
+_SHOWN_TOKENS = 400
+_SAMPLE_ROWS = 500
+_SAMPLE_BYTES = 2**20
+_LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
+
+
+@click.command()
+@click.argument("data", metavar="DATA...", nargs=-1, required=True)
+@click.option("--tokenizer", required=True, help="Folder, or name on the Hub: org/name[@revision].")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("recipe.yaml"),
+    show_default=True,
+    help="The recipe to write.",
+)
+@click.option("--yes", is_flag=True, help="Write it without a question.")
+@click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON; ask nothing.")
+def init(
+    data: tuple[str, ...], tokenizer: str, out: Path, yes: bool, cache: Path, as_json: bool
+) -> None:
+    """Look at DATA, and write a recipe that reads it, with comments.
+
+    DATA are files, folders, globs, s3:// or hf:// addresses. The first rows of each file tell its
+    format, its encoding and which fields hold question and answer. Two rows of each are shown as
+    they would be trained, trained tokens in green, and you are asked whether that is right. Without
+    a terminal the recipe is written as proposed.
+
+    \b
+    packhouse init talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+    packhouse init faq.xlsx chats/ --tokenizer ./llama -o support.yaml --yes
+    """
+    if out.exists():
+        raise ConfigError(f"'{out}' is there already; name another file with -o, or remove it")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder '{out.absolute().parent}' to write '{out.name}' to")
+    with show_progress():
+        start_phase("looking at the files")
+        from packhouse.api import name_of
+        from packhouse.given import data_uri, pinned, tokenizer_name
+
+        looks = [look for item in data for look in look_at(data_uri(item, cache))]
+        raw: dict[str, Any] = {
+            "dataset": name_of(data[0]),
+            "sources": [{"path": look.path, **look.settings} for look in looks],
+            "tokenizer": tokenizer_name(tokenizer, cache),
+            "format": {},
+            "pack": {"seq_len": _MOST_SEQ_LEN},
+        }
+        raw["format"]["template"] = _template(looks, raw["tokenizer"], cache)
+        recipe = pinned(parse_recipe(raw, where="init"))
+        start_phase("rendering the first rows")
+        samples = [_sample(recipe, source, cache) for source in recipe.sources]
+    lengths = np.concatenate([sample["num_tokens"].to_numpy() for sample in samples])
+    raw["pack"]["seq_len"] = _seq_len(int(lengths.max()))
+    folder = out.absolute().parent
+    for source in raw["sources"]:
+        source["path"] = path_in_recipe(source["path"], folder)
+    raw["tokenizer"] = tokenizer
+    if "://" not in tokenizer and Path(tokenizer).expanduser().is_dir():
+        raw["tokenizer"] = path_in_recipe(tokenizer, folder)
+    text = recipe_text(raw, looks, [_of_lengths(lengths)], str(out))
+    if as_json:
+        echo(json.dumps({"file": str(out), "recipe": raw}))
+    else:
+        for look, sample in zip(looks, samples, strict=True):
+            _show(look, sample, recipe, cache)
+        echo(_of_lengths(lengths))
+        if (
+            not yes
+            and sys.stdin.isatty()
+            and not click.confirm(f"Right? Write {out}?", default=True)
+        ):
+            echo("Nothing is written. `--yes` writes the recipe as it is, to be changed by hand.")
+            raise click.exceptions.Exit(1)
+    out.write_text(text, encoding="utf-8")
+    if not as_json:
+        unasked = "" if yes or sys.stdin.isatty() else " (there is no terminal to ask at)"
+        echo(f"written to {out}{unasked}; next: packhouse prepare {out}")
+
+
+def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
+    """The template for rows of these formats."""
+    from packhouse.engine.workspace import Workspace
+    from packhouse.foreign import has_chat_template, run_tokenizer
+
+    formats = {look.settings["format"] for look in looks}
+    for alone in ("text", "classification"):
+        if formats == {alone}:
+            return alone
+        if alone in formats:
+            others = ", ".join(sorted(formats - {alone}))
+            raise ConfigError(
+                f"the files hold {alone} and {others}, which take a template each: call `packhouse "
+                "init` for each kind, with -o"
+            )
+    call = partial(has_chat_template, tokenizer, Workspace(cache=cache).tokenizers)
+    return "chat" if run_tokenizer(call, tokenizer) else "alpaca"
+
+
+def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
+    """The first rows of a source, read, rendered and tokenized: schema `tables.TOKENIZED`.
+
+    Raises:
+        SourceError: none of them passes; says why the first did not.
+    """
+    from packhouse.engine.workspace import Workspace
+    from packhouse.foreign import REFUSED, run_template, try_rows
+    from packhouse.sources import read_shard, scan_source
+    from packhouse.tables import read_table, write_table
+
+    shards = [s for s in scan_source(source, _SAMPLE_BYTES) if s.num_rows != 0]
+    if not shards:
+        raise SourceError(f"source '{source.path}' has no rows")
+    rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
+    bad = [rows.quarantined]
+    with temporary_folder("init") as folder:
+        validated = rows.validated.slice(0, _SAMPLE_ROWS)
+        write_table(folder / "validated.arrow", validated)
+        call = partial(
+            try_rows, recipe, source.label_names, Workspace(cache=cache).tokenizers, folder
+        )
+        run_template(call, recipe, validated.nbytes)
+        tokenized = read_table(folder / "tokenized.arrow")
+        bad.append(read_table(folder / REFUSED))
+        refused = pa.concat_tables(bad).select(["row", "reason", "detail"]).to_pylist()
+    num_seen = tokenized.num_rows + len(refused)
+    if not tokenized.num_rows:
+        raise SourceError(
+            f"source '{source.path}': none of the first {num_seen:,} rows passes; row "
+            f"{refused[0]['row']:,}: {refused[0]['detail']}",
+            path=source.path,
+        )
+    if refused:
+        echo(
+            f"note: {len(refused):,} of the first {num_seen:,} rows of '{source.path}' are bad; "
+            f"row {refused[0]['row']:,}: {refused[0]['detail']}",
+            err=True,
+        )
+    return tokenized
+
+
+def _seq_len(longest: int) -> int:
+    """The least power of two that no row is longer than, within bounds."""
+    return int(np.clip(2 ** int(np.ceil(np.log2(longest))), _LEAST_SEQ_LEN, _MOST_SEQ_LEN))
+
+
+def _of_lengths(lengths: Any) -> str:
+    median, most = np.percentile(lengths, [50, 99])
+    return (
+        f"tokens of the first {len(lengths):,} rows: median {median:,.0f}, 99% have at most "
+        f"{most:,.0f}, the longest {lengths.max():,}"
+    )
+
+
+def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
+    """Print what was found in a source, and rows of it with trained tokens in green."""
+    from packhouse.engine.workspace import Workspace
+    from packhouse.foreign import decode, run_tokenizer
+    from packhouse.tokenization import load_snapshot
+
+    out = console()
+    out.print(f"\n{look.path}", style="bold")
+    out.print(f"  {file_facts(look)}")
+    for name, what in look.fields.items():
+        out.print(f"  {name}: {what}")
+    told = json.dumps(look.settings, ensure_ascii=False)
+    out.print(f"  proposed: {told}" + (" (a guess)" if look.is_guess else ""))
+    load = partial(load_snapshot, recipe.tokenizer, Workspace(cache=cache).tokenizers)
+    for row in sample.slice(0, _SHOWN_ROWS).to_pylist():
+        row["seq_lengths"] = [row["num_tokens"]]
+        runs = [run for run in token_runs(row) if run[0] < _SHOWN_TOKENS]
+        pieces = [row["input_ids"][start : min(end, _SHOWN_TOKENS)] for start, end, _ in runs]
+        texts = run_tokenizer(partial(decode, load, pieces), recipe.tokenizer)
+        title = (
+            f"-- row {row['row'] + 1:,}: {row['num_tokens']:,} tokens, {row['num_trained']:,} "
+            "trained (green) --"
+        )
+        print_runs(out, runs, texts, {0: title})
+        out.print("" if row["num_tokens"] <= _SHOWN_TOKENS else " ...")

@@ -1,0 +1,237 @@
+"""Which fields of rows hold the question, the answer and the rest, by their names and values.
+
+A format that the rows fit as they are goes first. Else names are compared with those that people
+give: `preferred_output` ends in `output`, an answer's name. Where no name tells, the first two
+texts of a row are question and answer, as a guess that is said to be one.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from packhouse.sources.chat_messages import SPEAKERS
+from packhouse.sources.row_formats import (
+    MESSAGE_FIELDS,
+    ROW_FORMATS,
+    row_format_of,
+)
+from packhouse.sources.strict import parse_text
+
+__all__ = ["Shape", "join_shapes", "shape_of"]
+
+_QUESTION = (
+    "question instruction prompt query ask user human problem request input inputs q 问题 提问 问 "
+    "指令 質問 질문 frage pregunta pergunta вопрос soal patient customer utterance task title "
+    "source src document article text passage"
+).split()
+_ANSWER = (
+    "answer output response completion assistant reply solution bot gpt chosen target targets a "
+    "答案 回答 答 输出 回复 答え 답변 antwort respuesta resposta reponse réponse ответ jawaban "
+    "doctor agent chatbot tgt summary highlights result translation"
+).split()
+_CONTEXT = "context input background passage reference material 背景 输入".split()
+_SYSTEM = "system sys persona".split()
+_FILLERS = frozenset("text content body string message msg prompt field".split())
+"""Last words of a name that say nothing: `question_text`."""
+_OTHER = frozenset(
+    "id ids rejected wrong incorrect bad worst negative dispreferred type source score len length "
+    "lang language url date time count num model category topic tag name choices options".split()
+)
+"""Words of names that hold neither question nor answer: `question_id`, `rejected_output`."""
+
+_SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
+_CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
+_USERS = frozenset(
+    "user human customer client patient person prompter question q student visitor caller kunde me "
+    "用户 问 患者".split()
+)
+_ASSISTANTS = frozenset(
+    "assistant gpt bot ai model agent chatgpt chatbot doctor answer a teacher support machine "
+    "claude llm response 助手 机器人 答 医生".split()
+)
+_SLOTS = (
+    ("prompt_completion", "prompt", "completion"),
+    ("question_answer", "question", "answer"),
+)
+"""Formats whose fields may go by any name: (format, question, answer)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How rows are read: settings of a source."""
+
+    format: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    is_guess: bool = False
+    """True where the order of the fields decided, not their names."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of a recipe's source."""
+        told = {"format": self.format, "fields": dict(self.fields), "roles": dict(self.roles)}
+        return {key: value for key, value in told.items() if value}
+
+
+def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
+    """Return how rows of the same keys are read; None if nothing tells.
+
+    Args:
+        rows: at least one; objects of the same keys, or lists.
+        taken: formats whose names of fields are in use by other rows of the file.
+
+    Example:
+        >>> shape_of([{"id": 1, "query": "1+1?", "preferred_output": "2", "rejected_output": "3"}])
+        Shape(format='prompt_completion', fields={'prompt': 'query', ...}, roles={}, is_guess=False)
+    """
+    known = {row_format_of(row, {}) for row in rows}
+    found = known.pop() if len(known) == 1 else None
+    if found in ("chat", "sharegpt"):
+        of_chat = ROW_FORMATS[found]
+        names = of_chat.names(rows[0], {})
+        messages = names[next(iter(of_chat.required))]
+        return _shape_of_messages(messages, [row[messages] for row in rows]) or Shape(found)
+    if found not in (None, "text"):
+        return Shape(found)
+    if not all(isinstance(row, dict) for row in rows):
+        return None
+    for name in rows[0]:
+        shape = _shape_of_messages(name, [row[name] for row in rows])
+        if shape is not None:
+            return shape
+    shape = _shape_of_texts(rows, frozenset(taken))
+    return Shape("text") if found == "text" and (shape is None or shape.is_guess) else shape
+
+
+def join_shapes(shapes: Iterable[Shape]) -> Shape | None:
+    """Return one shape for rows of several; None if their names of fields contradict each other."""
+    different = list({(s.format, *s.fields.items()): s for s in shapes}.values())
+    fields: dict[str, str] = {}
+    roles: dict[str, str] = {}
+    for shape in different:
+        if any(fields.setdefault(ours, name) != name for ours, name in shape.fields.items()):
+            return None
+        roles |= shape.roles
+    formats = {shape.format for shape in different}
+    joined = replace(different[0], fields=fields, roles=roles)
+    return joined if len(formats) == 1 else replace(joined, format="mixed")
+
+
+def _shape_of_messages(name: str, values: Sequence[Any]) -> Shape | None:
+    """The shape of rows with messages in the field `name`, whatever these call their parts."""
+    lists = [_parsed(value) for value in values]
+    if not all(isinstance(messages, list) and messages for messages in lists):
+        return None
+    said = [message for messages in lists for message in messages]
+    if not all(isinstance(message, dict) for message in said):
+        return None
+    speaker = _key_in_all(_SPEAKER_KEYS, said)
+    content = _key_in_all([key for key in _CONTENT_KEYS if key != speaker], said, is_text=False)
+    if speaker is None or content is None:
+        return None
+    row_format = "sharegpt" if speaker == "from" and content == "value" else "chat"
+    ours = {"role": speaker, "content": content}
+    usual = {"role": "from", "content": "value"} if row_format == "sharegpt" else {}
+    fields = {key: theirs for key, theirs in ours.items() if theirs != usual.get(key, key)}
+    if name not in MESSAGE_FIELDS:
+        fields = {next(iter(ROW_FORMATS[row_format].required)): name, **fields}
+    roles = _roles_of([[message[speaker] for message in messages] for messages in lists])
+    return None if roles is None else Shape(row_format, fields, roles)
+
+
+def _key_in_all(
+    keys: Iterable[str], said: list[dict[str, Any]], is_text: bool = True
+) -> str | None:
+    for key in keys:
+        if all(key in message and (not is_text or type(message[key]) is str) for message in said):
+            return key
+    return None
+
+
+def _roles_of(speakers: list[list[str]]) -> dict[str, str] | None:
+    """Role of each speaker that goes by a name of its own; None if nothing tells them apart."""
+    unknown = list(dict.fromkeys(n for names in speakers for n in names if n not in SPEAKERS))
+    roles: dict[str, str] = {}
+    for name in unknown:
+        words = set(_words(name))
+        role = "user" if words & _USERS else "assistant" if words & _ASSISTANTS else ""
+        role = role or ("system" if "system" in words else "")
+        if role:
+            roles[name] = role
+    rest = [name for name in unknown if name not in roles]
+    if len(rest) == 2 and not roles:  # who speaks first asks
+        first = Counter(names[0] for names in speakers).most_common(1)[0][0]
+        return {name: "user" if name == first else "assistant" for name in rest}
+    if len(rest) == 1 and "assistant" in roles.values():
+        return roles | {rest[0]: "user"}
+    return None if rest else roles
+
+
+def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Shape | None:
+    """The shape of rows that give question and answer in fields of their own."""
+    texts = [
+        name
+        for name in rows[0]
+        if all(isinstance(row[name], str | None) for row in rows)
+        and any(str(row[name] or "").strip() for row in rows)
+    ]
+    filled = [name for name in texts if all(isinstance(row[name], str) for row in rows)]
+    answer = _best(filled, _ANSWER)
+    question = _best([name for name in filled if name != answer], _QUESTION)
+    is_guess = question is None or answer is None
+    if is_guess:
+        likely = [name for name in filled if not _OTHER.intersection(_words(name))]
+        if len(likely) == 1:
+            return Shape("text", {} if likely[0] == "text" else {"text": likely[0]})
+        if len(likely) != 2:
+            return None
+        question, answer = likely
+    assert question is not None
+    assert answer is not None
+    rest = [name for name in texts if name not in (question, answer)]
+    system, context = _best(rest, _SYSTEM), _best(rest, _CONTEXT)
+    free = [slot for slot in _SLOTS if slot[0] not in taken]
+    if context is not None or not free:
+        free = [_SLOTS[1]]
+    row_format, ours_question, ours_answer = free[0]
+    fields = {ours_question: question, ours_answer: answer}
+    if context is not None:
+        fields["context"] = context
+    if system is not None:
+        fields["system"] = system
+    usual = ROW_FORMATS[row_format].names(rows[0], {})
+    told = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
+    if context is None and row_format == "question_answer" and "context" in usual:
+        return None  # it would be read as the context, whatever it is
+    return Shape(row_format, told, is_guess=is_guess)
+
+
+def _best(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """The name that says most clearly that it is one of the known; None: none does."""
+    ranked = [(rank, name) for name in names if (rank := _rank(name, known)) is not None]
+    return min(ranked, key=lambda item: item[0])[1] if ranked else None
+
+
+def _rank(name: str, known: Sequence[str]) -> int | None:
+    words = _words(name)
+    if len(words) == 1:
+        return known.index(words[0]) if words[0] in known else None
+    if _OTHER.intersection(words):
+        return None
+    while len(words) > 1 and words[-1] in _FILLERS:
+        words.pop()
+    return len(known) + known.index(words[-1]) if words and words[-1] in known else None
+
+
+def _words(name: str) -> list[str]:
+    """Words of a name: `userMessage` -> user, message."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
+
+
+def _parsed(value: Any) -> Any:
+    """What a column of text holds as JSON; anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        value, _ = parse_text(value)
+    return value

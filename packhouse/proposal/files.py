@@ -1,0 +1,285 @@
+"""Look at the first megabyte of a file: its encoding, its kind, where its rows are, their fields.
+
+What is found is given as settings of a source, and as facts that a person can check. The rows are
+parsed by the readers of `packhouse.sources`; whether the settings are right is for a person to say,
+who is shown rows that were read by them.
+"""
+
+import codecs
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packhouse.errors import SourceError
+from packhouse.proposal.encodings import guess_encoding
+from packhouse.proposal.fields import Shape, join_shapes, shape_of
+from packhouse.proposal.remedies import remedy_for_header, remedy_for_rows, remedy_for_text
+from packhouse.recipe import SourceConfig
+from packhouse.sources.decoding import decode_head
+from packhouse.sources.file_formats import (
+    BOM,
+    FileFormat,
+    compression_of,
+    format_of,
+    format_of_name,
+)
+from packhouse.sources.files import SourceFile, file_errors, find_files, open_file
+from packhouse.sources.json_arrays import find_list
+from packhouse.sources.records import unwrapped
+from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
+from packhouse.sources.shards import HEAD_BYTES, TEXT_FILES
+from packhouse.sources.streams import CHUNK_BYTES, FileStream
+from packhouse.sources.tabular import TABULAR, without_fill
+from packhouse.sources.text_files import Parsing
+
+__all__ = ["Look", "look_at", "look_at_file"]
+
+_SAMPLE_ROWS = 1000
+_MAX_FILES = 200
+_SMALL_SHARE = 0.01
+"""Rows of a shape that are fewer than this share may be bad rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a file, or files that are alike, hold."""
+
+    path: str
+    """For a recipe: a file, a folder, a glob or an address."""
+    settings: dict[str, Any]
+    """Keys of a recipe's source beside `path`."""
+    is_guess: bool
+    """True where nothing but the order of the fields told which is the question."""
+    file_format: FileFormat
+    num_files: int
+    size: int
+    """Bytes of the files as stored."""
+    fields: dict[str, str]
+    """Field of the first rows -> what it holds, and what it is read as."""
+
+
+def look_at(path: str) -> list[Look]:
+    """Look at what a path names: one result for files that are alike, else one for each file.
+
+    Raises:
+        SourceError: a file holds nothing that a source can read; says what to do about it.
+    """
+    files = find_files(SourceConfig(path=path))[:_MAX_FILES]
+    looks = [look_at_file(file) for file in files]
+    alike = all(
+        (look.settings, look.file_format) == (looks[0].settings, looks[0].file_format)
+        for look in looks
+    )
+    if len(looks) == 1 or alike:
+        size = sum(file.size for file in files)
+        return [_of_all(looks[0], path, len(files), size)]
+    return looks
+
+
+def _of_all(look: Look, path: str, num_files: int, size: int) -> Look:
+    told = {name: getattr(look, name) for name in ("settings", "is_guess", "file_format", "fields")}
+    return Look(path=path, num_files=num_files, size=size, **told)
+
+
+def look_at_file(file: SourceFile) -> Look:
+    """Look at one file.
+
+    Raises:
+        SourceError: it holds nothing that a source can read; says what to do about it.
+    """
+    settings: dict[str, Any] = {}
+    head, is_whole = _read_head(file)
+    kind = format_of_name(file.name)
+    if kind not in TABULAR and not head.startswith((b"PAR1", b"ARROW1", b"PK\x03\x04")):
+        encoding = guess_encoding(head)
+        if encoding is None:
+            raise _refusal(
+                file, "its text is of no encoding that a source can have; save it as UTF-8"
+            )
+        if encoding != "utf-8":
+            settings["encoding"] = encoding
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
+            head = decoder.decode(head).encode()
+        if found := _divided_by(head, kind):
+            settings["file_format"] = found
+    if head.startswith(b"PK\x03\x04") and b"xl/workbook" in head and kind != "xlsx":
+        settings["file_format"] = "xlsx"
+    file_format = format_of(head, file.name, settings.get("file_format", "auto"), file.uri)
+    rows = _rows_of(file, file_format, head, is_whole=is_whole)
+    if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _is_known(rows):
+        field = _field_with_rows(head)
+        if field is not None:
+            settings["rows_at"] = field
+            rows, file_format = _rows_of(file, "json", head, is_whole=is_whole, field=field), "json"
+    if not rows:
+        text = head.decode("utf-8", "replace")
+        if file_format in ("json", "jsonl") and (remedy := remedy_for_text(text, file.uri)):
+            raise _refusal(file, remedy)
+        raise _refusal(
+            file, f"no row of its first {len(head):,} bytes can be read as {file_format}"
+        )
+    if all(isinstance(row, list) and len(row) == 1 for row in rows) and not _is_known(rows):
+        settings["unwrap"] = True
+        rows = unwrapped(rows, SourceConfig(path="", unwrap=True))
+    if file_format in ("csv", "csv_semicolon", "tsv", "xlsx"):
+        if remedy := remedy_for_header(list(rows[0]), file.uri):
+            raise _refusal(file, remedy)
+    shape = _shape_of_all(rows, file, file_format)
+    return Look(
+        path=file.uri,
+        settings=settings | shape.settings | _label_names(rows, shape),
+        is_guess=shape.is_guess,
+        file_format=file_format,
+        num_files=1,
+        size=file.size,
+        fields=_describe(rows, shape),
+    )
+
+
+def _read_head(file: SourceFile) -> tuple[bytes, bool]:
+    """The first bytes, uncompressed, and whether they are all there are."""
+    with file_errors(file.uri), open_file(file.uri) as opened:
+        head = opened.read(CHUNK_BYTES)
+    compression, _ = compression_of(head, file.name)
+    if compression == "none":
+        return head[:HEAD_BYTES], file.size <= HEAD_BYTES
+    head = b""
+    for chunk in FileStream(file.uri, compression):
+        head += chunk
+        if len(head) > HEAD_BYTES:
+            break
+    return head[:HEAD_BYTES], len(head) <= HEAD_BYTES
+
+
+def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
+    """The file format, if the first line's columns are divided by another character than named."""
+    first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
+    if kind == "csv":
+        if first.count(b";") > first.count(b","):
+            return "csv_semicolon"
+        return "tsv" if b"\t" in first and b"," not in first else None
+    if kind is None and first[:1] not in (b"{", b"[", b"<"):
+        return "tsv" if b"\t" in first else "csv" if b"," in first else None
+    return None
+
+
+def _rows_of(
+    file: SourceFile,
+    file_format: FileFormat,
+    head: bytes,
+    *,
+    is_whole: bool,
+    field: str | None = None,
+) -> list[Any]:
+    """Rows of the first bytes, without those that are bad, and without one that is cut off."""
+    if file_format in TABULAR:
+        _, *batches = decode_head(file.uri, file_format, _SAMPLE_ROWS)
+        return [without_fill(row) for batch in batches for row in batch.to_pylist()]
+    text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
+    text_file.rows_at = field
+    (cut,) = text_file.cut([head])
+    how = Parsing(file.uri, text_file.header or (), None, HEAD_BYTES)
+    records = text_file.parse(head[cut.start : cut.end], how)
+    rows = records.rows[: _SAMPLE_ROWS + 1]
+    return rows if is_whole or len(rows) < 2 else rows[:-1]
+
+
+def _is_known(rows: Sequence[Any]) -> bool:
+    return bool(rows) and row_format_of(rows[0], {}) is not None
+
+
+def _field_with_rows(head: bytes) -> str | None:
+    """The field of the file's one object that holds a list of objects, if there is one."""
+    text = head.removeprefix(BOM).lstrip()
+    for name in _names_before_lists(text):
+        start = find_list(text, name)
+        if start is not None and text[start:].lstrip()[:1] == b"{":
+            return name
+    return None
+
+
+def _names_before_lists(text: bytes) -> list[str]:
+    found = re.findall(rb'"([^"\\]{1,60})"\s*:\s*\[', text[: 2**16])
+    return list(dict.fromkeys(name.decode("utf-8", "replace") for name in found))[:50]
+
+
+def _shape_of_all(rows: Sequence[Any], file: SourceFile, file_format: FileFormat) -> Shape:
+    """The shape of all rows; of several shapes, all of them that are not rare."""
+    layouts: dict[object, list[Any]] = defaultdict(list)
+    for row in rows:
+        layouts[frozenset(row) if isinstance(row, dict) else type(row)].append(row)
+    natural = {found for some in layouts.values() if (found := row_format_of(some[0], {}))}
+    shapes: list[Shape] = []
+    unknown: list[list[Any]] = []
+    for some in sorted(layouts.values(), key=len, reverse=True):
+        tries = (shape_of(some, natural), shape_of(some, natural | {s.format for s in shapes}))
+        fitting = [shape for shape in tries if shape and join_shapes([*shapes, shape])]
+        shapes += fitting[:1]
+        if not fitting:
+            unknown.append(some)
+    num_unknown = sum(map(len, unknown))
+    joined = join_shapes(shapes) if shapes else None
+    if joined is None or num_unknown > _SMALL_SHARE * len(rows):
+        some = unknown[0] if unknown else list(rows)
+        if remedy := remedy_for_rows(some, file_format, file.uri):
+            raise _refusal(file, remedy)
+        raise _refusal(
+            file,
+            f"{len(some):,} of {len(rows):,} rows hold {_kinds_of(some[0])}, in which nothing "
+            "tells question and answer. If two fields do, name them: `format: question_answer` and "
+            "`fields: {question: ..., answer: ...}`; else give messages (`[{role, content}]`), "
+            "which `packhouse.prepare` takes as a list, too",
+        )
+    return joined
+
+
+def _label_names(rows: Sequence[Any], shape: Shape) -> dict[str, Any]:
+    """The classes of labels that are text."""
+    if shape.format != "classification":
+        return {}
+    names = {row.get("label") for row in rows if isinstance(row, dict)}
+    texts = sorted(name for name in names if isinstance(name, str) and not name.strip().isdigit())
+    if texts:
+        return {"label_names": texts}
+    numbers = [int(name) for name in names if isinstance(name, int | str)]
+    return {"label_names": [str(n) for n in range(max(numbers, default=0) + 1)]}
+
+
+def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
+    """What each field of the rows holds, and what it is read as."""
+    objects = [row for row in rows if isinstance(row, dict)]
+    counts = Counter(name for row in objects for name in row)
+    read = {}
+    if shape.format in ROW_FORMATS:
+        names = ROW_FORMATS[shape.format].names(list(counts), shape.fields)
+        read = {name: ours for ours, name in names.items()}
+    described = {}
+    for name, number in counts.most_common(40):
+        values = [row[name] for row in objects if name in row]
+        what = Counter(map(_kind_of, values)).most_common(1)[0][0]
+        texts = sorted(len(value) for value in values if isinstance(value, str))
+        size = f", {texts[len(texts) // 2]:,} characters (median)" if texts else ""
+        some = "" if number == len(rows) else f", in {number:,} of {len(rows):,} rows"
+        as_what = f"; read as {read[name]}" if name in read else ""
+        if shape.format != "mixed" and name not in read:
+            as_what = "; not read"
+        described[name] = f"{what}{size}{some}{as_what}"
+    return described
+
+
+def _kind_of(value: object) -> str:
+    kinds = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
+    return kinds.get(type(value), "nothing" if value is None else "a number")
+
+
+def _kinds_of(row: object) -> str:
+    if not isinstance(row, dict):
+        return _kind_of(row)
+    shown = [f"{name[:40]!r} ({_kind_of(value)})" for name, value in list(row.items())[:8]]
+    return f"{', '.join(shown)}{', ...' if len(row) > 8 else ''}"
+
+
+def _refusal(file: SourceFile, why: str) -> SourceError:
+    return SourceError(f"source file '{file.uri}': {why}", uri=file.uri)

@@ -1,0 +1,321 @@
+"""Thirty files as people publish them: `packhouse init` proposes, `packhouse prepare` reads."""
+
+import io
+import json
+import shlex
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from packhouse.api import open_version
+from packhouse.cli import cli
+from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.encoders import load_tokenizer
+from tests.sources.test_odd_files import workbook
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+NUM_ROWS = 12
+
+
+class Talk(NamedTuple):
+    """A question and its answer, as they must be in the version."""
+
+    question: str
+    answer: str
+
+
+def talks(question: str = "What is {} plus {}?", answer: str = "It is {}.") -> list[Talk]:
+    return [Talk(question.format(n, n), answer.format(2 * n)) for n in range(3, 3 + NUM_ROWS)]
+
+
+TALKS = talks()
+CHINESE = talks("请问 {} 加 {} 等于多少？我不知道这个问题的答案。", "这个问题的答案是 {}，你可以自己算一下。")
+RUSSIAN = talks("Сколько будет {} плюс {}?", "Это будет {}, если сложить.")
+JAPANESE = talks("{} たす {} はいくつですか。", "こたえは {} になります。")
+
+
+def lines(rows: list[Any], *, ascii: bool = False) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=ascii) + "\n" for row in rows).encode()
+
+
+def named(question: str, answer: str, **more: Any) -> list[dict[str, Any]]:
+    rows = [{"id": n, question: t.question, answer: t.answer} for n, t in enumerate(TALKS)]
+    return [row | more for row in rows]
+
+
+def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
+    text = [delimiter.join(map(str, row)) for row in [rows[0].keys(), *(r.values() for r in rows)]]
+    return "\n".join(text).encode()
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    written = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), written)
+    return written.getvalue()
+
+
+def chats(speaker: str, content: str, user: str, bot: str) -> list[list[dict[str, str]]]:
+    return [
+        [{speaker: user, content: t.question}, {speaker: bot, content: t.answer}] for t in TALKS
+    ]
+
+
+def squad(talks: list[Talk]) -> dict[str, Any]:
+    asked = [
+        {"id": str(n), "question": t.question, "answers": [{"text": t.answer, "answer_start": 0}]}
+        for n, t in enumerate(talks)
+    ]
+    unanswered = {"id": "x", "question": "Who?", "answers": [], "is_impossible": True}
+    paragraphs = [
+        {"context": f"{asked[n]['question']} Sums.", "qas": [asked[n], unanswered]}
+        for n in range(len(asked))
+    ]
+    articles = [{"title": "Sums", "paragraphs": paragraphs[n : n + 3]} for n in range(0, 12, 3)]
+    return {"version": "v2.0", "data": articles}
+
+
+def zipped() -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        archive.writestr("inside.jsonl", lines(named("question", "answer")))
+    return written.getvalue()
+
+
+# name -> (file, its bytes, talks)
+RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
+    "alpaca in an array": (
+        "data.json",
+        json.dumps(named("instruction", "output", input="")).encode(),
+        TALKS,
+    ),
+    "query and answer": ("a.jsonl", lines(named("query", "answer")), TALKS),
+    "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5)), TALKS),
+    "system, user, assistant": (
+        "a.jsonl",
+        lines(named("user", "assistant", system="Be brief.")),
+        TALKS,
+    ),
+    "input and preferred output": (
+        "dpo.jsonl",
+        lines(named("input", "preferred_output", rejected_output="I do not know.")),
+        TALKS,
+    ),
+    "prompt and completion": ("a.jsonl", lines(named("prompt", "completion")), TALKS),
+    "question and solution": ("maths.parquet", parquet(named("question", "solution")), TALKS),
+    "problem and solution with a source": (
+        "a.json",
+        json.dumps(named("problem", "solution", source="olympiad")).encode(),
+        TALKS,
+    ),
+    "an array named jsonl": ("a.jsonl", json.dumps(named("query", "reply")).encode(), TALKS),
+    "a pretty array named jsonl": (
+        "a.jsonl",
+        json.dumps(named("question", "answer"), indent=2).encode(),
+        TALKS,
+    ),
+    "pretty objects one after another": (
+        "a.json",
+        "\n".join(json.dumps(row, indent=4) for row in named("Prompt", "Response")).encode(),
+        TALKS,
+    ),
+    "rows in lists of one": (
+        "a.jsonl",
+        lines([[row] for row in named("instruction", "output", input="")]),
+        TALKS,
+    ),
+    "several shapes": (
+        "a.jsonl",
+        lines(
+            named("instruction", "output", input="")[:4]
+            + named("question", "answer")[4:8]
+            + [{"messages": messages} for messages in chats("role", "content", "user", "assistant")][8:]
+        ),
+        TALKS,
+    ),
+    "several shapes of odd names": (
+        "a.jsonl",
+        lines(named("query", "reply")[:5] + named("ask", "answer")[5:]),
+        TALKS,
+    ),
+    "GBK lines": (
+        "a.jsonl",
+        lines([{"问题": t.question, "答案": t.answer} for t in CHINESE]).decode().encode("gbk"),
+        CHINESE,
+    ),
+    "GBK columns": (
+        "faq.csv",
+        table([{"问题": t.question, "回答": t.answer} for t in CHINESE], ",")
+        .decode()
+        .encode("gbk"),
+        CHINESE,
+    ),
+    "Windows Cyrillic": (
+        "a.csv",
+        table([{"вопрос": t.question, "ответ": t.answer.replace(",", "")} for t in RUSSIAN], ",")
+        .decode()
+        .encode("cp1251"),
+        [Talk(t.question, t.answer.replace(",", "")) for t in RUSSIAN],
+    ),
+    "Shift JIS": (
+        "a.tsv",
+        table([{"質問": t.question, "答え": t.answer} for t in JAPANESE], "\t")
+        .decode()
+        .encode("cp932"),
+        JAPANESE,
+    ),
+    "Excel's text": (
+        "a.csv",
+        table(named("Question", "Answer"), "\t").decode().encode("utf-16"),
+        TALKS,
+    ),
+    "Excel's CSV of Europe": ("a.csv", table(named("Frage", "Antwort"), ";"), TALKS),
+    "a workbook": (
+        "faq.xlsx",
+        workbook([["Question", "Answer"], *([t.question, t.answer] for t in TALKS)]),
+        TALKS,
+    ),
+    "SQuAD, nested": ("dev-v2.0.json", json.dumps(squad(TALKS)).encode(), TALKS),
+    "SQuAD, a question a row": (
+        "a.jsonl",
+        lines(
+            [
+                {
+                    "context": "Sums.",
+                    "question": t.question,
+                    "answers": {"text": [t.answer], "answer_start": [0]},
+                }
+                for t in TALKS
+            ]
+        ),
+        TALKS,
+    ),
+    "rows in a field of one object": (
+        "api.json",
+        json.dumps({"status": "ok", "rows": named("prompt", "response"), "next": None}).encode(),
+        TALKS,
+    ),
+    "turns with names of their own": (
+        "a.jsonl",
+        lines([{"dialog": said} for said in chats("speaker", "text", "Customer", "Agent")]),
+        TALKS,
+    ),
+    "ShareGPT with a bot": (
+        "a.json",
+        json.dumps(
+            [{"conversations": said} for said in chats("from", "value", "human", "bing-bot")]
+        ).encode(),
+        TALKS,
+    ),
+    "two columns of any name": ("a.tsv", table([{"v1": q, "v2": a} for q, a in TALKS], "\t"), TALKS),
+}
+
+# name -> (file, its bytes, file that the remedy writes or mends)
+REMEDIED: dict[str, tuple[str, bytes, str]] = {
+    "rows of Python": (
+        "a.jsonl",
+        "".join(f"{row!r}\n" for row in named("question", "answer")).encode(),
+        "a-rows.jsonl",
+    ),
+    "no names of columns": (
+        "a.csv",
+        "".join(f"{t.question},{t.answer}\n" for t in TALKS).encode(),
+        "a.csv",
+    ),
+    "a zip archive": ("a.zip", zipped(), "inside.jsonl"),
+}
+
+
+class Project:
+    """A folder with data, where commands are called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def call(self, *arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli, arguments)
+        return result.exit_code, result.output
+
+    def init(self, *data: str) -> tuple[int, str]:
+        return self.call("init", *data, "--tokenizer", str(TOKENIZER), "--yes")
+
+    def prepare(self) -> list[Talk]:
+        """Prepare the recipe; the question and the trained answer of each record, in any order."""
+        code, said = self.call("prepare", "recipe.yaml")
+        assert code == 0, said
+        dataset = yaml.safe_load(Path("recipe.yaml").read_text())["dataset"]
+        version = open_version(f"store/{dataset}")
+        assert version.quarantined.num_rows == 0
+        tokenizer = load_tokenizer(load_snapshot(TOKENIZER).backend)
+        found = []
+        for row in version.train:
+            start = 0
+            for size in row["seq_lengths"]:
+                ids = row["input_ids"][start : start + size]
+                labels = row["labels"][start : start + size]
+                trained = [label for label in labels if label != -100]
+                prompt = [i for i, label in zip(ids, labels, strict=True) if label == -100]
+                texts = [
+                    tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, trained)
+                ]
+                found.append(Talk(*texts))
+                start += size
+        return found
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    return Project(tmp_path)
+
+
+def check(found: list[Talk], expected: list[Talk]) -> None:
+    assert len(found) == len(expected)
+    assert sorted(t.answer.strip() for t in found) == sorted(t.answer for t in expected)
+    answer_of = {t.answer: t.question for t in expected}
+    for prompt, answer in found:
+        assert answer_of[answer.strip()] in prompt
+        assert answer.strip() not in prompt
+
+
+def test_the_files_are_thirty():
+    assert len(RIGHT) + len(REMEDIED) == 30
+    assert len(RIGHT) >= 25
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
+    file, data, expected = RIGHT[name]
+    if file.endswith(".xlsx"):
+        pytest.importorskip("python_calamine")
+    Path(file).write_bytes(data)
+
+    code, said = project.init(file)
+
+    assert code == 0, said
+    check(project.prepare(), expected)
+    assert "trained (green)" in said
+
+
+@pytest.mark.parametrize("name", REMEDIED)
+def test_the_remedy_for_a_file_that_no_setting_reads_works(name, project):
+    file, data, mended = REMEDIED[name]
+    Path(file).write_bytes(data)
+
+    code, said = project.init(file)
+
+    assert code == 3
+    assert not Path("recipe.yaml").exists()
+    command = f"unzip -q {file}" if "unpack it" in said else said.split(": ", 3)[3]
+    subprocess.run(["bash", "-c", command], check=True)
+    code, said = project.init(mended)
+    assert code == 0, said
+    check(project.prepare(), TALKS)

@@ -1,0 +1,283 @@
+"""Settings of a source for files that `auto` does not expect: encodings, wrappings, workbooks."""
+
+import gzip
+import io
+import json
+import zipfile
+from xml.sax.saxutils import escape
+
+import orjson
+import pytest
+
+from packhouse.errors import SourceError
+
+ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(40)]
+TEXTS = [[("user", row["question"]), ("assistant", row["answer"])] for row in ROWS]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+PRETTY = "\n".join(json.dumps(row, indent=2) for row in ROWS).encode()
+
+
+def workbook(*sheets):
+    """A workbook of sheets of rows, as Excel writes it: texts inline, numbers as numbers."""
+    files = {
+        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/'
+        'content-types"><Default Extension="xml" ContentType="application/vnd.openxmlformats-'
+        'officedocument.spreadsheetml.sheet.main+xml"/></Types>',
+        "_rels/.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
+        'relationships"><Relationship Id="r" Type="http://schemas.openxmlformats.org/'
+        'officeDocument/2006/relationships/officeDocument" Target="xl/workbook.xml"/>'
+        "</Relationships>",
+    }
+    names, links = "", ""
+    for number, rows in enumerate(sheets, 1):
+        names += f'<sheet name="Sheet{number}" sheetId="{number}" r:id="r{number}"/>'
+        links += (
+            f'<Relationship Id="r{number}" Type="http://schemas.openxmlformats.org/officeDocument/'
+            f'2006/relationships/worksheet" Target="worksheets/sheet{number}.xml"/>'
+        )
+        lines = []
+        for at, row in enumerate(rows, 1):
+            cells = ""
+            for column, value in zip("ABCDEF", row, strict=False):
+                if isinstance(value, int | float):
+                    cells += f'<c r="{column}{at}"><v>{value}</v></c>'
+                elif value is not None:
+                    text = f"<is><t>{escape(value)}</t></is>"
+                    cells += f'<c r="{column}{at}" t="inlineStr">{text}</c>'
+            lines.append(f'<row r="{at}">{cells}</row>')
+        files[f"xl/worksheets/sheet{number}.xml"] = (
+            '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">'
+            f"<sheetData>{''.join(lines)}</sheetData></worksheet>"
+        )
+    files["xl/workbook.xml"] = (
+        '<workbook xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main" xmlns:r="http:'
+        f'//schemas.openxmlformats.org/officeDocument/2006/relationships"><sheets>{names}</sheets>'
+        "</workbook>"
+    )
+    files["xl/_rels/workbook.xml.rels"] = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+        f"{links}</Relationships>"
+    )
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, f'<?xml version="1.0" encoding="UTF-8"?>{text}')
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["gb18030", "utf-16", "cp932", "big5"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.jsonl.gz"])
+@pytest.mark.parametrize("max_shard_bytes", [300, 2**25])
+def test_text_of_another_encoding_gives_the_rows_of_utf8(
+    encoding, name, max_shard_bytes, read_bytes
+):
+    texts = {
+        "rows.jsonl": LINES,
+        "rows.jsonl.gz": LINES,
+        "rows.json": json.dumps(ROWS, ensure_ascii=False, indent=1),
+        "rows.csv": "question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in ROWS),
+    }
+    text = texts[name]
+    if encoding in ("cp932", "big5"):  # which lack the simplified letters
+        text = text.translate(str.maketrans("问题", "問題"))
+    data = [text.encode(encoding), text.encode()]
+    if name.endswith(".gz"):
+        data = [gzip.compress(each) for each in data]
+
+    source = read_bytes(data[0], name, encoding=encoding, max_shard_bytes=max_shard_bytes)
+
+    expected = read_bytes(data[1], name, max_shard_bytes=max_shard_bytes)
+    assert len(source.shards) == len(expected.shards)
+    assert source.validated.equals(expected.validated)
+    assert source.validated.num_rows == len(ROWS)
+
+
+def test_a_byte_that_is_no_text_of_its_encoding_is_a_bad_row(read_bytes):
+    lines = LINES.encode("gb18030").splitlines(keepends=True)
+    lines[3] = lines[3].replace("答案".encode("gb18030"), b"\xff\xff")
+
+    source = read_bytes(b"".join(lines), encoding="gb18030")
+
+    (bad,) = source.quarantined.to_pylist()
+    assert (bad["row"], bad["reason"]) == (3, "encoding")
+    assert bad["detail"] == "bytes of the row are not gb18030"
+    assert source.validated.num_rows == len(ROWS) - 1
+
+
+def test_a_file_that_ends_inside_a_letter_of_utf16_is_refused(read_bytes):
+    with pytest.raises(SourceError, match="not utf-16 text"):
+        read_bytes(LINES.encode("utf-16")[:-1], encoding="utf-16")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows"])
+@pytest.mark.parametrize("max_shard_bytes", [1, 100, 1000, 2**25])
+def test_objects_one_after_another_are_read(name, max_shard_bytes, read_bytes):
+    source = read_bytes(PRETTY, name, max_shard_bytes=max_shard_bytes)
+
+    assert {shard.file_format for shard in source.shards} == {"objects"}
+    assert source.texts == TEXTS
+
+
+def test_a_broken_object_harms_itself_alone_and_keeps_its_place_and_bytes(read_bytes):
+    broken = PRETTY.replace(b'"answer": "\\u7b54\\u6848 7"', b'"answer": oh')
+
+    source = read_bytes(broken)
+
+    (bad,) = source.quarantined.to_pylist()
+    assert (bad["row"], bad["reason"]) == (7, "json")
+    assert broken[bad["byte_offset"] :].startswith(bad["raw"])
+    assert bad["raw"].startswith(b"{\n")
+    assert bad["raw"].endswith(b"oh\n}")
+    assert source.texts == TEXTS[:7] + TEXTS[8:]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("max_shard_bytes", [1, 300, 2**25])
+@pytest.mark.parametrize("around", [({}, {}), ({"v": {"data": [1]}}, {"z": [[2]], "y": "]"})])
+def test_the_list_in_a_field_of_one_object_holds_the_rows(
+    around, indent, max_shard_bytes, read_bytes
+):
+    before, after = around
+    data = json.dumps({**before, "data": ROWS, **after}, indent=indent).encode()
+
+    source = read_bytes(data, "rows.json", rows_at="data", max_shard_bytes=max_shard_bytes)
+
+    assert source.texts == TEXTS
+    assert source.notes == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b'{"rows": [{"text": "a"}]}', "list in its field 'data'"),
+        (b'[{"text": "a"}]', "list in its field 'data'"),
+        (b'{"data": [{"text": "a"}], "data": [{"text": "b"}]}', "text follows the end"),
+        (b'{"data": [{"text": "a"}]} {"data": []}', "text follows the end"),
+    ],
+)
+def test_an_object_that_is_not_as_rows_at_says_is_refused(data, match, read_bytes):
+    with pytest.raises(SourceError, match=match):
+        read_bytes(data, "rows.json", rows_at="data")
+
+
+def test_an_object_that_is_cut_off_is_noted(read_bytes):
+    data = orjson.dumps({"data": ROWS})
+
+    source = read_bytes(data[:-9], "rows.json", rows_at="data")
+
+    assert source.notes["truncated_files"] == 1
+    assert source.texts == TEXTS[:-1]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_rows_in_lists_of_one_are_unwrapped_if_the_source_says_so(name, read_bytes):
+    data = b"".join(orjson.dumps([row]) + b"\n" for row in ROWS)
+
+    assert read_bytes(data, name, unwrap=True).texts == TEXTS
+    with pytest.raises(SourceError, match="set `unwrap: true`"):
+        read_bytes(data, name)
+
+
+def test_articles_and_questions_with_answers_are_read(read_bytes):
+    asked = {"question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    unanswered = {"question": "When?", "answers": [], "is_impossible": True}
+    article = {"title": "T", "paragraphs": [{"context": "Ada did.", "qas": [asked, unanswered]}]}
+    flat = {"context": "Ada did.", "question": "Who?", "answers": {"text": ["Ada", "A"]}}
+
+    nested = read_bytes(orjson.dumps(article), "a.jsonl", format="squad")
+    rows = read_bytes(orjson.dumps(flat), "b.jsonl")
+
+    assert rows.shards[0].row_format == "squad"
+    assert nested.texts == rows.texts == [[("user", "Who?"), ("assistant", "Ada")]]
+    assert nested.messages[0][0]["context"] == "Ada did."
+    bad = read_bytes(orjson.dumps({**flat, "answers": {"text": []}}), "c.jsonl")
+    assert bad.reasons == ["no_assistant"]
+
+
+def test_rows_of_several_shapes_are_read_each_by_its_own_if_the_source_says_so(read_bytes):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows = [
+        {"instruction": "q", "output": "a", "id": 7},
+        {"question": "q", "answer": "a"},
+        {"messages": messages},
+        messages,
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+        {"text": "no conversation"},
+    ]
+    data = b"\n".join(map(orjson.dumps, rows))
+
+    source = read_bytes(data, format="mixed")
+
+    assert source.texts == [[("user", "q"), ("assistant", "a")]] * 5
+    assert source.reasons == ["fields"]
+    assert source.extra_fields == {"id": 1}
+    with pytest.raises(SourceError, match="format: mixed"):
+        read_bytes(data)
+
+
+def test_messages_go_by_the_names_that_the_source_gives(read_bytes):
+    said = [{"speaker": "Kunde", "text": "Hallo?"}, {"speaker": "Bot", "text": "Ja."}]
+    given = {
+        "format": "chat",
+        "fields": {"messages": "dialog", "role": "speaker", "content": "text"},
+        "roles": {"Kunde": "user", "Bot": "assistant"},
+    }
+
+    source = read_bytes(orjson.dumps({"dialog": said}), **given)
+
+    assert source.texts == [[("user", "Hallo?"), ("assistant", "Ja.")]]
+    other = read_bytes(orjson.dumps({"dialog": [{**said[0], "speaker": "X"}, said[1]]}), **given)
+    assert other.reasons == ["unknown_role"]
+
+
+def test_columns_may_be_divided_by_semicolons(read_bytes):
+    data = b'question;answer\n"a;b?";c, d\n'
+
+    source = read_bytes(data, "rows.csv", file_format="csv_semicolon")
+
+    assert source.texts == [[("user", "a;b?"), ("assistant", "c, d")]]
+
+
+def test_a_workbook_is_read_as_its_csv_would_be(read_bytes):
+    pytest.importorskip("python_calamine")
+    rows = [["question", "answer"], ["2 + 2?", 4], [None, None], ["half?", 0.5], ["<&>", "x"]]
+    more = [["question", "answer"], ["more?", "yes"]]
+
+    source = read_bytes(workbook(rows, [], more), "rows.xlsx")
+
+    answers = [texts[1][1] for texts in source.texts]
+    assert source.texts[0] == [("user", "2 + 2?"), ("assistant", "4")]
+    assert answers == ["4", "0.5", "x", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("sheets", "match"),
+    [
+        ([[["a", "b"], ["1", "2"]], [["c"], ["3"]]], "'Sheet1' and 'Sheet2' have different"),
+        ([[["a", None], ["1", "2"]]], "a column without a name"),
+        ([[["a", "a"], ["1", "2"]]], "two columns of one name"),
+    ],
+)
+def test_a_workbook_whose_rows_are_not_clear_is_refused(sheets, match, read_bytes):
+    pytest.importorskip("python_calamine")
+    with pytest.raises(SourceError, match=match):
+        read_bytes(workbook(*sheets), "rows.xlsx")
+
+
+def test_a_workbook_by_another_name_is_named_as_what_it_is(read_bytes):
+    data = workbook([["text"], ["a"]])
+
+    with pytest.raises(SourceError, match="Excel workbook; set file_format to xlsx"):
+        read_bytes(data, "rows.csv")
+    with pytest.raises(SourceError, match="not XLSX: it is text"):
+        read_bytes(b"text\na\n", "rows.xlsx")
+    pytest.importorskip("python_calamine")
+    with pytest.raises(SourceError, match="no sound workbook"):
+        read_bytes(data[:300], "rows.xlsx")
+
+
+def test_a_folder_leaves_workbooks_out(tmp_path, read):
+    (tmp_path / "rows.jsonl").write_text(LINES)
+    (tmp_path / "costs.xlsx").write_bytes(workbook([["cost"], [1]]))
+
+    assert read(tmp_path).validated.num_rows == len(ROWS)

@@ -23,7 +23,7 @@ from packhouse.cache.mirror import open_mirror
 from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
-from packhouse.contracts import installed_contracts
+from packhouse.contracts import check as check_table
 from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Check, Workspace
 from packhouse.errors import ConfigError
@@ -268,7 +268,7 @@ def plan(
 
 
 def prepare_recipe(
-    recipe: Recipe, place: CachePlace, workers: int = 1, check: Check | None = None
+    recipe: Recipe, place: CachePlace, workers: int = 1, check: Check = check_table
 ) -> tuple[Prepared, list[str]]:
     """Run the chain in this process, or in processes of this machine.
 
@@ -276,7 +276,7 @@ def prepare_recipe(
         recipe: what to do.
         place: where finished steps lie.
         workers: number of processes.
-        check: contract of every table; by default that of the installed pipeline, if there is one.
+        check: contract of every table; the flows give those of `schemas`.
 
     Returns:
         What the run did, and notes on a mirror that could not be used.
@@ -286,8 +286,7 @@ def prepare_recipe(
     """
     if type(workers) is not int or workers < 1:
         raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
-    check, mirror = check or installed_contracts(), open_mirror(place)
-    workspace = Workspace(cache=place.folder, **({"check": check} if check else {}))
+    mirror, workspace = open_mirror(place), Workspace(cache=place.folder, check=check)
     with local_runner(recipe, workspace, workers) as run:
         done = prepare_chain(recipe, run, place.folder, mirror=mirror)
     return done, list(mirror.notes) if mirror else []

@@ -8,7 +8,6 @@ from packhouse.cache.mirror import StepMirror, open_mirror
 from packhouse.cache.places import check_cache, find_cache
 from packhouse.chain import prepare
 from packhouse.ci import CiJob, PlanFacts
-from packhouse.contracts import installed_contracts
 from packhouse.engine.last_run import touch_last_run
 from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Workspace
@@ -33,11 +32,6 @@ from packhouse.store import OpenVersion
 from packhouse.store.diff import changed_keys
 
 __all__ = ["run_job"]
-
-_NO_CONTRACTS = (
-    "the contracts of tables between steps are not checked: `schemas` is not installed; install "
-    'packhouse from its checkout (`pip install -e ".[flows]"`) to have them'
-)
 
 
 def run_job(
@@ -69,11 +63,6 @@ def run_job(
     place = find_cache(cache)
     folder = check_cache(place.folder)
     workspace = Workspace(cache=folder)
-    check = installed_contracts()
-    if check is None:
-        job.notes.append(_NO_CONTRACTS)
-    else:
-        workspace = Workspace(cache=folder, check=check)
     start_phase("planning")
     touch_last_run(folder, recipe.dataset)
     plan = plan_jobs(recipe)

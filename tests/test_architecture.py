@@ -13,6 +13,7 @@ import pytest
 
 import packhouse
 from packhouse.cli import COMMANDS, cli
+from tests.wheel import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("packhouse", "schemas", "tasks", "flows")
@@ -97,12 +98,8 @@ def test_every_command_has_help_json_and_a_line_in_the_readme(name, command):
 
 
 def test_the_wheel_holds_packhouse_and_nothing_else(tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        check=True,
-        cwd=ROOT,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    names = zipfile.ZipFile(build_wheel(tmp_path)).namelist()
+    tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"packhouse"}
+    assert "packhouse/py.typed" in names
+    assert not [name for name in names if "__pycache__" in name or "secrets/" in name]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from packhouse import contracts
 from packhouse.cache.places import check_cache, default_cache
 from packhouse.cache.steps import StepStore
 
@@ -15,17 +16,13 @@ Check = Callable[[str, pa.Table], None]
 """Called with an artefact's name and its table; raises ContractError."""
 
 
-def _no_check(artefact: str, table: pa.Table) -> None:
-    """Check nothing: for library use without the pipeline's schemas."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
     """The folder of a run and its contract checks."""
 
     cache: Path = field(default_factory=default_cache)
     """Steps that are done lie under it; deleting it loses time, never data."""
-    check: Check = _no_check
+    check: Check = contracts.check
     """Contract of every table, called before its step counts as done."""
 
     def __post_init__(self) -> None:

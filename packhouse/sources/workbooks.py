@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.extras import import_extra
+from packhouse.runtime.extras import import_extra
 
 __all__ = ["MAX_CELLS", "read_workbook"]
 

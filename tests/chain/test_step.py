@@ -56,17 +56,23 @@ COUNT = Step(
     contracts={"rows.arrow": "rows"},
 )
 
+
+def workspace_at(folder: Path) -> Workspace:
+    """A workspace that knows no contract of `rows`."""
+    return Workspace(cache=folder, check=lambda contract, table: None)
+
+
 RECIPE = Recipe(dataset="d", sources=[{"path": "a.jsonl"}], tokenizer="t")
 
 
 def test_facts_come_back_from_the_receipt_as_they_were(tmp_path):
     job = COUNT.job(Told(3), inputs=[])
-    done = execute(job, RECIPE, Workspace(cache=tmp_path))
-    found = execute(job, RECIPE, Workspace(cache=tmp_path))
+    done = execute(job, RECIPE, workspace_at(tmp_path))
+    found = execute(job, RECIPE, workspace_at(tmp_path))
 
     assert found.cached
     assert found.facts == done.facts == Facts(rows=3, reasons={"json": 1}, parts=(Part(2),))
-    assert COUNT.peek(job.key, Workspace(cache=tmp_path)).facts == done.facts
+    assert COUNT.peek(job.key, workspace_at(tmp_path)).facts == done.facts
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_facts_come_back_from_the_receipt_as_they_were(tmp_path):
     ids=["a field less", "text for a number", "no count", "another part", "none"],
 )
 def test_a_receipt_of_another_release_is_a_miss(tmp_path, facts):
-    workspace = Workspace(cache=tmp_path)
+    workspace = workspace_at(tmp_path)
     job = COUNT.job(Told(3), inputs=[])
     workspace.steps.run(*job.ref, lambda folder: facts)
     assert COUNT.peek(job.key, workspace) is None
@@ -112,7 +118,7 @@ def test_a_file_that_breaks_its_contract_leaves_no_step(tmp_path):
     job = COUNT.job(Told(3), inputs=[])
     with pytest.raises(ContractError, match="rows: 3 rows"):
         execute(job, RECIPE, Workspace(cache=tmp_path, check=refuse))
-    assert COUNT.peek(job.key, Workspace(cache=tmp_path)) is None
+    assert COUNT.peek(job.key, workspace_at(tmp_path)) is None
 
 
 def test_what_comes_after_happens_at_every_run(tmp_path):
@@ -123,13 +129,13 @@ def test_what_comes_after_happens_at_every_run(tmp_path):
         return replace(receipt, seconds=7.0)
 
     job = replace(COUNT, then=note).job(Told(1), inputs=[])
-    done = [execute(job, RECIPE, Workspace(cache=tmp_path)) for _ in range(2)]
+    done = [execute(job, RECIPE, workspace_at(tmp_path)) for _ in range(2)]
     assert seen == [False, True]
     assert [receipt.seconds for receipt in done] == [7.0, 7.0]
 
 
 def test_a_job_finds_what_it_reads_by_the_step_that_wrote_it(tmp_path):
-    workspace = Workspace(cache=tmp_path)
+    workspace = workspace_at(tmp_path)
     before = [COUNT.job(Told(n), inputs=[]) for n in (2, 1)]
     for job in before:
         execute(job, RECIPE, workspace)

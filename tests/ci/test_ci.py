@@ -11,22 +11,24 @@ import threading
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from packhouse import contracts
 from packhouse.cache.mirror import StepMirror, open_mirror
 from packhouse.cache.places import CachePlace
 from packhouse.cache.steps import StepStore
 from packhouse.ci import GATES
 from packhouse.cli import cli
-from packhouse.errors import ConfigError, ContractError, StoreError, TransientError
+from packhouse.errors import ConfigError, StoreError, TransientError
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import load_ref, open_store, open_version
 from packhouse.store.protocol import RetryPolicy
+from packhouse.records.tables import VALIDATED
 from tests.moto_s3 import s3_client
 from tests.store.ceph import free_port
 
@@ -433,25 +435,15 @@ def test_a_schema_that_breaks_readers_is_refused_by_that_gate(place):
 
 
 def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeypatch):
-    def breaks(artefact, table):
-        raise ContractError(f"{artefact}: a value breaks the contract")
+    def wrong(table):
+        yield "this is wrong", np.ones(table.num_rows, np.bool_)
 
-    monkeypatch.setattr("schemas.check", breaks)
+    monkeypatch.setitem(contracts._CONTRACTS, "validated", (VALIDATED, wrong))
     done = run(place, place / "none")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"
-    assert "validated: a value breaks the contract" in (place / "s.md").read_text()
+    assert "values break the contract: this is wrong in row 0" in (place / "s.md").read_text()
     assert not (place / "store" / "demo" / "refs").exists()
-
-
-def test_a_job_without_the_contracts_says_so(place, monkeypatch):
-    def alone(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("packhouse.contracts.distribution", alone)
-    done = run(place, place / "cache")
-    assert done.exit_code == 0
-    assert "contracts of tables between steps are not checked" in "".join(facts(place)["notes"])
 
 
 def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):

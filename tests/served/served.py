@@ -104,13 +104,16 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def serve(home, held):
-    """Start `make serve` in a process of its own; `held` is the folder of the held flow."""
+def serve(home, held, root=ROOT, python=sys.executable):
+    """Start `make serve` in a process of its own; `held` is the folder of the held flow.
+
+    `root` is the checkout, or a project of `packhouse new`; `python` runs it.
+    """
     port, store = free_port(), home / "store"
     environment = os.environ | {
         "PACKHOUSE_STORE": str(store),
         "PACKHOUSE_CACHE": str(home / "cache"),
-        "PACKHOUSE_SOURCES": str(ROOT / "deployments" / "sources.yaml"),
+        "PACKHOUSE_SOURCES": str(root / "deployments" / "sources.yaml"),
         "HELD_FOLDER": str(held),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the least that Prefect takes
         "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "true",  # such as "database is locked"
@@ -118,8 +121,8 @@ def serve(home, held):
     environment.pop("PREFECT_API_URL", None)
     with (home / "serve.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "deployments/serve.py", "--port", str(port), "--home", f"{home}/p"],
-            cwd=ROOT,
+            [str(python), "deployments/serve.py", "--port", str(port), "--home", f"{home}/p"],
+            cwd=root,
             env=environment,
             stdout=log,
             stderr=log,

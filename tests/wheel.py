@@ -1,0 +1,34 @@
+"""The wheel, and environments that hold it and nothing of this checkout."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel into a folder."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install_over_ours(wheel: Path, folder: Path) -> Path:
+    """Make an environment with the wheel and the packages of this one, but not the checkout.
+
+    Packages are seen through a line in a `.pth` file: those of editable installs have `.pth` files
+    of their own, which Python reads in its own site-packages alone.
+
+    Returns:
+        Its Python.
+    """
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    (site,) = folder.glob("lib/python*/site-packages")
+    (ours,) = Path(sys.prefix).glob("lib/python*/site-packages")
+    (site / "ours.pth").write_text(f"{ours}\n")
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([str(python), *install], check=True)
+    return python

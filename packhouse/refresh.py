@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from packhouse.audit import check_audit
+from packhouse.auditing import check_audit
 from packhouse.cache.holds import forget_tries
 from packhouse.chain import Prepared
 from packhouse.disks import write_whole

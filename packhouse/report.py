@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from packhouse.audit import audit_rows
+from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.packing import PackStatistics
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS

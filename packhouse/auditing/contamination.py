@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.audit.shard import NUM_WORST
+from packhouse.auditing.shard import NUM_WORST
 from packhouse.errors import ConfigError
 from packhouse.ngrams import Hashes, Int64s, Words, run_hashes, words_of
 from packhouse.packing.lists import list_offsets, one_chunk

@@ -26,9 +26,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.audit.answers import answer_bytes, num_trained_answers, num_trained_others
-from packhouse.audit.second_look import are_written, ends_blank, has_no_end
-from packhouse.audit.tokens import Intervals, Tokens
+from packhouse.auditing.answers import answer_bytes, num_trained_answers, num_trained_others
+from packhouse.auditing.second_look import are_written, ends_blank, has_no_end
+from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.packing.lists import one_chunk
 from packhouse.recipe import FormatConfig
 from packhouse.tokenization.pipeline import read_pipeline

@@ -25,6 +25,7 @@ __all__ = ["COMMANDS", "cli", "exit_interrupted", "exit_with", "main"]
 # name -> (module, one line for the list of commands)
 COMMANDS = {
     "prepare": ("packhouse.commands.prepare", "Prepare data: a recipe, or files and a tokenizer."),
+    "audit": ("packhouse.commands.audit", "Audit anyone's data: what its tokens would teach."),
     "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
     "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),

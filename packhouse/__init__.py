@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
     from packhouse.api import Version, open_version, plan, prepare
+    from packhouse.data_audit import AuditReport, audit
     from packhouse.errors import PackhouseError
     from packhouse.loaders.versions import load_packed
     from packhouse.recipe import Recipe, load_recipe
@@ -25,9 +26,11 @@ except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0+unknown"
 
 _MODULES = {
+    "AuditReport": "packhouse.data_audit",
     "PackhouseError": "packhouse.errors",
     "Recipe": "packhouse.recipe",
     "Version": "packhouse.api",
+    "audit": "packhouse.data_audit",
     "load_packed": "packhouse.loaders",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
@@ -36,10 +39,12 @@ _MODULES = {
 }
 
 __all__ = [
+    "AuditReport",
     "PackhouseError",
     "Recipe",
     "Version",
     "__version__",
+    "audit",
     "load_packed",
     "load_recipe",
     "open_version",

@@ -27,6 +27,7 @@ COMMANDS = {
     "prepare": ("packhouse.commands.prepare", "Prepare data: a recipe, or files and a tokenizer."),
     "init": ("packhouse.commands.init", "Look at data, and write a recipe that reads it."),
     "new": ("packhouse.commands.new", "Write a project of your own: flows, schedules, an image."),
+    "audit": ("packhouse.commands.audit", "Audit anyone's data: what its tokens would teach."),
     "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
     "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),

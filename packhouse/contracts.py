@@ -1,8 +1,9 @@
 """The contracts of the tables between steps: checked in every run, before a step counts as done.
 
-Names, order, types and nulls of columns are those of `packhouse.records.tables`; the rules below hold for
-values. Packs are checked token by token by `packhouse.packing.contract`. The flows check the same
-rules with Pandera (`schemas/`), which comes with `packhouse[flows]`: with polars it is 178 MB.
+Names, order, types and nulls of columns are those of `packhouse.records.tables`; the rules below
+hold for values. Packs are checked token by token by `packhouse.packing.contract`. The flows check
+the same rules with Pandera (`schemas/`), which comes with `packhouse[flows]`: with polars it is
+178 MB.
 Numpy and Arrow take 62 ms for the tables of 52,002 rows, as long as Pandera, and no import.
 """
 
@@ -13,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records import tables
 from packhouse.errors import ContractError
+from packhouse.records import tables
 
 __all__ = ["check", "check_columns", "spans_in_order"]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from packhouse.audit import check_audit
+from packhouse.auditing import check_audit
 from packhouse.cache.holds import forget_tries
 from packhouse.chain import Prepared
 from packhouse.engine.last_run import touch_last_run

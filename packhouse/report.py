@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from packhouse.audit import audit_rows
+from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.packing import PackStatistics

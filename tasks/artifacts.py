@@ -16,7 +16,7 @@ import pyarrow as pa
 import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from packhouse.audit import audit_rows
+from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code

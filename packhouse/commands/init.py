@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from packhouse.cache.places import default_cache
 from packhouse.commands.inspect import print_runs, token_runs
-from packhouse.runtime.disks import temporary_folder
 from packhouse.errors import ConfigError, SourceError
-from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.proposal.files import Look, look_at
 from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_text
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
+from packhouse.runtime.disks import temporary_folder
+from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import console, echo
 
 __all__ = ["init"]
@@ -133,8 +133,8 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
     """
     from packhouse.engine.workspace import Workspace
     from packhouse.foreign import REFUSED, run_template, try_rows
-    from packhouse.sources import read_shard, scan_source
     from packhouse.records.tables import read_table, write_table
+    from packhouse.sources import read_shard, scan_source
 
     shards = [s for s in scan_source(source, _SAMPLE_BYTES) if s.num_rows != 0]
     if not shards:

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 import packhouse
-from packhouse.runtime.disks import disk_errors
 from packhouse.errors import ConfigError, PackhouseError
+from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo
 
 __all__ = ["new"]

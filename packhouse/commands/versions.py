@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from packhouse.audit import audit_rows
+from packhouse.auditing import audit_rows
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
 from packhouse.store.address import open_address, parse_address

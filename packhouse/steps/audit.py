@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from packhouse import audit
-from packhouse.audit import (
+from packhouse import auditing
+from packhouse.auditing import (
     Benchmarks,
     audit_packs,
     audit_records,
@@ -67,7 +67,7 @@ class AuditFacts:
 
     of: Of
     found: dict[str, Any]
-    """Counts and worst rows, as plain JSON; see `packhouse.audit`."""
+    """Counts and worst rows, as plain JSON; see `packhouse.auditing`."""
 
 
 def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
@@ -183,7 +183,7 @@ _KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
 AUDIT = Step(
     name="audit",
     title="What would the tokens of a shard, of packs, of all records teach?",
-    version=f"1.{audit.VERSION}",
+    version=f"1.{auditing.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=AuditFacts,
     compute=compute,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packhouse.audit import check_audit
+from packhouse.auditing import check_audit
 from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts
 from packhouse.engine.step import AnyStep, Job, Step, Work

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import schemas
 from flows.command import command
-from packhouse.audit import audit_packs, audit_records, check_audit
-from packhouse.audit.shard import NUM_WORST
+from packhouse.auditing import audit_packs, audit_records, check_audit
+from packhouse.auditing.shard import NUM_WORST
 from packhouse.chain import prepare
 from packhouse.cli import cli
 from packhouse.engine.local_pool import LocalRunner

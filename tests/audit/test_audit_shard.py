@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.audit import audit_shard
-from packhouse.audit import shard as shard_module
-from packhouse.audit.tokens import Intervals
+from packhouse.auditing import audit_shard
+from packhouse.auditing import shard as shard_module
+from packhouse.auditing.tokens import Intervals
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.tokenization import load_snapshot

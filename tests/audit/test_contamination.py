@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.audit import find_contamination, read_benchmarks
-from packhouse.audit.contamination import combine_contamination
+from packhouse.auditing import find_contamination, read_benchmarks
+from packhouse.auditing.contamination import combine_contamination
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import SourceConfig
 from packhouse.store import open_version

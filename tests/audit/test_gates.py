@@ -2,7 +2,7 @@
 
 import pytest
 
-from packhouse.audit import check_audit
+from packhouse.auditing import check_audit
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.gates import GateLog, GateResult
 from packhouse.recipe import AuditConfig

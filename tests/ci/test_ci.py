@@ -24,11 +24,11 @@ from packhouse.cache.steps import StepStore
 from packhouse.ci import GATES
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
+from packhouse.records.tables import VALIDATED
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import load_ref, open_store, open_version
 from packhouse.store.protocol import RetryPolicy
-from packhouse.records.tables import VALIDATED
 from tests.moto_s3 import s3_client
 from tests.store.ceph import free_port
 

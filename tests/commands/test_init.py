@@ -2,10 +2,8 @@
 
 import io
 import json
-import shlex
 import subprocess
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from packhouse.audit import audit_rows
+from packhouse.auditing import audit_rows
 from packhouse.cache.steps import StepStore, parse_receipt
 from packhouse.cli import cli
 from packhouse.commands.versions import _print_ledger

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.audit.shard import NUM_WORST
+from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.lists import flat_list, read_ranges, zero_based
 
 __all__ = ["audit_packs", "combine"]

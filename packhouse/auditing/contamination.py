@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.audit.shard import NUM_WORST
+from packhouse.auditing.shard import NUM_WORST
 from packhouse.errors import ConfigError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.lists import list_offsets, one_chunk

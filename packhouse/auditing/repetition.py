@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.audit.shard import NUM_WORST
+from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.hex_keys import is_among, leading_bits, sort_leading_bits
 
 __all__ = ["audit_records"]

@@ -7,16 +7,16 @@ that against the recipe's limits and stops publication. Results are cached per s
 rows (5.4 M tokens) take 0.6 s.
 """
 
-from packhouse.audit.contamination import (
+from packhouse.auditing.contamination import (
     Benchmarks,
     combine_contamination,
     find_contamination,
     read_benchmarks,
 )
-from packhouse.audit.dataset import audit_packs, combine
-from packhouse.audit.gate import audit_rows, check_audit
-from packhouse.audit.repetition import audit_records
-from packhouse.audit.shard import audit_shard
+from packhouse.auditing.dataset import audit_packs, combine
+from packhouse.auditing.gate import audit_rows, check_audit
+from packhouse.auditing.repetition import audit_records
+from packhouse.auditing.shard import audit_shard
 
 __all__ = [
     "VERSION",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.audit.tokens import Tokens
+from packhouse.auditing.tokens import Tokens
 
 __all__ = ["are_written", "ends_blank", "has_no_end"]
 

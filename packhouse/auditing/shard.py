@@ -26,9 +26,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.audit.answers import answer_bytes, num_trained_answers, num_trained_others
-from packhouse.audit.second_look import are_written, ends_blank, has_no_end
-from packhouse.audit.tokens import Intervals, Tokens
+from packhouse.auditing.answers import answer_bytes, num_trained_answers, num_trained_others
+from packhouse.auditing.ends import bos_and_unknown, double_ends
+from packhouse.auditing.second_look import ends_blank, has_no_end
+from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import one_chunk
 from packhouse.tokenization.pipeline import read_pipeline
@@ -109,7 +110,7 @@ def _findings(
     return {
         **_coverage(tokens, due, own, config, tokenized),
         **_turns(tokens, config, messages),
-        **_ends_of_rows(tokens, snapshot),
+        **bos_and_unknown(tokens, snapshot),
         "untrained_rows": is_idle.astype(np.int64),
         "misplaced_rows": tokens.is_misplaced.astype(np.int64),
     }
@@ -204,7 +205,7 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
         "unterminated_turns": np.bincount(rows[~is_ended], minlength=num_rows)
         + _num_absent(tokens, config, messages),
         "leaked_headers": np.bincount(rows[leaks], minlength=num_rows),
-        "double_ends": _double_ends(tokens, end_ids),
+        "double_ends": double_ends(tokens, end_ids),
     }
 
 
@@ -270,51 +271,6 @@ def _header_ids(tokens: Tokens, messages: pa.ListArray) -> npt.NDArray[np.int32]
     row = tokens.row_of(control)
     before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
     return np.unique(tokens.ids[control[before]])
-
-
-def _double_ends(tokens: Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:
-    """1 for each row with an end token right behind the same one, neither of them content."""
-    ends = tokens.control[np.isin(tokens.ids[tokens.control], end_ids)]
-    first, second = ends[:-1], ends[1:]
-    rows = tokens.row_of(second)
-    is_double = (second == first + 1) & (tokens.ids[first] == tokens.ids[second])
-    is_double &= tokens.row_of(first) == rows
-    is_double &= ~tokens.are_content(first, second)
-    doubtful = np.flatnonzero(is_double & ~tokens.is_exact[rows])
-    is_double[doubtful] = ~are_written(tokens, rows[doubtful], first[doubtful], second[doubtful])
-    return np.minimum(np.bincount(rows[is_double], minlength=len(tokens.offsets) - 1), 1)
-
-
-def _ends_of_rows(tokens: Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int64s]:
-    """Per row: 1 if a BOS is double, 1 if BOS is missing, and the number of unknown tokens."""
-    num_rows = len(tokens.offsets) - 1
-    named = snapshot.special_tokens
-    bos_text = named.get("bos_token") or named.get("cls_token") or ""
-    bos = snapshot.added_tokens.get(bos_text, -1)
-    eos = snapshot.added_tokens.get(named.get("eos_token") or named.get("sep_token") or "", -1)
-    double = missing = np.zeros(num_rows, np.int64)
-    if bos >= 0:
-        places = tokens.control[tokens.ids[tokens.control] == bos]
-        rows = tokens.row_of(places)
-        is_first = places == tokens.offsets[rows]
-        # A BOS that the template writes is due: ChatML's may open every turn. One right behind
-        # another is not: [BOS, BOS, a, BOS, b] has one double.
-        is_double = ~is_first & (tokens.ids[places - 1] == bos)
-        is_double &= ~tokens.are_content(places, places)
-        if bos == eos:  # then it ends turns, and only a second one right behind the first is double
-            is_double &= places == tokens.offsets[rows] + 1
-        double = np.minimum(np.bincount(rows[is_double], minlength=num_rows), 1)
-        for row in np.unique(rows[~tokens.is_exact[rows]]).tolist():  # places are not known there
-            text = tokens.data[tokens.bases[row] : tokens.bases[row + 1]].tobytes()
-            num_written = max(text.count(bos_text.encode()), 1)
-            double[row] |= np.count_nonzero(rows == row) > num_written
-        if snapshot.adds_bos:
-            missing = 1 - np.bincount(rows[is_first], minlength=num_rows)
-    unknown = np.zeros(num_rows, np.int64)
-    if tokens.pipeline.unk_id is not None and tokens.pipeline.unk_id not in (bos, eos):
-        places = np.flatnonzero(tokens.ids == tokens.pipeline.unk_id)
-        unknown = np.bincount(tokens.row_of(places), minlength=num_rows)
-    return {"double_bos": double, "missing_bos": missing, "unknown_tokens": unknown}
 
 
 def _is_null(column: pa.ChunkedArray) -> Bools:

@@ -1,0 +1,216 @@
+"""Rows that another tool tokenized, as flat arrays: ids, what is trained, where records begin.
+
+A mask is whatever says so: `labels` (-100 and below: not trained), `completion_mask`,
+`assistant_masks`, `loss_mask`; a token is trained if all that are there say so. Without any of them
+every token is. Records of a row are parted by `seq_lengths`, else `cu_seqlens`, else `position_ids`
+that do not rise by one, else the segment numbers of an `attention_mask`; otherwise the row is one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.packing.layout import published_schema, to_layout
+
+__all__ = ["COLUMNS", "Padding", "TokenRows", "read_token_rows"]
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Values = npt.NDArray[np.float64]
+
+MASKS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
+_CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
+_PER_TOKEN = ("labels", *MASKS, "attention_mask", "position_ids")
+COLUMNS = ("input_ids", *_PER_TOKEN, "seq_lengths", *_CU_SEQLENS, "trained_ranges", "record_ids")
+"""What is read of a row; `trained_ranges` is packhouse's own compact layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The token at the end of rows that stands for nothing where it is not trained."""
+
+    id: int | None
+    is_end: bool = False
+    """True if it ends answers, too: then the first of several is no padding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRows:
+    """Records of many rows behind one another, without padding."""
+
+    ids: Int64s
+    trained: Bools
+    starts: Int64s
+    """Where each record begins, and the end of all; shape [num_records + 1]."""
+    rows: Int64s
+    """Row of each record."""
+    row_lengths: Int64s
+    """Tokens of the row of each record, without padding."""
+    num_rows: int
+    faults: Mapping[str, list[tuple[int, int]]]
+    """Finding -> (row, token of `ids`), where a row contradicts itself; -1: the row is left out."""
+
+    @property
+    def is_last(self) -> Bools:
+        """Return, for each record, if it is the last one of its row."""
+        return np.append(self.rows[1:] != self.rows[:-1], True)[: len(self.rows)]
+
+
+def read_token_rows(batch: pa.RecordBatch, first_row: int, pad: Padding) -> TokenRows:
+    """Read rows with `input_ids`.
+
+    Args:
+        batch: some of `COLUMNS`; others are not looked at.
+        first_row: number of the first row.
+        pad: what rows may end with.
+
+    Example:
+        >>> rows = [{"input_ids": [7, 8, 9], "labels": [-100, 8, 9], "position_ids": [0, 1, 0]}]
+        >>> read = read_token_rows(pa.RecordBatch.from_pylist(rows), 0, Padding(None))
+        >>> read.trained.tolist(), read.starts.tolist(), read.rows.tolist()
+        ([False, True, True], [0, 2, 3], [0, 0])
+    """
+    names = batch.schema.names
+    if "trained_ranges" in names and "labels" not in names:
+        batch = to_layout(batch, published_schema("labels"))
+    columns = {name: _numbers(batch[name]) for name in COLUMNS if name in batch.schema.names}
+    read = {name: column for name, column in columns.items() if column is not None}
+    found = _Found({}, [], [], [], [])
+    total = 0
+    for number in range(batch.num_rows):
+        row = {name: values[offsets[number] : offsets[number + 1]]
+               for name, (values, offsets) in read.items()}  # fmt: skip
+        total += found.add(row, first_row + number, total, pad)
+    return TokenRows(
+        ids=np.concatenate([np.zeros(0, np.int64), *found.ids]),
+        trained=np.concatenate([np.zeros(0, np.bool_), *found.trained]),
+        starts=np.append(np.concatenate([np.zeros(0, np.int64), *found.starts]), total),
+        rows=np.concatenate([np.zeros(0, np.int64), *(r[0] for r in found.rows)]),
+        row_lengths=np.concatenate([np.zeros(0, np.int64), *(r[1] for r in found.rows)]),
+        num_rows=batch.num_rows,
+        faults=found.faults,
+    )
+
+
+def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
+    """Values and offsets of a list column of numbers; None where it holds no such lists."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list and not pa.types.is_fixed_size_list(kind):
+        return None
+    value = kind.value_type
+    if not (
+        pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
+    ):
+        return None
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    flat = column.flatten()
+    if pa.types.is_boolean(value):
+        flat = flat.cast(pa.int8())
+    values = flat.to_numpy(zero_copy_only=False).astype(np.float64)
+    return values, np.append(0, np.cumsum(lengths)).astype(np.int64)
+
+
+@dataclass(slots=True)
+class _Found:
+    faults: dict[str, list[tuple[int, int]]]
+    ids: list[Int64s]
+    trained: list[Bools]
+    starts: list[Int64s]
+    rows: list[tuple[Int64s, Int64s]]
+
+    def fault(self, name: str, row: int, token: int) -> None:
+        self.faults.setdefault(name, []).append((row, token))
+
+    def add(self, row: Mapping[str, Values], number: int, at: int, pad: Padding) -> int:
+        """Take in a row; returns its number of tokens without padding."""
+        values = row["input_ids"]
+        per_token = [row[name] for name in _PER_TOKEN if name in row]
+        if any(len(each) not in (0, len(values)) for each in per_token):
+            self.fault("uneven", number, -1)
+            return 0
+        if not len(values) or not np.isfinite(values).all() or values.min() < 0:
+            self.fault("uneven" if len(values) else "untrained", number, -1)
+            return 0
+        ids = values.astype(np.int64)
+        trained = np.ones(len(ids), np.bool_)
+        labels = row.get("labels", values[:0])
+        if len(labels):
+            trained &= labels >= 0
+        for name in MASKS:
+            if len(row.get(name, ())):
+                trained &= row[name] != 0
+        attention = row.get("attention_mask", values[:0])
+        is_token = attention > 0 if len(attention) else np.ones(len(ids), np.bool_)
+        is_token[_padding(ids, trained, pad) :] = False
+        if not is_token.any():
+            self.fault("untrained", number, -1)
+            return 0
+        if len(labels) and (wrong := trained & is_token & (labels != ids)).any():
+            self.fault("mislabeled", number, at + int(np.argmax(wrong[is_token])))
+        positions = row.get("position_ids", values[:0])
+        own = _Own(number, at, is_token, attention[is_token] if len(attention) else attention)
+        starts = self._boundaries(own, row, positions[is_token] if len(positions) else positions)
+        kept = ids[is_token]
+        by_hand = not len(row.get("seq_lengths", ()))  # TRL's collator leaves first labels out
+        if by_hand and len(labels) and (crossing := starts[1:][trained[is_token][starts[1:]]]).size:
+            self.fault("crossing", number, at + int(crossing[0]))
+        self.ids.append(kept)
+        self.trained.append(trained[is_token])
+        self.starts.append(starts + at)
+        self.rows.append((np.full(len(starts), number), np.full(len(starts), len(kept))))
+        return len(kept)
+
+    def _boundaries(self, own: "_Own", row: Mapping[str, Values], positions: Values) -> Int64s:
+        """Where the records of a row begin; notes what contradicts itself."""
+        num_tokens = int(own.is_token.sum())
+        starts = None
+        if len(row.get("seq_lengths", ())):
+            ends = np.cumsum(row["seq_lengths"]).astype(np.int64)
+            starts = np.append(0, ends)
+        for name in _CU_SEQLENS if starts is None else ():
+            if len(row.get(name, ())):
+                starts = row[name].astype(np.int64)
+                break
+        if starts is not None:
+            is_whole = starts[-1] in (num_tokens, len(own.is_token))
+            if not is_whole or starts[0] != 0 or (np.diff(starts) < 1).any():
+                self.fault("boundaries", own.number, own.at)
+                return np.zeros(1, np.int64)
+            starts = starts[starts < num_tokens]
+        elif len(own.attention) and own.attention.max() > 1:
+            starts = np.flatnonzero(np.diff(own.attention, prepend=-1) != 0)
+        if len(positions):
+            restarts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
+            wrong = np.setxor1d(restarts, restarts if starts is None else starts)
+            wrong = np.union1d(wrong, restarts[positions[restarts] != 0])
+            if len(wrong):
+                self.fault("positions", own.number, own.at + int(wrong[0]))
+            if starts is None:
+                starts = restarts
+                if len(starts) > 1 and len(own.attention):  # of ones: then positions are not read
+                    self.fault("joined", own.number, own.at + int(starts[1]))
+        return np.zeros(1, np.int64) if starts is None else starts
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A row of which boundaries are looked for."""
+
+    number: int
+    at: int
+    is_token: Bools
+    attention: Values
+
+
+def _padding(ids: Int64s, trained: Bools, pad: "Padding") -> int:
+    """Where a row's padding begins; the first of it may be an end token with the same id."""
+    if pad.id is None or ids[-1] != pad.id or trained[-1]:
+        return len(ids)
+    others = np.flatnonzero((ids != pad.id) | trained)
+    begin = int(others[-1]) + 1 if len(others) else 0
+    return min(begin + pad.is_end, len(ids))

@@ -1,0 +1,175 @@
+r"""How a template writes turns, learnt from a few conversations that it rendered.
+
+Tokens of a row are laid behind one another as bytes, a control token as 0xFF, its id, 0xFF: no text
+in UTF-8 holds 0xFF, so a content that spells `<|im_start|>` in ordinary tokens opens no turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packhouse.tokenization.pipeline import Pipeline
+
+__all__ = ["PROBES", "TokenBytes", "Turns", "learn_turns"]
+
+_SYSTEM, _U1, _A1 = "Be brief and kind.", "Which colour is a tomato?", "Mostly a bright red."
+_U2, _A2, _TOOL = "How heavy may one become?", "Some pass four kilograms.", "sunny, 21 degrees"
+
+PROBES: tuple[dict[str, Any], ...] = (
+    {"messages": [{"role": "user", "content": _U1}, {"role": "assistant", "content": _A1}]},
+    {
+        "messages": [
+            {"role": "user", "content": _U1},
+            {"role": "assistant", "content": _A1},
+            {"role": "user", "content": _U2},
+            {"role": "assistant", "content": _A2},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "system", "content": _SYSTEM},
+            {"role": "user", "content": _U1},
+            {"role": "assistant", "content": _A1},
+            {"role": "user", "content": _U2},
+            {"role": "assistant", "content": _A2},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": _U1},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": '[{"type":"function","id":"abcdefghi","function":{"name":"weather",'
+                '"arguments":{"city":"Oslo"}}}]',
+            },
+            {"role": "tool", "content": _TOOL, "tool_call_id": "abcdefghi", "name": "weather"},
+            {"role": "assistant", "content": _A2},
+        ]
+    },
+)
+"""Conversations to render; what a template refuses teaches nothing."""
+
+_ANSWERS = ((_U1, _A1), (_U2, _A2))
+_MARK = b"\xff"
+_LEAST = 4  # bytes of a header without a control token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBytes:
+    """The bytes of each id, control tokens marked."""
+
+    texts: tuple[bytes, ...]
+    widths: npt.NDArray[np.int64]
+    is_control: npt.NDArray[np.bool_]
+    is_blank: npt.NDArray[np.bool_]
+    """Ids of nothing but white space."""
+
+    @staticmethod
+    def of(pipeline: Pipeline) -> "TokenBytes":
+        """Make the table; ids whose bytes are not known are written as their number."""
+        known = pipeline.token_bytes
+        count = len(pipeline.is_control)
+        texts = known.to_pylist() if known is not None else [b" "] * count
+        blank = np.array([not text.strip() for text in texts], np.bool_)
+        for token in np.flatnonzero(pipeline.is_control).tolist():
+            texts[token] = b"%s%d%s" % (_MARK, token, _MARK)
+        blank &= ~pipeline.is_control if known is not None else False
+        widths = np.fromiter(map(len, texts), np.int64, count)
+        return TokenBytes(tuple(texts), widths, pipeline.is_control, blank)
+
+    def join(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of tokens."""
+        return b"".join(map(self.texts.__getitem__, ids))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """What a template writes around contents, as bytes of `TokenBytes`."""
+
+    answer_opens: tuple[bytes, ...] = ()
+    """What stands before an answer: `<|im_start|>assistant`; empty: not known."""
+    system_opens: bytes = b""
+    """What stands before a system prompt, where only a conversation's begin has it."""
+    bos_opens: bool = False
+    """True if BOS stands at a conversation's begin and nowhere else."""
+    end_ids: frozenset[int] = frozenset()
+    """Tokens that end answers."""
+    after_end: tuple[bytes, ...] | None = None
+    """What may follow an end token beside white space and control tokens; None: not known."""
+
+
+def learn_turns(
+    rendered: Sequence[Sequence[int]], table: TokenBytes, eos_id: int | None, bos_id: int | None
+) -> Turns:
+    """Learn what a template writes.
+
+    Args:
+        rendered: ids of those of `PROBES` that it did not refuse.
+        table: of the tokenizer.
+        eos_id: ends answers, too, if the tokenizer has it.
+        bos_id: of the tokenizer, if it has one.
+    """
+    opens: list[bytes] = []
+    after_tools: list[bytes] = []
+    ends = set() if eos_id is None else {eos_id}
+    follows: set[bytes] = set()
+    system = b""
+    for ids in rendered:
+        data = table.join(ids)
+        for question, answer in _ANSWERS:
+            if before := _between(data, question, answer):
+                opens.append(before)
+            if answer.encode() in data:
+                behind = data.partition(answer.encode())[2].lstrip()
+                if behind.startswith(_MARK):
+                    _, end, rest = behind.split(_MARK, 2)
+                    ends.add(int(end))
+                    follows.add(rest.lstrip().partition(_U2.encode())[0])
+        after_tools.append(_between(data, _TOOL, _A2))
+        head = data.partition(_SYSTEM.encode())[0] if _SYSTEM.encode() in data else b""
+        head = head.rstrip().removeprefix(b"" if bos_id is None else table.texts[bos_id])
+        if head.count(_MARK) and data.count(head) == 1:
+            system = head
+    header = _header(opens, ends)
+    known = [header] if header else []
+    for before in after_tools:
+        if header and _MARK in before and header not in before:  # Mistral's [/TOOL_RESULTS]
+            known.append(before[before.rfind(_MARK, 0, before.rfind(_MARK)) :].rstrip())
+    counts = [list(ids).count(bos_id) for ids in rendered if bos_id is not None]
+    return Turns(
+        answer_opens=tuple(known),
+        system_opens=system,
+        bos_opens=bool(counts) and all(n == 1 for n in counts) and bos_id not in ends,
+        end_ids=frozenset(ends),
+        after_end=tuple(sorted(each[:8] for each in follows if each[:1] not in (b"", _MARK)))
+        if rendered
+        else None,
+    )
+
+
+def _texts_of(follows: set[bytes]) -> tuple[bytes, ...]:
+    """The beginnings of those that are text and no control token."""
+    return tuple(sorted(each[:8] for each in follows if each and not each.startswith(_MARK)))
+
+
+def _between(data: bytes, first: str, second: str) -> bytes:
+    """What stands between two contents, if both are there in this order."""
+    begin, end = data.find(first.encode()), data.find(second.encode())
+    return data[begin + len(first) : end] if 0 <= begin < end else b""
+
+
+def _header(opens: Sequence[bytes], ends: set[int]) -> bytes:
+    """What is common to all that stands between a question and its answer, without its end."""
+    least, most = min(opens, default=b""), max(opens, default=b"")
+    pairs = zip(least, most, strict=False)
+    same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(least), len(most)))
+    header = least[:same].rstrip()
+    for end in ends:
+        rest = header.removeprefix(b"%s%d%s" % (_MARK, end, _MARK)).lstrip()
+        header = rest or header
+    header = header.lstrip()
+    return header if header.count(_MARK) or len(header) >= _LEAST else b""

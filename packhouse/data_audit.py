@@ -1,0 +1,478 @@
+"""Audit data of any tool, without a recipe and without a publication.
+
+    report = packhouse.audit("prepared/", "Qwen/Qwen2.5-0.5B-Instruct")
+    report.is_clean, report.counts["untrained"]
+
+Rows with `input_ids` are looked at as they are: what TRL, Axolotl or LLaMA-Factory wrote, or you by
+hand. Other rows are raw: they are prepared as `packhouse.prepare` would, into a temporary folder,
+and what its audit found is reported.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.api import Version, open_version, prepare_recipe, recipe_for
+from packhouse.auditing.reading import token_batches
+from packhouse.auditing.tokenized import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
+from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
+from packhouse.cache.places import CachePlace, check_cache, find_cache
+from packhouse.chain import Prepared
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import ConfigError, TemplateError
+from packhouse.given import tokenizer_name
+from packhouse.golden import pin
+from packhouse.packing.layout import expand_labels
+from packhouse.quarantine import count_reasons, read_quarantined
+from packhouse.recipe import AuditConfig, Recipe, parse_recipe
+from packhouse.records.tables import read_table
+from packhouse.runtime.disks import temporary_folder
+from packhouse.runtime.progress import show_progress, start_phase
+from packhouse.store import open_version as open_stored
+from packhouse.token_runs import PAGE_STYLE, Run, html_runs, html_text, plain, runs_of
+from packhouse.tokenization import TokenizerSnapshot, load_snapshot
+from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+
+__all__ = ["AuditReport", "Example", "Finding", "audit"]
+
+# Finding -> what is wrong, what to do.
+_MEANINGS = {
+    "untrained": ("no trained token", "drop them, or mend their mask: their loss is 0 or NaN"),
+    "untrained_ends": (
+        "the end token of an answer is not trained",
+        "train it: the model would not learn to stop",
+    ),
+    "unended": (
+        "an answer has no end token",
+        "end answers as the template does: the model would not learn to stop",
+    ),
+    "truncated": (
+        "cut in the middle of an answer; the row is as long as the longest",
+        "drop them or raise the limit of tokens: the model would not learn to stop",
+    ),
+    "untrained_answers": ("bytes of answers are not trained", "look at the template"),
+    "trained_prompts": ("tokens of prompts are trained", "mask what the assistant does not say"),
+    "trained_headers": ("the header of an answer is trained", "begin the mask behind the header"),
+    "double_bos": ("two BOS", "tokenize rendered text with add_special_tokens=False"),
+    "missing_bos": ("no BOS, and the tokenizer puts one", "add it: the model expects it"),
+    "double_ends": (
+        "an end token stands twice in a row",
+        "let the tokenizer or the template write it",
+    ),
+    "positions": (
+        "position_ids do not restart where a record begins",
+        "count from 0 in each record",
+    ),
+    "boundaries": (
+        "seq_lengths or cu_seqlens do not add up to the tokens",
+        "write the boundaries again",
+    ),
+    "leaks": (
+        "several records that attention does not keep apart",
+        "write seq_lengths, or position_ids that restart and no attention_mask of ones",
+    ),
+    "crossing": (
+        "the first token of a later record is trained: it is predicted from the record before",
+        "give it the label -100",
+    ),
+    "mislabeled": (
+        "a label is neither its token nor -100",
+        "do not shift labels, trainers do; or the ids are of another row",
+    ),
+    "uneven": ("columns differ in length, or ids are below 0", "write them again"),
+    "foreign_ids": ("ids that the tokenizer does not have", "is it the right tokenizer?"),
+    "unknown_tokens": ("tokens are unknown to the tokenizer", "is it the right tokenizer?"),
+    "duplicates": ("repeat an earlier record", "drop them"),
+    "quarantined": ("`prepare` would refuse them", "mend them; below is why"),
+}
+_OF_ROWS = {"positions", "boundaries", "leaks", "mislabeled", "uneven", "crossing"}
+_OF_TOKENS = {"untrained_answers", "unknown_tokens"}
+
+# What the audit of a preparation calls the same.
+_PREPARED = {
+    "untrained": "untrained_rows",
+    "untrained_ends": "unterminated_turns",
+    "untrained_answers": "untrained_answer_bytes",
+    "trained_prompts": "trained_prompt_bytes",
+    "trained_headers": "leaked_headers",
+    "double_bos": "double_bos",
+    "missing_bos": "missing_bos",
+    "double_ends": "double_ends",
+    "unknown_tokens": "unknown_tokens",
+    "duplicates": "duplicates",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A row in which something was found."""
+
+    place: str
+    """Which row, and which token of it."""
+    runs: tuple[Run, ...] = ()
+    """Tokens around the place; empty where there are none."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What was found, how often, and where."""
+
+    name: str
+    number: int
+    total: int
+    of: str
+    """What is counted: `records`, `rows`, or nothing where `says` names it."""
+    says: str
+    remedy: str
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditReport:
+    """What data would teach. Prints as text, and shows itself in a notebook."""
+
+    data: str
+    """What was audited: `tokenized` or `raw` rows."""
+    tokenizer: str
+    counts: Mapping[str, int]
+    """`rows_in`, `rows` (packed ones, of raw data), `records`, `tokens`, `trained_tokens`,
+    `longest_row`, and the number of each finding."""
+    findings: tuple[Finding, ...]
+    """Those that occur."""
+    notes: tuple[str, ...]
+    """What could not be looked at, and why."""
+
+    @property
+    def is_clean(self) -> bool:
+        """True if nothing was found."""
+        return not self.findings
+
+    @property
+    def fill(self) -> float:
+        """Share of tokens in rows as long as the longest one."""
+        return self.counts["tokens"] / max(self.counts["rows"] * self.counts["longest_row"], 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON."""
+        return {
+            "data": self.data,
+            "tokenizer": self.tokenizer,
+            "is_clean": self.is_clean,
+            "fill": round(self.fill, 4),
+            "counts": dict(self.counts),
+            "findings": [asdict(finding) for finding in self.findings],
+            "notes": list(self.notes),
+        }
+
+    def summary(self) -> list[str]:
+        """Lines for people: numbers, then notes."""
+        counts = self.counts
+        share = counts["trained_tokens"] / max(counts["tokens"], 1)
+        return [
+            f"{counts['rows_in']:,} {self.data} rows, {counts['records']:,} records, "
+            f"{counts['tokens']:,} tokens, {share:.1%} of them trained",
+            f"longest row {counts['longest_row']:,} tokens, fill {self.fill:.1%}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+    def __repr__(self) -> str:
+        lines = self.summary()
+        for finding in self.findings:
+            lines += ["", *headline(finding)]
+            for example in finding.examples:
+                lines.append(f"    {example.place}{': ' * bool(example.detail)}{example.detail}")
+                if example.runs:
+                    lines.append(indented(plain(example.runs), 6))
+        return "\n".join([*lines, "" if self.findings else "nothing found"])
+
+    def _repr_html_(self) -> str:
+        lines = "<br>".join(html_text(line) for line in self.summary())
+        parts = [PAGE_STYLE, '<div class="packhouse">', f"<p>{lines}</p>"]
+        for finding in self.findings:
+            title, remedy = headline(finding)
+            parts.append(f"<p><b>{html_text(title)}</b><br>{html_text(remedy)}</p>")
+            for example in finding.examples:
+                said = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
+                parts.append(f'<div class="quiet">{html_text(said)}</div>')
+                parts.append(html_runs(example.runs) if example.runs else "")
+        if self.is_clean:
+            parts.append("<b>nothing found</b>")
+        return "".join([*parts, "</div>"])
+
+
+def indented(text: str, width: int) -> str:
+    """Return lines with a margin, without those at the end that are empty."""
+    return "\n".join(" " * width + line for line in text.rstrip().split("\n"))
+
+
+def headline(finding: Finding) -> tuple[str, str]:
+    """Return a finding as one line, and what to do as another."""
+    of = f"of {finding.total:,} {finding.of}: " if finding.of else ""
+    return f"{finding.name}: {finding.number:,} {of}{finding.says}", f"  {finding.remedy}"
+
+
+def audit(
+    data: Any,
+    tokenizer: Any,
+    *,
+    template: str | None = None,
+    cache: str | Path | None = None,
+    progress: bool = True,
+    overrides: Sequence[str] = (),
+    **settings: Any,
+) -> AuditReport:
+    """Audit rows of any tool: what would they teach, and what is wrong with them?
+
+    Args:
+        data: rows with `input_ids` and `labels` or a mask: a Parquet, Arrow, JSON or JSON Lines
+            file, a folder of these, a saved or loaded `datasets.Dataset`, a frame, a list of dicts,
+            a dataset of torch; a published version (a `Version`, or `<store>/<dataset>@<ref>`);
+            or raw rows, as `prepare` takes them.
+        tokenizer: that they were made with: a folder, a name of the Hub or a tokenizer object.
+        template: that they were made with: `chat`, `alpaca`, ... or a Jinja file; by default the
+            tokenizer's chat template, if it has one.
+        cache: folder of finished steps; by default PACKHOUSE_CACHE, else `.packhouse`.
+        progress: show what is being done on stderr.
+        overrides: for raw rows, `section.key=value`, over `settings`.
+        settings: for raw rows, sections and keys of a recipe, as `prepare` takes them.
+
+    Raises:
+        PackhouseError: the data, the tokenizer or a setting cannot be used at all.
+
+    Example:
+        >>> rows = [{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}]
+        >>> report = audit(rows, "deployments/demo/tokenizer", progress=False,
+        ...     cache=getfixture("tmp_path"))
+        >>> report.counts["untrained"], report.is_clean
+        (1, False)
+    """
+    place = find_cache(None if cache is None else str(cache))
+    folder = check_cache(place.folder)
+    with show_progress() if progress else nullcontext():
+        start_phase("looking at what was given")
+        data = _opened(data)
+        batches = _version_batches(data) if isinstance(data, Version) else token_batches(data)
+        name = tokenizer_name(tokenizer, folder)
+        if batches is None:
+            return _audit_raw(data, name, template, place, settings, overrides)
+        if named := [*settings, *(override.partition("=")[0] for override in overrides)]:
+            raise ConfigError(f"{named[0]}= is for raw rows, and these are tokenized already")
+        snapshot = load_snapshot(name, Workspace(cache=folder).tokenizers)
+        pipeline = read_pipeline(snapshot.backend)
+        start_phase("learning the template")
+        turns, notes = _learn(name, template, snapshot, pipeline, folder)
+        start_phase("auditing rows")
+        found = audit_token_rows(batches, snapshot, turns, pipeline)
+    if turns.answer_opens and not found.has_turns:
+        notes.append(
+            "no row holds what the template writes before an answer, so prompts and headers were "
+            "not looked at: is it the template that the rows were made with?"
+        )
+    return _report_tokens(found, name, pipeline, tuple(notes))
+
+
+def _opened(data: Any) -> Any:
+    """The version of an address or of a dataset's folder in a store; other data as it is."""
+    if not isinstance(data, str | Path):
+        return data
+    path, text = Path(data), str(data)
+    is_dataset = (path / "v").is_dir() and (path / "refs").is_dir()
+    return open_version(text) if is_dataset or ("@" in text and not path.exists()) else data
+
+
+def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
+    for split in (version.train, version.eval):
+        yield from token_batches(split) or () if split is not None else ()
+
+
+def _learn(
+    tokenizer: str,
+    template: str | None,
+    snapshot: TokenizerSnapshot,
+    pipeline: Pipeline,
+    cache: Path,
+) -> tuple[Turns, list[str]]:
+    """What the template writes, and what of it could not be learnt."""
+    named = snapshot.special_tokens
+    ids = [snapshot.added_tokens.get(named.get(f"{kind}_token", "")) for kind in ("eos", "bos")]
+    table = TokenBytes.of(pipeline)
+    template = template or ("chat" if snapshot.chat_template else None)
+    if template is None:
+        note = "no template, so prompts and headers were not looked at: give the one of the rows"
+        return learn_turns([], table, *ids), [note]
+    if pipeline.token_bytes is None:
+        note = "the tokenizer's ids do not spell text, so prompts and headers were not looked at"
+        return learn_turns([], table, *ids), [note]
+    recipe = parse_recipe(
+        {
+            "dataset": "audit",
+            "tokenizer": tokenizer,
+            "sources": [{"path": "rows"}],
+            "format": {"template": template},
+        },
+        where="audit",
+    )
+    rendered, notes = [], []
+    try:
+        made = pin(PROBES, recipe, Workspace(cache=cache).tokenizers)
+        rendered = [item["input_ids"] for item in made if "input_ids" in item]
+    except TemplateError as error:
+        notes.append(f"prompts and headers were not looked at: {error}")
+    return learn_turns(rendered, table, *ids), notes
+
+
+def _report_tokens(
+    found: TokenAudit, tokenizer: str, pipeline: Pipeline, notes: tuple[str, ...]
+) -> AuditReport:
+    names = [name for name in _MEANINGS if name not in ("untrained_answers", "quarantined")]
+    counts = {name: found.counts[name] for name in ("rows", "records", "tokens", "trained_tokens")}
+    counts |= {"rows_in": counts["rows"], "longest_row": found.counts["longest_row"]}
+    counts |= {name: found.counts[name] for name in names}
+
+    def example(sample: Sample) -> Example:
+        runs = runs_of(sample.ids, sample.trained, pipeline.token_bytes, pipeline.is_control)
+        return Example(place=f"row {sample.row:,}, token {sample.token:,}", runs=runs)
+
+    examples = {
+        name: tuple(map(example, samples[:NUM_SAMPLES])) for name, samples in found.samples.items()
+    }
+    return _report("tokenized", tokenizer, counts, examples, notes)
+
+
+def _report(
+    data: str,
+    tokenizer: str,
+    counts: Mapping[str, int],
+    examples: Mapping[str, tuple[Example, ...]],
+    notes: tuple[str, ...],
+) -> AuditReport:
+    limits = AuditConfig()
+    allowed = {
+        "unknown_tokens": limits.max_unknown_tokens * counts["tokens"],
+        "untrained_answers": (1 - limits.min_answer_coverage) * counts.get("answer_bytes", 0),
+    }
+    findings = tuple(
+        Finding(
+            name=name,
+            number=counts[name],
+            total=counts[_total_of(name)],
+            of="" if name in _OF_TOKENS else _total_of(name).removesuffix("_in"),
+            says=says,
+            remedy=remedy,
+            examples=examples.get(name, ()),
+        )
+        for name, (says, remedy) in _MEANINGS.items()
+        if counts.get(name, 0) > allowed.get(name, 0)
+    )
+    return AuditReport(
+        data=data, tokenizer=tokenizer, counts=counts, findings=findings, notes=notes
+    )
+
+
+def _total_of(name: str) -> str:
+    """The count that a finding is a part of."""
+    if name == "quarantined":
+        return "rows_in"
+    return "tokens" if name in _OF_TOKENS else "rows" if name in _OF_ROWS else "records"
+
+
+def _audit_raw(
+    data: Any,
+    tokenizer: str,
+    template: str | None,
+    place: CachePlace,
+    settings: Mapping[str, Any],
+    overrides: Sequence[str],
+) -> AuditReport:
+    """Prepare raw rows with all limits lifted, and report what the audit found."""
+    shares = [name for name in AuditConfig.model_fields if name.startswith("max_")]
+    lifted = {
+        **settings,
+        "audit": {
+            **settings.get("audit", {}),
+            "min_answer_coverage": 0.0,
+            **dict.fromkeys(shares, 1.0),
+        },
+        "validate": {**settings.get("validate", {}), "max_quarantined": 1.0},
+    }
+    if template is not None:
+        lifted["format"] = {**settings.get("format", {}), "template": template}
+    with ExitStack() as stack:
+        store = stack.enter_context(temporary_folder("audit"))
+        recipe = recipe_for(
+            data,
+            tokenizer=tokenizer,
+            store=store,
+            dataset="audit",
+            cache=place.folder,
+            settings=lifted,
+            overrides=overrides,
+        )
+        done, _ = prepare_recipe(recipe, place)
+        version = Version(open_stored(str(store), recipe.dataset, done.version))
+        return _report_prepared(done, version, recipe, place)
+
+
+def _report_prepared(
+    done: Prepared, version: Version, recipe: Recipe, place: CachePlace
+) -> AuditReport:
+    found = version.audit["dataset"]
+    sides = [side for side in version.statistics.values() if side["num_packs"]]
+    counts: dict[str, int] = {
+        "rows_in": version.ledger[0]["rows_in"],
+        "rows": sum(side["num_packs"] for side in sides),
+        "records": sum(side["num_sequences"] for side in sides),
+        "tokens": sum(side["num_tokens"] for side in sides),
+        "trained_tokens": sum(side["num_trained"] for side in sides),
+        "longest_row": recipe.pack.seq_len,
+        "answer_bytes": found["answer_bytes"],
+    }
+    counts |= {name: found.get(known, 0) for name, known in _PREPARED.items()}
+    counts["truncated"] = version.audit["packs"].get("cut_sequences", 0)
+    bad = read_quarantined(version._opened)
+    counts["quarantined"] = bad.num_rows
+    snapshot = load_snapshot(recipe.tokenizer, Workspace(cache=place.folder).tokenizers)
+    pipeline = read_pipeline(snapshot.backend)
+    examples = {
+        name: tuple(_example(row, done, pipeline) for row in worst[:NUM_SAMPLES])
+        for name, known in _PREPARED.items()
+        if (worst := version.audit["worst"].get(known))
+    }
+    reasons = count_reasons(bad, NUM_SAMPLES)
+    examples["quarantined"] = tuple(
+        Example(place=f"{row['source']} row {row['row']:,}", detail=row["detail"])
+        for line in reasons
+        for row in line["samples"]
+    )[:NUM_SAMPLES]
+    dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in version.dropped.items())
+    notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]
+    notes += [f"dropped by policy: {dropped}"] if dropped else []
+    return _report("raw", recipe.tokenizer, counts, examples, tuple(notes))
+
+
+def _example(row: Mapping[str, Any], done: Prepared, pipeline: Pipeline) -> Example:
+    """A row of the audit's worst, with its first tokens."""
+    place = f"{row['source']} row {row['row']:,}"
+    for receipt in done.receipts:
+        if receipt.step != "gather":
+            continue
+        for batch in read_table(receipt.path("packs.arrow")).to_batches():
+            number = pc.index(batch["record_ids"].flatten(), row["record_id"]).as_py()
+            if number < 0:
+                continue
+            ends = np.cumsum(batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False))
+            start, end = int(ends[number - 1]) if number else 0, int(ends[number])
+            ids = batch["input_ids"].flatten().to_numpy()[start:end]
+            trained = expand_labels(batch)[start:end] >= 0
+            return Example(
+                place=place,
+                runs=runs_of(ids[:160], trained[:160], pipeline.token_bytes, pipeline.is_control),
+            )
+    return Example(place=place)

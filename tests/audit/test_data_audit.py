@@ -1,0 +1,406 @@
+"""`packhouse.audit`: rows of TRL, Axolotl, LLaMA-Factory and people; one test for each fault."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import packhouse
+
+Rows = list[dict[str, Any]]
+END = 151645  # <|im_end|>
+
+
+@pytest.fixture(scope="module")
+def qwen(shared: Path) -> str:
+    return str(shared / "tokenizers/qwen2.5-instruct")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def conversations(shared: Path) -> list[list[dict[str, str]]]:
+    rows = json.loads((shared / "data/alpaca_data.json").read_text())[:40]
+    return [
+        [
+            {"role": "user", "content": f"{row['instruction']}\n{row['input']}"},
+            {"role": "assistant", "content": row["output"]},
+        ]
+        for row in rows
+    ]
+
+
+@pytest.fixture(scope="module")
+def good(qwen: str, conversations: list[list[dict[str, str]]]) -> Rows:
+    """Rows as LLaMA-Factory and Axolotl write them before packing: the answer and its end count."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    rows = []
+    for messages in conversations:
+        prompt = tokenizer.apply_chat_template(
+            messages[:1], add_generation_prompt=True, return_dict=False
+        )
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        labels = [-100] * len(prompt) + ids[len(prompt) :]
+        rows.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels})
+    return rows
+
+
+@pytest.fixture
+def audited(qwen: str, cache: Path) -> Callable[..., packhouse.AuditReport]:
+    def run(data: Any, tokenizer: str = qwen, **more: Any) -> packhouse.AuditReport:
+        return packhouse.audit(data, tokenizer, cache=cache, progress=False, **more)
+
+    return run
+
+
+def numbers(report: packhouse.AuditReport) -> dict[str, int]:
+    return {finding.name: finding.number for finding in report.findings}
+
+
+def copied(rows: Rows) -> Rows:
+    return [{name: list(values) for name, values in row.items()} for row in rows]
+
+
+def joined(rows: Rows, *extra: str) -> dict[str, Any]:
+    """One row of several, with what parts them."""
+    lengths = [len(row["input_ids"]) for row in rows]
+    whole: dict[str, Any] = {
+        name: [value for row in rows for value in row[name]] for name in ("input_ids", "labels")
+    }
+    made = {
+        "position_ids": [place for length in lengths for place in range(length)],
+        "attention_mask": [n + 1 for n, length in enumerate(lengths) for _ in range(length)],
+        "ones": [1] * sum(lengths),
+        "seq_lengths": lengths,
+        "cu_seqlens": np.cumsum([0, *lengths]).tolist(),
+    }
+    names = {"ones": "attention_mask"}
+    return whole | {names.get(name, name): made[name] for name in extra}
+
+
+def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
+    audited: Callable[..., packhouse.AuditReport], good: Rows, tmp_path: Path
+) -> None:
+    from datasets import Dataset, DatasetDict
+
+    table = pa.Table.from_pylist(good)
+    pq.write_table(table, tmp_path / "rows.parquet")
+    lines = "".join(json.dumps(row) + "\n" for row in good)
+    (tmp_path / "rows.jsonl").write_text(lines)
+    (tmp_path / "rows.json").write_text(json.dumps(good))
+    DatasetDict(train=Dataset.from_list(good)).save_to_disk(tmp_path / "saved")
+
+    class Torchlike:
+        def __len__(self) -> int:
+            return len(good)
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            return {name: np.array(values) for name, values in good[number].items()}
+
+    tokens = sum(len(row["input_ids"]) for row in good)
+    files = [tmp_path / name for name in ("rows.parquet", "rows.jsonl", "rows.json", "saved")]
+    for data in (*files, good, table, Dataset.from_list(good), Torchlike(), table.to_pandas()):
+        report = audited(data)
+        assert report.is_clean, (data, report)
+        assert (report.counts["rows"], report.counts["tokens"]) == (40, tokens), data
+
+    for extra in (["position_ids"], ["attention_mask"], ["seq_lengths"], ["cu_seqlens"],
+                  ["attention_mask", "position_ids"], ["seq_lengths", "position_ids"]):  # fmt: skip
+        packed = [joined(good[at : at + 4], *extra) for at in range(0, 40, 4)]
+        report = audited(packed)
+        assert report.is_clean, (extra, report)
+        assert (report.counts["rows"], report.counts["records"]) == (10, 40), extra
+
+
+def test_masks_of_other_names_say_what_is_trained(
+    audited: Callable[..., packhouse.AuditReport], good: Rows
+) -> None:
+    for name in ("completion_mask", "assistant_masks", "loss_mask"):
+        rows = [
+            {"input_ids": row["input_ids"], name: [int(label != -100) for label in row["labels"]]}
+            for row in good
+        ]
+        assert audited(rows).is_clean, name
+    both = [
+        {"input_ids": row["input_ids"], "labels": row["input_ids"],
+         "assistant_masks": [label != -100 for label in row["labels"]]}
+        for row in good
+    ]  # fmt: skip
+    assert audited(both).is_clean
+
+
+def test_padding_is_no_token(audited: Callable[..., packhouse.AuditReport], good: Rows) -> None:
+    longest = max(len(row["input_ids"]) for row in good)
+    padded = []
+    for row in good:
+        pad = longest - len(row["input_ids"])
+        padded.append({
+            "input_ids": row["input_ids"] + [151643] * pad,
+            "attention_mask": row["attention_mask"] + [0] * pad,
+            "position_ids": [*range(len(row["input_ids"])), *([0] * pad)],
+            "labels": row["labels"] + [-100] * pad,
+        })  # fmt: skip
+    report = audited(padded)
+
+    assert report.is_clean, report
+    assert report.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
+
+
+def _untrained(rows: Rows) -> Rows:
+    rows[3]["labels"] = [-100] * len(rows[3]["labels"])
+    return rows
+
+
+def _untrained_end(rows: Rows) -> Rows:
+    for row in rows[:2]:
+        row["labels"][row["input_ids"].index(END, len(row["input_ids"]) - 3)] = -100
+        row["labels"][-1] = -100
+    return rows
+
+
+def _without_end(rows: Rows) -> Rows:
+    rows[5] = {name: values[:-2] for name, values in rows[5].items()}
+    rows[6] = {name: values[:-2] for name, values in rows[6].items()}
+    return rows
+
+
+def _truncated(rows: Rows) -> Rows:
+    return [{name: values[:64] for name, values in row.items()} for row in rows]
+
+
+def _trained_prompt(rows: Rows) -> Rows:
+    rows[0]["labels"][30:32] = rows[0]["input_ids"][30:32]
+    return rows
+
+
+def _trained_header(rows: Rows) -> Rows:
+    begin = next(n for n, label in enumerate(rows[0]["labels"]) if label != -100)
+    rows[0]["labels"][begin - 2] = rows[0]["input_ids"][begin - 2]  # `assistant`
+    return rows
+
+
+def _late_positions(rows: Rows) -> Rows:
+    row = joined(rows[:3], "seq_lengths", "position_ids")
+    row["position_ids"] = list(range(len(row["input_ids"])))
+    return [row]
+
+
+def _wrong_lengths(rows: Rows) -> Rows:
+    row = joined(rows[:3], "seq_lengths")
+    row["seq_lengths"][-1] += 1
+    return [row, *rows[3:]]
+
+
+def _without_boundaries(rows: Rows) -> Rows:
+    return [joined(rows[:3]), *rows[3:]]
+
+
+def _joined_by_attention(rows: Rows) -> Rows:
+    return [joined(rows[:3], "position_ids", "ones"), *({**r, "position_ids": None} for r in rows)]
+
+
+def _crossing(rows: Rows) -> Rows:
+    row = joined(rows[:2], "position_ids")
+    row["labels"][len(rows[0]["input_ids"])] = row["input_ids"][len(rows[0]["input_ids"])]
+    return [row]
+
+
+def _shifted(rows: Rows) -> Rows:
+    rows[0]["labels"] = [*rows[0]["labels"][1:], -100]
+    return rows
+
+
+def _uneven(rows: Rows) -> Rows:
+    rows[0]["labels"].pop()
+    return rows
+
+
+def _foreign(rows: Rows) -> Rows:
+    rows[0]["input_ids"][40] = rows[0]["labels"][40] = 10**6
+    return rows
+
+
+def _repeated(rows: Rows) -> Rows:
+    return [*rows, rows[0], rows[0]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (_untrained, {"untrained": 1}),
+        (_untrained_end, {"untrained_ends": 2}),
+        (_without_end, {"unended": 2}),
+        (_trained_prompt, {"trained_prompts": 1}),
+        (_trained_header, {"trained_headers": 1}),
+        (_late_positions, {"positions": 1}),
+        (_wrong_lengths, {"boundaries": 1, "leaks": 1}),
+        (_without_boundaries, {"leaks": 1}),
+        (_joined_by_attention, {"leaks": 1, "duplicates": 3}),
+        (_crossing, {"crossing": 1, "trained_prompts": 1}),
+        (_shifted, {"mislabeled": 1}),
+        (_uneven, {"uneven": 1}),
+        (_foreign, {"foreign_ids": 1}),
+        (_repeated, {"duplicates": 2}),
+    ],
+)
+def test_each_fault_is_found_and_shown(
+    spoil: Callable[[Rows], Rows],
+    found: dict[str, int],
+    audited: Callable[..., packhouse.AuditReport],
+    good: Rows,
+) -> None:
+    report = audited(spoil(copied(good)))
+
+    for name, number in found.items():
+        assert report.counts[name] == number, report
+    for finding in report.findings:
+        assert finding.name in (*found, "trained_headers", "untrained_ends"), report
+        assert finding.examples
+    assert not report.is_clean
+
+
+def test_answers_cut_at_the_limit_are_truncated_and_no_others(
+    audited: Callable[..., packhouse.AuditReport], good: Rows
+) -> None:
+    report = audited(_truncated(copied(good)))
+    cut = sum(len(row["input_ids"]) > 64 and row["labels"][63] not in (-100, END) for row in good)
+
+    assert report.counts["truncated"] == cut > 10
+    assert set(numbers(report)) <= {"truncated", "untrained"}
+    example = next(f for f in report.findings if f.name == "truncated").examples[0]
+    assert example.runs[-1].is_trained
+    assert example.place.endswith("token 63")
+
+
+def test_bos_twice_and_bos_missing(
+    audited: Callable[..., packhouse.AuditReport],
+    conversations: list[list[dict[str, str]]],
+    shared: Path,
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = str(shared / "tokenizers/mistral-7b-instruct-v0.3")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = []
+    for messages in conversations:
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        begin = ids.index(4) + 1  # [/INST]
+        rows.append({"input_ids": ids, "labels": [-100] * begin + ids[begin:]})
+    assert audited(rows, folder).is_clean
+
+    rows[0] = {"input_ids": [1, *rows[0]["input_ids"]], "labels": [-100, *rows[0]["labels"]]}
+    rows[1] = {name: values[1:] for name, values in rows[1].items()}
+    assert numbers(audited(rows, folder)) == {"double_bos": 1, "missing_bos": 1}
+
+    whole = {name: [v for row in rows[2:5] for v in row[name]] for name in ("input_ids", "labels")}
+    assert numbers(audited([whole, *rows[5:]], folder)) == {"leaks": 1}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, at TRL's own settings
+def test_what_trl_prepares(
+    audited: Callable[..., packhouse.AuditReport],
+    conversations: list[list[dict[str, str]]],
+    shared: Path,
+    tmp_path: Path,
+) -> None:
+    for name in ("qwen2.5-instruct", "qwen3"):
+        folder = str(shared / "tokenizers" / name)
+        prepared = _prepared_by_trl(folder, conversations, tmp_path)
+        for how in ("answers", "packed"):
+            report = audited(prepared[how], folder)
+            assert report.is_clean, (name, how, report)
+            assert report.counts["records"] == 40
+        everything = numbers(audited(prepared["everything"], folder))
+        assert everything == {"trained_prompts": 40, "trained_headers": 40}
+        wrapped = audited(prepared["wrapped"], folder)
+        assert wrapped.counts["leaks"] > wrapped.counts["rows"] / 2, (name, wrapped)
+        assert wrapped.counts["truncated"]
+
+
+def _prepared_by_trl(
+    folder: str, conversations: list[list[dict[str, str]]], tmp_path: Path
+) -> dict[str, Any]:
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads))
+    settings: dict[str, dict[str, Any]] = {
+        "everything": {},
+        "answers": {"assistant_only_loss": True},
+        "packed": {"assistant_only_loss": True, "packing": True, "max_length": 512},
+        "wrapped": {"packing": True, "packing_strategy": "wrapped", "max_length": 256},
+    }
+    made = {}
+    for how, more in settings.items():
+        args = trl.SFTConfig(
+            output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **more
+        )
+        rows = Dataset.from_list([{"messages": messages} for messages in conversations])
+        trainer = trl.SFTTrainer(
+            model=model, args=args, train_dataset=rows, processing_class=tokenizer
+        )
+        made[how] = trainer.train_dataset
+    return made
+
+
+def test_a_published_version_has_no_finding(
+    audited: Callable[..., packhouse.AuditReport], cache: Path, qwen: str,
+    conversations: list[list[dict[str, str]]], tmp_path: Path,
+) -> None:  # fmt: skip
+    rows = [{"messages": messages} for messages in conversations]
+    for layout in ("labels", "compact"):
+        version = packhouse.prepare(
+            rows, tokenizer=qwen, seq_len=512, store=tmp_path / layout, dataset="own",
+            publish={"layout": layout}, cache=cache, progress=False,
+        )  # fmt: skip
+        files = sorted((tmp_path / layout / "own/v").glob("*/data/*.parquet"))
+        for data in (version, version.train, f"{tmp_path / layout}/own", files):
+            report = audited(data)
+            assert report.is_clean, report
+            assert report.counts["records"] == 40
+
+
+def test_raw_rows_are_audited_as_prepare_would(
+    audited: Callable[..., packhouse.AuditReport],
+    conversations: list[list[dict[str, str]]],
+    tmp_path: Path,
+) -> None:
+    rows: list[Any] = [{"messages": messages} for messages in conversations]
+    report = audited([*rows, rows[0], {"messages": []}, {"messages": [{"role": "user"}]}])
+
+    assert report.data == "raw"
+    assert numbers(report) == {"duplicates": 1, "quarantined": 2}
+    shown = {finding.name: finding.examples for finding in report.findings}
+    assert "row 0" in shown["duplicates"][0].place
+    assert any(run.is_trained for run in shown["duplicates"][0].runs)
+    assert shown["quarantined"][0].detail
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_escapes_what_rows_say(
+    audited: Callable[..., packhouse.AuditReport], qwen: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(qwen)("<script>alert(1)</script>\x1b[31m")["input_ids"]
+    report = audited([{"input_ids": ids, "labels": [-100] * len(ids)}])
+
+    assert "<script>" not in report._repr_html_()
+    assert "&lt;script&gt;" in report._repr_html_()
+    assert "\x1b" not in repr(report)
+    assert "\\x1b[31m" in repr(report)
+    assert json.loads(json.dumps(report.to_json()))["counts"]["untrained"] == 1

@@ -10,6 +10,7 @@ DEMO := deployments/demo/recipe.yaml
 SERVICES := tests/served tests/load tests/e2e tests/browser tests/security tests/prefect/test_engines.py
 BENCH_RUN := .packhouse/bench-run
 BENCH_PEERS := .packhouse/bench-env
+DOCS := .packhouse/docs-env
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## print this list
@@ -72,6 +73,9 @@ oracle: $(TEST_STAMP) ## what all recipes make, held against tests/golden/oracle
 simulate: $(TEST_STAMP) ## makespan, skew and retries of 10 TB over N workers (ARGS="--tb 1 --workers 16")
 	$(BIN)/python -m bench.simulate $(ARGS)
 
+docs: $(DOCS)/.done ## build the site of docs/ into .packhouse/site; SERVE=1: show it, and follow changes
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs $(if $(SERVE),serve,build --quiet) --strict
+
 bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## packhouse beside its peers (ROWS, RUNS; 5 minutes); SMALL=1: on the sample
 	$(BIN)/python -m bench.peers $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
 
@@ -97,6 +101,8 @@ lock: $(TEST_STAMP) ## compile the pinned requirements anew
 		requirements/torch.in -o requirements/torch.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url bench/requirements.in -o bench/requirements.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header --no-emit-index-url requirements/docs.in -o requirements/docs.txt
 
 build: $(TEST_STAMP) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel
@@ -138,4 +144,9 @@ $(BENCH_PEERS)/.done: bench/requirements.txt $(TORCH) requirements/trainers.txt
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
-.PHONY: bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean
+$(DOCS)/.done: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/docs.txt
+	@touch $@
+
+.PHONY: docs bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean

@@ -5,7 +5,7 @@ python deployments/server.py [what `prefect server start` takes]
 Prefect begins most transactions as reads, and writes later. If another one has written in between,
 SQLite refuses at once ("database is locked"), whatever the timeout: the client gets a 503, or an
 event does not reach the automations at the first try. A transaction that begins as a write waits
-instead. With PostgreSQL this changes nothing. docs/deployment.md has what was measured.
+instead. With PostgreSQL this changes nothing. docs/how-to/server.md has what was measured.
 """
 
 import sys

@@ -36,7 +36,7 @@ _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/perfo
 
 
 _WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
-"""Bytes written by raw byte of Alpaca; docs/operations.md, "What a shard costs"."""
+"""Bytes written by raw byte of Alpaca; docs/scale.md, "What a shard costs"."""
 _WRITTEN_BEHIND_PACK = 2.0
 _COLUMNAR = 4.0
 """Raw bytes of a Parquet or Arrow file by byte of it, about."""

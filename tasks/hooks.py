@@ -1,9 +1,9 @@
 """What every flow has in common: what Prefect keeps of it, its name, and what happens at its end.
 
 At the end of a run, hooks tell whoever listens that it ended, and that a version was refused, as
-events that automations can act on (`docs/operator.md` lists them). They run in the process of the
-run, after its final state was reported; those of a cancelled or killed run in its worker's. That a
-version was published is said by the run itself, before it ends (`tasks.chain`).
+events that automations can act on (`docs/how-to/schedule.md` lists them). They run in the process
+of the run, after its final state was reported; those of a cancelled or killed run in its worker's.
+That a version was published is said by the run itself, before it ends (`tasks.chain`).
 """
 
 import logging

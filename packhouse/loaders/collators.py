@@ -7,8 +7,9 @@
 | one text and one class each | `ClassificationCollator` | there is none |
 
 A packed batch never holds an `attention_mask`: an all-ones one switches off the detection of
-boundaries in transformers 5 and every record sees those before it (`docs/training.md` measures
-it). Pads are found by length, never by id: where the pad token is EOS, an EOS stays trained.
+boundaries in transformers 5 and every record sees those before it
+(`docs/how-to/keep-records-apart.md` measures it). Pads are found by length, never by id: where the
+pad token is EOS, an EOS stays trained.
 """
 
 from collections.abc import Mapping, Sequence

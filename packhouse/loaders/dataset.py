@@ -1,8 +1,8 @@
 """Map-style torch datasets: packs, tokenized records to be packed, and records one a row.
 
 Rows are read from mapped Arrow buffers, several times as fast as by `datasets` in torch format, one
-by one and in batches (docs/training.md has numbers): a batch of packs is checked once as a whole,
-so a row costs little more than its copy. Items of a `PackedDataset` carry `position_ids` and
+by one and in batches (docs/how-to/load.md has numbers): a batch of packs is checked once as a
+whole, so a row costs little more than its copy. Items of a `PackedDataset` carry `position_ids` and
 `seq_lengths` and never an `attention_mask`, so that `PackedCollator` and transformers both know
 where records end.
 """

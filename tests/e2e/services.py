@@ -175,8 +175,10 @@ def postgres(password: str) -> Iterator[Database]:
 
 
 def documented_server() -> str:
-    """Return what docs/deployment.md tells to type for a server on PostgreSQL, as a script."""
-    section = (ROOT / "docs" / "deployment.md").read_text().split("## Server with PostgreSQL")[1]
+    """Return what docs/how-to/server.md tells to type for a server on PostgreSQL, as a script."""
+    section = (
+        (ROOT / "docs" / "how-to" / "server.md").read_text().split("## Server with PostgreSQL")[1]
+    )
     block = section.split("```console\n")[1].split("```")[0]
     assert block.endswith("\n$ prefect server start --host 127.0.0.1\n")
     return block.replace("\n$ prefect", "\n$ exec prefect").replace("$ ", "")
@@ -186,7 +188,7 @@ def documented_server() -> str:
 def prefect_server(
     folder: Path, auth: str, database: Database, port: int | None = None
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Start Prefect's server as docs/deployment.md says, with the places of this test."""
+    """Start Prefect's server as docs/how-to/server.md says, with the places of this test."""
     port = port or free_port()
     origin = f"http://127.0.0.1:{port}"
     words = folder / "server-secrets"

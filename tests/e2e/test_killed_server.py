@@ -1,4 +1,4 @@
-"""The server of docs/deployment.md is killed while runs hold slots and wait for them."""
+"""The server of docs/how-to/server.md is killed while runs hold slots and wait for them."""
 
 import contextlib
 import json

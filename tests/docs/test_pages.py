@@ -1,0 +1,194 @@
+"""What the pages show runs: each Python block, each recipe, each `packhouse` command.
+
+The blocks of a page run in order, in a folder that looks like the root of a clone, with the version
+of the demo recipe in ./store and a tiny model.
+"""
+
+import importlib.util
+import re
+import runpy
+import shlex
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from packhouse.chain import prepare
+from packhouse.cli import cli
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
+from packhouse.recipe import Recipe, load_recipe
+from tests.loaders.models import tiny_model
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+DEMO = ROOT / "deployments" / "demo"
+NEEDS = {"how-to/trl.md": ("trl", "accelerate")}
+SAYS = {
+    "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
+    "how-to/megatron.md": "240 [torch.Size([4, 240])",
+}
+SHOWN = {"index.md", "README.md"}  # three lines with `...` in them; tests/chain runs such
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    text = page.read_text()
+    found = re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(found) == len(re.findall(rf"^\s*```{language}\b", text, re.MULTILINE)), page
+    return found
+
+
+def pages(language: str) -> list[pytest.param]:
+    return [pytest.param(page, id=name_of(page)) for page in PAGES if blocks(page, language)]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages start from."""
+    folder = tmp_path_factory.mktemp("clone")
+    workspace = Workspace(cache=folder / ".packhouse")
+    for seq_len in (256, 512):  # two versions, so that a ref can go back
+        settings = (f"publish.store={folder}/store", f"pack.seq_len={seq_len}")
+        recipe = load_recipe(DEMO / "recipe.yaml", settings)
+        prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
+    shutil.copytree(ROOT / "deployments", folder / "deployments")
+    shutil.copytree(DEMO / "tokenizer", folder / "tokenizer")
+    shutil.copy(DEMO / "instructions.jsonl", folder)
+    tiny_model("llama", "sdpa", vocabulary=8192).save_pretrained(folder / "tiny-model")
+    return folder
+
+
+@pytest.fixture
+def here(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, to work in."""
+    folder = tmp_path / "clone"
+    shutil.copytree(clone, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(folder / ".packhouse"))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("page", [p for p in pages("python") if p.id not in SHOWN])
+def test_the_python_of_a_page_runs(page, here, capsys):
+    import torch
+
+    for package in NEEDS.get(name_of(page), ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    Path("page.py").write_text("\n".join(blocks(page, "python")))
+
+    torch.compiler.set_stance("force_eager")
+    try:
+        runpy.run_path("page.py", run_name="page")
+    finally:
+        torch.compiler.set_stance("default")
+
+    assert SAYS.get(name_of(page), "") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", pages("yaml"))
+def test_every_key_of_a_recipe_exists(page):
+    for block in blocks(page, "yaml"):
+        found = yaml.safe_load(block)
+        if not set(found) <= {*Recipe.model_fields, "validate"}:
+            continue  # another program's
+        filled = {"dataset": "x", "tokenizer": "x", "sources": [{"path": "x"}]} | found
+        Recipe.model_validate(filled)
+
+
+def packhouse_lines(page: Path) -> list[list[str]]:
+    """The words of each `$ packhouse ...` line, without its comment and what follows `&&`."""
+    text = "\n".join(blocks(page, "console")).replace("\\\n", "")
+    found = []
+    for line in re.findall(r"^\$ (packhouse .*|.*&& packhouse .*)$", text, re.MULTILINE):
+        for part in line.split(" && "):
+            words = shlex.split(part, comments=True)
+            if words[0] == "packhouse":
+                found.append(words[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", pages("console"))
+def test_every_packhouse_command_of_a_page_exists_with_its_options(page):
+    for words in packhouse_lines(page):
+        command: click.Command = cli
+        while isinstance(command, click.Group):
+            with click.Context(command) as context:
+                name = words.pop(0)
+                inner = command.get_command(context, name)
+            assert inner is not None, name
+            command = inner
+        command.make_context(command.name, words, resilient_parsing=False)
+
+
+RUN = [page for page in PAGES if name_of(page) in ("how-to/run.md", "how-to/approve.md")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_the_commands_of_a_page_run(page, here):
+    for recipe in blocks(page, "yaml"):
+        Path("recipe.yaml").write_text(recipe)
+    runner = CliRunner()
+    for words in packhouse_lines(page):
+        if any(word.startswith(".packhouse/") for word in words):
+            continue  # of a flow that the page runs before
+        done = runner.invoke(cli, words)
+        assert done.exit_code == 0, (words, done.output)
+
+
+def test_the_pages_name_every_export_and_every_name_of_the_loaders():
+    import packhouse.exports
+    import packhouse.loaders
+
+    text = "\n".join(page.read_text() for page in (DOCS / "how-to").glob("*.md"))
+    for name in packhouse.exports.FORMATS:
+        assert f"`{name}`" in text
+    told = set(re.findall(r"\w+", text))
+    internal = {"PackingHandle", "PackingReport", "TokenizedDataset", "packed_mask_mod"}
+    assert set(packhouse.loaders.__all__) - internal - told == {"split_batch_into_microbatches"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_of_a_page_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert anchor in slugs, target
+
+
+def test_files_that_name_a_page_name_one_that_is_there():
+    folders = ("packhouse", "tasks", "flows", "schemas", "deployments", "docker", "bench", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    named = [
+        (path, page)
+        for path in [*files, ROOT / "CHANGELOG.md", ROOT / "Makefile"]
+        if path.suffix in {".py", ".md", ".yaml", ".yml", ".jinja", ".sh"} or not path.suffix
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(errors="ignore"))
+    ]
+    assert len(named) > 20
+    assert [pair for pair in named if not (ROOT / pair[1]).is_file()] == []
+
+
+def test_every_decision_is_listed():
+    listed = re.findall(r"\]\((2.*?\.md)\)", (DOCS / "decisions" / "index.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in (DOCS / "decisions").glob("2*.md"))

@@ -35,7 +35,9 @@ def talks(question: str = "What is {} plus {}?", answer: str = "It is {}.") -> l
 
 
 TALKS = talks()
-CHINESE = talks("请问 {} 加 {} 等于多少？我不知道这个问题的答案。", "这个问题的答案是 {}，你可以自己算一下。")
+CHINESE = talks(
+    "请问 {} 加 {} 等于多少？我不知道这个问题的答案。", "这个问题的答案是 {}，你可以自己算一下。"
+)
 RUSSIAN = talks("Сколько будет {} плюс {}?", "Это будет {}, если сложить.")
 JAPANESE = talks("{} たす {} はいくつですか。", "こたえは {} になります。")
 
@@ -134,7 +136,9 @@ RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
         lines(
             named("instruction", "output", input="")[:4]
             + named("question", "answer")[4:8]
-            + [{"messages": messages} for messages in chats("role", "content", "user", "assistant")][8:]
+            + [
+                {"messages": messages} for messages in chats("role", "content", "user", "assistant")
+            ][8:]
         ),
         TALKS,
     ),
@@ -212,7 +216,11 @@ RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
         ).encode(),
         TALKS,
     ),
-    "two columns of any name": ("a.tsv", table([{"v1": q, "v2": a} for q, a in TALKS], "\t"), TALKS),
+    "two columns of any name": (
+        "a.tsv",
+        table([{"v1": q, "v2": a} for q, a in TALKS], "\t"),
+        TALKS,
+    ),
 }
 
 # name -> (file, its bytes, file that the remedy writes or mends)

@@ -2,10 +2,8 @@
 
 import io
 import json
-import shlex
 import subprocess
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +35,9 @@ def talks(question: str = "What is {} plus {}?", answer: str = "It is {}.") -> l
 
 
 TALKS = talks()
-CHINESE = talks("请问 {} 加 {} 等于多少？我不知道这个问题的答案。", "这个问题的答案是 {}，你可以自己算一下。")
+CHINESE = talks(
+    "请问 {} 加 {} 等于多少 我不知道这个问题的答案", "这个问题的答案是 {} 你可以自己算一下"
+)
 RUSSIAN = talks("Сколько будет {} плюс {}?", "Это будет {}, если сложить.")
 JAPANESE = talks("{} たす {} はいくつですか。", "こたえは {} になります。")
 
@@ -136,7 +136,9 @@ RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
         lines(
             named("instruction", "output", input="")[:4]
             + named("question", "answer")[4:8]
-            + [{"messages": messages} for messages in chats("role", "content", "user", "assistant")][8:]
+            + [
+                {"messages": messages} for messages in chats("role", "content", "user", "assistant")
+            ][8:]
         ),
         TALKS,
     ),
@@ -214,7 +216,11 @@ RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
         ).encode(),
         TALKS,
     ),
-    "two columns of any name": ("a.tsv", table([{"v1": q, "v2": a} for q, a in TALKS], "\t"), TALKS),
+    "two columns of any name": (
+        "a.tsv",
+        table([{"v1": q, "v2": a} for q, a in TALKS], "\t"),
+        TALKS,
+    ),
 }
 
 # name -> (file, its bytes, file that the remedy writes or mends)
@@ -230,6 +236,35 @@ REMEDIED: dict[str, tuple[str, bytes, str]] = {
         "a.csv",
     ),
     "a zip archive": ("a.zip", zipped(), "inside.jsonl"),
+}
+MORE_REMEDIED: dict[str, tuple[str, bytes, str]] = {
+    "objects divided by commas": (
+        "a.json",
+        ",\n".join(map(json.dumps, named("question", "answer"))).encode(),
+        "a-rows.json",
+    ),
+    "rows that are the values of an object": (
+        "a.json",
+        json.dumps({str(n): row for n, row in enumerate(named("query", "reply"))}).encode(),
+        "a-rows.jsonl",
+    ),
+    "a list for each column": (
+        "a.json",
+        json.dumps(
+            {"question": [t.question for t in TALKS], "answer": [t.answer for t in TALKS]}
+        ).encode(),
+        "a-rows.jsonl",
+    ),
+    "turns without speakers": (
+        "a.jsonl",
+        lines([{"dialog": list(t)} for t in TALKS]),
+        "a-rows.jsonl",
+    ),
+    "pairs in a list": (
+        "a.jsonl",
+        lines([{"conversation": [{"human": q, "assistant": a}], "id": 1} for q, a in TALKS]),
+        "a-rows.jsonl",
+    ),
 }
 
 
@@ -305,16 +340,17 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
     assert "trained (green)" in said
 
 
-@pytest.mark.parametrize("name", REMEDIED)
+@pytest.mark.parametrize("name", REMEDIED | MORE_REMEDIED)
 def test_the_remedy_for_a_file_that_no_setting_reads_works(name, project):
-    file, data, mended = REMEDIED[name]
+    file, data, mended = (REMEDIED | MORE_REMEDIED)[name]
     Path(file).write_bytes(data)
 
     code, said = project.init(file)
 
     assert code == 3
     assert not Path("recipe.yaml").exists()
-    command = f"unzip -q {file}" if "unpack it" in said else said.split(": ", 3)[3]
+    unpack = f"python3 -m zipfile -e {file} ."
+    command = unpack if "unpack it" in said else said.rstrip().rpartition("\n")[2]
     subprocess.run(["bash", "-c", command], check=True)
     code, said = project.init(mended)
     assert code == 0, said

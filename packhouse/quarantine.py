@@ -28,6 +28,7 @@ from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.json_lines import parse_lines
+from packhouse.sources.lines import lines_of_rows
 from packhouse.sources.row_formats import row_format_of
 from packhouse.store import OpenVersion
 
@@ -39,6 +40,7 @@ __all__ = [
     "editable",
     "explain_bad_rows",
     "likely_causes",
+    "place_of",
     "read_bad_rows",
     "read_quarantine_file",
     "read_quarantined",
@@ -93,11 +95,11 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
         ...        "raw_sha256": ""}
         >>> (line,) = count_reasons(pa.Table.from_pylist([row], QUARANTINED))
         >>> line["step"], line["reason"], line["rows"], line["samples"]
-        ('validate', 'json', 1, [{'source': 'a/a.jsonl', 'row': 7, 'detail': 'not JSON'}])
+        ('validate', 'json', 1, [{'source': 'a/a.jsonl', 'row': 7, 'byte_offset': 90, ...}])
     """
     counts: Counter[tuple[str, str]] = Counter()
     samples: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    wanted = table.select(["step", "reason", "source", "row", "detail"])
+    wanted = table.select(["step", "reason", "source", "row", "byte_offset", "detail"])
     for row in sorted(wanted.to_pylist(), key=lambda row: (row["source"], row["row"])):
         key = row.pop("step"), row.pop("reason")
         counts[key] += 1
@@ -108,6 +110,24 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
         {"step": step, "reason": reason, "rows": rows, "samples": samples[step, reason]}
         for (step, reason), rows in ordered
     ]
+
+
+def place_of(row: Mapping[str, Any], lines: Mapping[tuple[str, int], int]) -> str:
+    """Return where a row stands, for people.
+
+    Args:
+        row: with `source` and `row`.
+        lines: from `sources.lines.lines_of_rows`.
+
+    Example:
+        >>> row = {"source": "a/a.jsonl", "row": 17}
+        >>> place_of(row, {("a/a.jsonl", 17): 18}), place_of(row, {})
+        ('a/a.jsonl line 18', 'a/a.jsonl row 17')
+    """
+    line = lines.get((row["source"], row["row"]))
+    return (
+        f"{row['source']} row {row['row']:,}" if line is None else f"{row['source']} line {line:,}"
+    )
 
 
 def read_quarantined(opened: OpenVersion) -> pa.Table:
@@ -226,11 +246,9 @@ def explain_bad_rows(
         return error
     line = count_reasons(bad)[0]
     sample = line["samples"][0]
+    place = place_of(sample, lines_of_rows([sample], recipe.sources))
     causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
-    more = (
-        f"first '{line['reason']}': {sample['source']} row {sample['row']:,}, "
-        f"{sample['detail'][:_MOST_DETAIL]}{causes}"
-    )
+    more = f"first '{line['reason']}': {place}, {sample['detail'][:_MOST_DETAIL]}{causes}"
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
     return type(error)(
         f"{error}; {more}; to see them: `packhouse quarantine show {target}`",

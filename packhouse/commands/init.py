@@ -40,11 +40,20 @@ _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
     show_default=True,
     help="The recipe to write.",
 )
+@click.option("--question", metavar="FIELD", help="Field of the question, if it is not found.")
+@click.option("--answer", metavar="FIELD", help="Field of the answer.")
 @click.option("--yes", is_flag=True, help="Write it without a question.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON; ask nothing.")
 def init(
-    data: tuple[str, ...], tokenizer: str, out: Path, yes: bool, cache: Path, as_json: bool
+    data: tuple[str, ...],
+    tokenizer: str,
+    out: Path,
+    question: str | None,
+    answer: str | None,
+    yes: bool,
+    cache: Path,
+    as_json: bool,
 ) -> None:
     """Look at DATA, and write a recipe that reads it, with comments.
 
@@ -61,12 +70,15 @@ def init(
         raise ConfigError(f"'{out}' is there already; name another file with -o, or remove it")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder '{out.absolute().parent}' to write '{out.name}' to")
+    if (question is None) != (answer is None):
+        raise ConfigError("give --question and --answer, or neither")
+    asked = None if question is None or answer is None else (question, answer)
     with show_progress():
         start_phase("looking at the files")
         from packhouse.api import name_of
         from packhouse.given import data_uri, pinned, tokenizer_name
 
-        looks = [look for item in data for look in look_at(data_uri(item, cache))]
+        looks = [look for item in data for look in look_at(data_uri(item, cache), asked)]
         raw: dict[str, Any] = {
             "dataset": name_of(data[0]),
             "sources": [{"path": look.path, **look.settings} for look in looks],

@@ -20,11 +20,13 @@ from packhouse.quarantine import (
     check_mended,
     count_reasons,
     editable,
+    place_of,
     read_quarantine_file,
     read_quarantined,
 )
 from packhouse.recipe import Recipe
 from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.sources.lines import lines_of_rows
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
@@ -72,17 +74,20 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
         echo(json.dumps({"rows": table.num_rows, "reasons": reasons}))
         return
     echo(f"{table.num_rows:,} quarantined rows")
+    lines = _lines_of([row for reason in reasons for row in reason["samples"]], target)
     for reason in reasons:
         echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
         for row in reason["samples"]:
-            echo(f"  {row['source']} row {row['row']:,}: {for_terminal(row['detail'])}")
+            echo(f"  {place_of(row, lines)}: {for_terminal(row['detail'])}")
 
 
 @quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")
 @_target
 @click.option("--reason", help="Only rows of this reason.")
 @click.option("--source", help="Only rows of this source, or of this `source/file`.")
-@click.option("--row", type=int, help="Only the row of this number in its file, from 0.")
+@click.option(
+    "--row", type=int, help="Only the row of this number in its file, from 0 (not its line)."
+)
 @click.option("--limit", default=5, show_default=True, help="Rows to print.")
 @click.option("--bytes", "num_bytes", default=2000, show_default=True, help="Raw bytes of each.")
 @_cache
@@ -101,13 +106,16 @@ def show(
     table = _chosen(read_quarantine(target, cache), reason, source, row)
     if not table.num_rows:
         raise ConfigError(f"no quarantined row of '{target}' is like that; see `quarantine ls`")
-    for bad in table.slice(0, limit).to_pylist():
+    shown = table.slice(0, limit).to_pylist()
+    lines = {} if as_json else _lines_of(shown, target)
+    for bad in shown:
         raw = for_terminal(bad.pop("raw")[:num_bytes].decode("utf-8", "backslashreplace"))
         if as_json:
             echo(json.dumps({**bad, "raw": raw}))
             continue
         at = "" if bad["byte_offset"] is None else f", byte {bad['byte_offset']:,}"
-        echo(f"{bad['source']} row {bad['row']:,}{at}: {bad['step']} / {bad['reason']}")
+        at = f", row {bad['row']:,}{at}" if (bad["source"], bad["row"]) in lines else at
+        echo(f"{place_of(bad, lines)}{at}: {bad['step']} / {bad['reason']}")
         echo(f"  {for_terminal(bad['detail'])}")
         echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
         echo(f"  {raw}\n")
@@ -156,6 +164,13 @@ def retry(
     _write_retried(retried, out, as_json)
     if retried.still_bad:
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
+
+
+def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
+    """Lines of the rows of a recipe's files; of another target the files are not known."""
+    if not target.endswith((".yaml", ".yml")):
+        return {}
+    return lines_of_rows(rows, read_recipe(target).sources)
 
 
 def read_quarantine(target: str, cache: Path) -> pa.Table:

@@ -63,9 +63,10 @@ _LATIN = (
     "\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
 )
 
-# In the order of trial; the first of equals wins. All letters of Korean are common in Chinese.
+# In the order of trial; the first of equals wins: what is common in Korean, read as Chinese, is
+# common as well.
 _COMMON: dict[str, Callable[[str], bool]] = {
-    "cp949": lambda letter: "\uac00" <= letter <= "\ud7a3",
+    "cp949": _lead_byte(0xB0, 0xC8, "euc_kr"),
     "gb18030": _lead_byte(0xB0, 0xD7, "gb2312"),
     "big5": _lead_byte(0xA4, 0xC6, "big5"),
     "cp932": _is_japanese,

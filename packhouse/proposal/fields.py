@@ -27,10 +27,12 @@ _QUESTION = (
     "source src document article text passage"
 ).split()
 _ANSWER = (
-    "answer output response completion assistant reply solution bot gpt chosen target targets a "
+    "solution answer output response completion assistant reply bot gpt chosen target targets a "
     "答案 回答 答 输出 回复 答え 답변 antwort respuesta resposta reponse réponse ответ jawaban "
     "doctor agent chatbot tgt summary highlights result translation"
 ).split()
+_PLAIN = ("text", "content", "body")
+"""Names of a text that is no answer, whatever stands beside it."""
 _CONTEXT = "context input background passage reference material 背景 输入".split()
 _SYSTEM = "system sys persona".split()
 _FILLERS = frozenset("text content body string message msg prompt field".split())
@@ -181,6 +183,9 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
     answer = _best(filled, _ANSWER)
     question = _best([name for name in filled if name != answer], _QUESTION)
     is_guess = question is None or answer is None
+    if answer is None and (plain := [name for name in filled if name.lower() in _PLAIN]):
+        fields = {} if plain[0] == "text" else {"text": plain[0]}
+        return Shape("text", fields, is_guess=len(filled) > 1)
     if is_guess:
         likely = [name for name in filled if not _OTHER.intersection(_words(name))]
         if len(likely) == 1:

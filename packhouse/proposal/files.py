@@ -38,8 +38,8 @@ __all__ = ["Look", "look_at", "look_at_file"]
 
 _SAMPLE_ROWS = 1000
 _MAX_FILES = 200
-_SMALL_SHARE = 0.01
-"""Rows of a shape that are fewer than this share may be bad rows."""
+_BAD_SHARE = 0.1
+"""Rows that nothing is known of, if they are no more than this share, are taken for bad rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,18 @@ class Look:
     """Field of the first rows -> what it holds, and what it is read as."""
 
 
-def look_at(path: str) -> list[Look]:
+def look_at(path: str, asked: tuple[str, str] | None = None) -> list[Look]:
     """Look at what a path names: one result for files that are alike, else one for each file.
+
+    Args:
+        path: a file, folder, glob or address, as a source has it.
+        asked: the fields of question and answer, where a person named them.
 
     Raises:
         SourceError: a file holds nothing that a source can read; says what to do about it.
     """
     files = find_files(SourceConfig(path=path))[:_MAX_FILES]
-    looks = [look_at_file(file) for file in files]
+    looks = [look_at_file(file, asked) for file in files]
     alike = all(
         (look.settings, look.file_format) == (looks[0].settings, looks[0].file_format)
         for look in looks
@@ -83,7 +87,7 @@ def _of_all(look: Look, path: str, num_files: int, size: int) -> Look:
     return Look(path=path, num_files=num_files, size=size, **told)
 
 
-def look_at_file(file: SourceFile) -> Look:
+def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look:
     """Look at one file.
 
     Raises:
@@ -126,7 +130,10 @@ def look_at_file(file: SourceFile) -> Look:
     if file_format in ("csv", "csv_semicolon", "tsv", "xlsx"):
         if remedy := remedy_for_header(list(rows[0]), file.uri):
             raise _refusal(file, remedy)
-    shape = _shape_of_all(rows, file, file_format)
+    if asked is not None:
+        shape = Shape("prompt_completion", {"prompt": asked[0], "completion": asked[1]})
+    else:
+        shape = _shape_of_all(rows, file, file_format)
     return Look(
         path=file.uri,
         settings=settings | shape.settings | _label_names(rows, shape),
@@ -215,24 +222,37 @@ def _shape_of_all(rows: Sequence[Any], file: SourceFile, file_format: FileFormat
     unknown: list[list[Any]] = []
     for some in sorted(layouts.values(), key=len, reverse=True):
         tries = (shape_of(some, natural), shape_of(some, natural | {s.format for s in shapes}))
-        fitting = [shape for shape in tries if shape and join_shapes([*shapes, shape])]
+        fitting = [
+            shape
+            for shape in tries
+            if shape
+            and join_shapes([*shapes, shape])
+            and not (shapes and _is_odd(shape, shapes[0]))
+        ]
         shapes += fitting[:1]
         if not fitting:
             unknown.append(some)
     num_unknown = sum(map(len, unknown))
     joined = join_shapes(shapes) if shapes else None
-    if joined is None or num_unknown > _SMALL_SHARE * len(rows):
+    if joined is None or num_unknown > _BAD_SHARE * len(rows):
         some = unknown[0] if unknown else list(rows)
         if remedy := remedy_for_rows(some, file_format, file.uri):
             raise _refusal(file, remedy)
         raise _refusal(
             file,
             f"{len(some):,} of {len(rows):,} rows hold {_kinds_of(some[0])}, in which nothing "
-            "tells question and answer. If two fields do, name them: `format: question_answer` and "
-            "`fields: {question: ..., answer: ...}`; else give messages (`[{role, content}]`), "
-            "which `packhouse.prepare` takes as a list, too",
+            "tells question and answer. If two fields hold them, call `packhouse init` with "
+            "--question FIELD --answer FIELD; else write rows with messages ([{role, content}])",
         )
     return joined
+
+
+def _is_odd(shape: Shape, first: Shape) -> bool:
+    """True for plain texts, or a guess, beside conversations: these are rows that lack a field."""
+    no_talk = ("text", "classification")
+    return shape.format != first.format and (
+        shape.is_guess or shape.format in no_talk or first.format in no_talk
+    )
 
 
 def _label_names(rows: Sequence[Any], shape: Shape) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from packhouse.proposal.fields import shape_of
 
 __all__ = ["remedy_for_header", "remedy_for_rows", "remedy_for_text"]
 
-_MESSAGES = '{"role": ["user", "assistant"][n % 2], "content": text}'
-
 
 def remedy_for_text(head: str, path: str) -> str | None:
     """Return what to do with text of which no row can be read; None: nothing is known.
@@ -23,22 +21,17 @@ def remedy_for_text(head: str, path: str) -> str | None:
     first, _, rest = head.lstrip("\ufeff \n\t").partition("\n")
     if first.rstrip().endswith("},") and rest.lstrip().startswith("{"):
         out = _out(path, ".json")
-        return (
-            "its objects are divided by commas, with no brackets around them: "
-            f"(echo '['; sed '$ s/,[[:space:]]*$//' {shlex.quote(path)}; echo ']') > {out}"
+        command = f"(echo '['; sed '$ s/,[[:space:]]*$//' {shlex.quote(path)}; echo ']') > {out}"
+        return _told(
+            "its objects are divided by commas, with no brackets around them", command, out
         )
-    if first.startswith(("{'", "[{'")):
+    if first.startswith("{'"):
         try:
-            value = ast.literal_eval(first.rstrip().rstrip(","))
+            ast.literal_eval(first.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
-        if isinstance(value, dict):
-            code = (
-                "import ast, json, sys\n"
-                "for line in sys.stdin:\n"
-                "    if line.strip(): print(json.dumps(ast.literal_eval(line)))"
-            )
-            return f"its rows are Python, not JSON: {_command(code, path)}"
+        row = "ast.literal_eval(line)"
+        return _rewriting("its rows are Python, not JSON", row, "line in sys.stdin", path)
     return None
 
 
@@ -47,12 +40,12 @@ def remedy_for_header(names: Sequence[str], path: str) -> str | None:
     texts = [name for name in names if len(name.split()) > 4 or name.rstrip().endswith("?")]
     if not texts:
         return None
-    line = "," if not path.endswith(".tsv") else "\\t"
-    wanted = line.join(["question", "answer", *(f"column{n}" for n in range(3, len(names) + 1))])
-    return (
-        "its first line is a row, where the names of the columns should be: "
-        f"sed -i '1i {wanted}' {shlex.quote(path)}"
-    )
+    why = "its first line is a row, where the names of the columns should be"
+    if path.endswith(".xlsx"):
+        return f"{why}; put a row with their names (question, answer) above it"
+    between = "\\t" if path.endswith(".tsv") else ","
+    wanted = between.join(["question", "answer", *(f"column{n}" for n in range(3, len(names) + 1))])
+    return _told(why, f"sed -i '1i {wanted}' {shlex.quote(path)}", "the file again")
 
 
 def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | None:
@@ -63,48 +56,46 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
     if len(rows) == 1 and row and file_format != "json":
         values = list(row.values())
         if all(isinstance(value, dict) for value in values):
-            code = (
-                "import json, sys\nfor row in json.load(sys.stdin).values(): print(json.dumps(row))"
-            )
-            return f"its rows are the values of one object: {_command(code, path)}"
+            each = "row in json.load(sys.stdin).values()"
+            return _rewriting("its rows are the values of one object", "row", each, path)
         if all(isinstance(v, list) and len(v) == len(values[0]) for v in values):
-            code = (
-                "import json, sys\ncolumns = json.load(sys.stdin)\n"
-                "for row in zip(*columns.values()): print(json.dumps(dict(zip(columns, row))))"
-            )
-            return f"it holds a list for each column, not rows: {_command(code, path)}"
-    read = "map(json.loads, filter(str.strip, sys.stdin))"
+            each = "columns in [json.load(sys.stdin)] for row in zip(*columns.values())"
+            why = "it holds a list for each column, not rows"
+            return _rewriting(why, "dict(zip(columns, row))", each, path)
+    if file_format == "objects":
+        return None
+    each = "row in map(json.loads, filter(str.strip, sys.stdin))"
     if file_format == "json":
-        read = "json.load(sys.stdin)"
-    for name, value in row.items() if file_format != "objects" else ():
+        each = "row in json.load(sys.stdin)"
+    for name, value in row.items():
         if not isinstance(value, list) or not value:
             continue
+        texts = None
         if len(value) > 1 and all(isinstance(item, str) for item in value):
-            code = _writing(read, f"text for text in row[{name!r}]")
-            return f"'{name}' holds what is said in turn, without speakers: {_command(code, path)}"
+            why, texts = f"'{name}' holds what is said in turn, without speakers", f"row[{name!r}]"
         shape = shape_of(value) if all(isinstance(item, dict) for item in value) else None
-        if shape is not None and len({"prompt", "question"} & shape.fields.keys()) == 1:
-            question, answer = list(shape.fields.values())[:2]
-            pair = f"(pair[{question!r}], pair[{answer!r}])"
-            code = _writing(read, f"text for pair in row[{name!r}] for text in {pair}")
-            return f"'{name}' holds pairs of question and answer: {_command(code, path)}"
+        if shape is not None and len(shape.fields) == 2 and "messages" not in shape.fields:
+            question, answer = shape.fields.values()
+            why = f"'{name}' holds pairs of question and answer"
+            texts = f"[pair[key] for pair in row[{name!r}] for key in ({question!r}, {answer!r})]"
+        if texts is not None:
+            message = "{'role': ('user', 'assistant')[n % 2], 'content': text}"
+            said = f"{{'messages': [{message} for n, text in enumerate({texts})]}}"
+            return _rewriting(why, said, each, path)
     return None
 
 
-def _writing(read: str, texts: str) -> str:
-    return (
-        "import json, sys\n"
-        f"for row in {read}:\n"
-        f"    said = [{_MESSAGES} for n, text in enumerate({texts})]\n"
-        '    print(json.dumps({"messages": said}))'
-    )
-
-
-def _command(code: str, path: str) -> str:
+def _rewriting(why: str, row: str, each: str, path: str) -> str:
+    """Say how to write each row of a file as a line of JSON."""
+    code = f"import ast, json, sys; [print(json.dumps({row})) for {each}]"
     out = _out(path, ".jsonl")
-    return f"python3 -c {shlex.quote(code)} < {shlex.quote(path)} > {out}"
+    return _told(why, f"python3 -c {shlex.quote(code)} < {shlex.quote(path)} > {out}", out)
+
+
+def _told(why: str, command: str, then: str) -> str:
+    return f"{why}. This mends it; then give {then}:\n{command}"
 
 
 def _out(path: str, ending: str) -> str:
-    """Name of the file to write: in this folder, beside no other of the name."""
+    """Name of the file to write, in the folder where the command is called."""
     return shlex.quote(f"{Path(path).name.split('.')[0]}-rows{ending}")

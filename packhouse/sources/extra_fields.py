@@ -7,7 +7,7 @@ without it.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from packhouse.errors import SourceError
@@ -108,7 +108,7 @@ def find_disallowed(
 
 def check_nothing_is_left_out(
     rows: Rows,
-    numbers: Sequence[int],
+    name_of: Callable[[int], str],
     extra: ExtraFields,
     row_format: str,
     config: SourceConfig,
@@ -121,7 +121,7 @@ def check_nothing_is_left_out(
 
     Args:
         rows: parsed rows.
-        numbers: number in the file of each.
+        name_of: name of a row by its index, for messages: `line 18`.
         extra: from `find_extra_fields`.
         row_format: what `auto` found.
         config: the source.
@@ -136,7 +136,7 @@ def check_nothing_is_left_out(
     suspects = {keys: CONVERSATIONAL.intersection(names) - allowed for keys, names in extra.items()}
     if not any(suspects.values()):
         return
-    for number, row in zip(numbers, rows, strict=True):
+    for index, row in enumerate(rows):
         if not isinstance(row, dict):
             continue
         unread = suspects[tuple(row)]
@@ -144,11 +144,10 @@ def check_nothing_is_left_out(
         for name in sorted(unread):
             if any(text not in read for text in _texts(row[name])):
                 raise SourceError(
-                    f"source file '{uri}': row {number} says something in the field '{name}', "
+                    f"source file '{uri}': {name_of(index)} says something in the field '{name}', "
                     f"which the format '{row_format}' does not read, so it would not be trained. "
                     f"{_remedy(row, name, row_format)}",
                     uri=uri,
-                    row=number,
                 )
 
 

@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ from packhouse.sources.extra_fields import (
     find_extra_fields,
 )
 from packhouse.sources.files import pin_of
+from packhouse.sources.lines import name_row
 from packhouse.sources.records import (
     MAX_BAD_ROWS,
     Failure,
@@ -157,14 +159,14 @@ class _Reader:
                 for failure in records.failures
             ]
         row_format = shard.row_format
-        numbers = (records.numbers + shard.row_start).tolist()
+        name_of = partial(_name_row, part)
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
             row_format = "text"
             self._check_bad(shard, len(records.rows))
         elif config.format == "auto":
-            check_same_format(records.rows, numbers, row_format, config.fields, shard.uri)
+            check_same_format(records.rows, name_of, row_format, config.fields, shard.uri)
         extra = find_extra_fields(records.rows, row_format, config)
-        check_nothing_is_left_out(records.rows, numbers, extra, row_format, config, shard.uri)
+        check_nothing_is_left_out(records.rows, name_of, extra, row_format, config, shard.uri)
         extra_fields = count_extra_fields(records.rows, extra)
         disallowed = find_disallowed(records.rows, extra, row_format, config)
         if disallowed:
@@ -337,6 +339,13 @@ def _raw_columns(
         "raw_size": [len(raw) for raw, _ in found],
         "raw_sha256": [hashlib.sha256(raw).hexdigest() for raw, _ in found],
     }
+
+
+def _name_row(part: _Part, index: int) -> str:
+    """Name of a good row for messages."""
+    number = int(part.records.numbers[index])
+    ((_, offset),) = _raw_rows(part, [number])
+    return name_row(part.shard.uri, part.shard.row_start + number, offset, part.shard.encoding)
 
 
 def _raw_rows(part: _Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:

@@ -9,7 +9,7 @@ times as fast, as long as all rows of a block hold text in these fields.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -612,13 +612,17 @@ def _where_rows_are(row: object) -> str:
 
 
 def check_same_format(
-    rows: Rows, numbers: list[int], row_format: str, renamed: Mapping[str, str], uri: str
+    rows: Rows,
+    name_of: Callable[[int], str],
+    row_format: str,
+    renamed: Mapping[str, str],
+    uri: str,
 ) -> None:
     """Refuse rows of another known format than the file's; rows of none are bad by themselves.
 
     Args:
         rows: parsed rows.
-        numbers: number in the file of each.
+        name_of: name of a row by its index, for messages: `line 18`.
         row_format: the file's.
         renamed: `fields` of the source.
         uri: for messages.
@@ -632,7 +636,7 @@ def check_same_format(
         if all(found in (row_format, None) for found in alone):
             return
     seen = set()
-    for number, row in zip(numbers, rows, strict=True):
+    for index, row in enumerate(rows):
         # Equal for rows that must have the same format.
         key: object = type(row)
         if isinstance(row, dict):
@@ -648,11 +652,10 @@ def check_same_format(
             own = ", ".join(repr(renamed.get(n, n)) for n in ROW_FORMATS[row_format].required)
             raise SourceError(
                 f"source file '{uri}' mixes shapes: it is {row_format} ({own or 'bare lists'}), "
-                f"and row {number} has {_keys_of(row)} ({found}); split it by shape, set "
+                f"and {name_of(index)} has {_keys_of(row)} ({found}); split it by shape, set "
                 "`format: mixed` to read each row by its own, or name a format to quarantine the "
                 "other rows",
                 uri=uri,
-                row=number,
             )
 
 

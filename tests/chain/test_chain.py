@@ -167,8 +167,8 @@ def test_too_many_bad_rows_publish_nothing(project):
         project,
         QuarantineLimitError,
         r"^1 of 11 rows \(9\.09%\) are bad, over the limit of 1\.00%: json 1\. Mend the rows, or "
-        r"raise validate\.max_quarantined; first 'json': rows/rows\.jsonl row 10, .+; to see them: "
-        r"`packhouse quarantine show RECIPE`$",
+        r"raise validate\.max_quarantined; first 'json': rows/rows\.jsonl line 11, .+; to see "
+        r"them: `packhouse quarantine show RECIPE`$",
     )
 
 

@@ -36,7 +36,7 @@ def talks(question: str = "What is {} plus {}?", answer: str = "It is {}.") -> l
 
 TALKS = talks()
 CHINESE = talks(
-    "请问 {} 加 {} 等于多少？我不知道这个问题的答案。", "这个问题的答案是 {}，你可以自己算一下。"
+    "请问 {} 加 {} 等于多少 我不知道这个问题的答案", "这个问题的答案是 {} 你可以自己算一下"
 )
 RUSSIAN = talks("Сколько будет {} плюс {}?", "Это будет {}, если сложить.")
 JAPANESE = talks("{} たす {} はいくつですか。", "こたえは {} になります。")
@@ -237,6 +237,35 @@ REMEDIED: dict[str, tuple[str, bytes, str]] = {
     ),
     "a zip archive": ("a.zip", zipped(), "inside.jsonl"),
 }
+MORE_REMEDIED: dict[str, tuple[str, bytes, str]] = {
+    "objects divided by commas": (
+        "a.json",
+        ",\n".join(map(json.dumps, named("question", "answer"))).encode(),
+        "a-rows.json",
+    ),
+    "rows that are the values of an object": (
+        "a.json",
+        json.dumps({str(n): row for n, row in enumerate(named("query", "reply"))}).encode(),
+        "a-rows.jsonl",
+    ),
+    "a list for each column": (
+        "a.json",
+        json.dumps(
+            {"question": [t.question for t in TALKS], "answer": [t.answer for t in TALKS]}
+        ).encode(),
+        "a-rows.jsonl",
+    ),
+    "turns without speakers": (
+        "a.jsonl",
+        lines([{"dialog": list(t)} for t in TALKS]),
+        "a-rows.jsonl",
+    ),
+    "pairs in a list": (
+        "a.jsonl",
+        lines([{"conversation": [{"human": q, "assistant": a}], "id": 1} for q, a in TALKS]),
+        "a-rows.jsonl",
+    ),
+}
 
 
 class Project:
@@ -311,17 +340,110 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
     assert "trained (green)" in said
 
 
-@pytest.mark.parametrize("name", REMEDIED)
+@pytest.mark.parametrize("name", REMEDIED | MORE_REMEDIED)
 def test_the_remedy_for_a_file_that_no_setting_reads_works(name, project):
-    file, data, mended = REMEDIED[name]
+    file, data, mended = (REMEDIED | MORE_REMEDIED)[name]
     Path(file).write_bytes(data)
 
     code, said = project.init(file)
 
     assert code == 3
     assert not Path("recipe.yaml").exists()
-    command = f"unzip -q {file}" if "unpack it" in said else said.split(": ", 3)[3]
+    unpack = f"python3 -m zipfile -e {file} ."
+    command = unpack if "unpack it" in said else said.rstrip().rpartition("\n")[2]
     subprocess.run(["bash", "-c", command], check=True)
     code, said = project.init(mended)
     assert code == 0, said
     check(project.prepare(), TALKS)
+
+
+def test_a_field_that_no_name_tells_may_be_named(project):
+    rows = [{"id": str(n), "x": t.answer, "y": t.question, "z": "-"} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+    assert (code, "--question FIELD --answer FIELD" in said) == (3, True)
+    code, said = project.init("a.jsonl", "--question", "y", "--answer", "x")
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
+
+
+def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(project):
+    Path("chats").mkdir()
+    for name in ("a", "b"):
+        Path(f"chats/{name}.jsonl").write_bytes(lines(named("query", "reply")))
+    Path("faq.csv").write_bytes(table(named("Frage", "Antwort"), ";"))
+
+    code, said = project.init("chats", "faq.csv", "-o", "sub.yaml")
+
+    assert code == 0, said
+    recipe = yaml.safe_load(Path("sub.yaml").read_text())
+    assert [source["path"] for source in recipe["sources"]] == ["chats", "faq.csv"]
+    assert recipe["sources"][1]["file_format"] == "csv_semicolon"
+
+
+def test_without_a_terminal_and_without_yes_the_recipe_is_written_and_that_is_said(project):
+    Path("a.jsonl").write_bytes(lines(named("query", "reply")))
+
+    code, said = project.call("init", "a.jsonl", "--tokenizer", str(TOKENIZER))
+
+    assert code == 0
+    assert "written to recipe.yaml (there is no terminal to ask at)" in said
+    assert "packhouse prepare recipe.yaml" in Path("recipe.yaml").read_text()
+
+
+def test_a_no_at_the_terminal_writes_nothing(project, monkeypatch):
+    Path("a.jsonl").write_bytes(lines(named("query", "reply")))
+    monkeypatch.setattr("packhouse.commands.init.sys", Terminal)
+
+    arguments = ["init", "a.jsonl", "--tokenizer", str(TOKENIZER)]
+    result = CliRunner().invoke(cli, arguments, input="n\n")
+
+    assert result.exit_code == 1
+    assert "Right? Write recipe.yaml?" in result.output
+    assert not Path("recipe.yaml").exists()
+
+
+class Terminal:
+    """`sys` of a process whose input is a terminal."""
+
+    class stdin:
+        isatty = staticmethod(lambda: True)
+
+
+def test_a_recipe_that_is_there_is_never_written_over(project):
+    Path("a.jsonl").write_bytes(lines(named("query", "reply")))
+    Path("recipe.yaml").write_text("mine")
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, Path("recipe.yaml").read_text()) == (2, "mine")
+    assert "name another file with -o" in said
+
+
+def test_names_of_a_file_and_its_fields_cannot_write_into_the_recipe_or_the_terminal(project):
+    odd = "a # \n: x.jsonl"
+    name = "an\x1b[2Jswer\nsplit: {eval_fraction: 0.5}"
+    Path(odd).write_bytes(lines([{"question": q, "answer": a, name: "x"} for q, a in TALKS]))
+
+    code, said = project.init(odd)
+
+    assert code == 0, said
+    assert "\x1b[2J" not in said
+    recipe = yaml.safe_load(Path("recipe.yaml").read_text())
+    assert recipe["sources"][0]["path"] == odd
+    assert "split" not in recipe
+
+
+def test_the_length_of_a_pack_takes_the_longest_row(project):
+    rows = named("question", "answer")
+    rows[3]["answer"] = "word " * 3000
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.call("init", "a.jsonl", "--tokenizer", str(TOKENIZER), "--json")
+
+    assert code == 0, said
+    seq_len = json.loads(said.splitlines()[-1])["recipe"]["pack"]["seq_len"]
+    assert 3000 < seq_len <= 32_768
+    assert seq_len & (seq_len - 1) == 0

@@ -72,6 +72,19 @@ def test_ls_counts_reasons_of_a_version_a_file_and_a_refused_run_alike(desk):
     assert "validate / json: 1\n  rows/rows.jsonl row 40: " in call("ls", named)
 
 
+def test_rows_of_a_recipe_are_numbered_by_their_lines_as_an_editor_does(desk):
+    rows = desk / "rows.jsonl"
+    rows.write_bytes(b"\n\n" + rows.read_bytes())
+    run_recipe(desk)
+
+    listed = call("ls", desk / "recipe.yaml", "--cache", desk / "cache")
+    shown = call("show", desk / "recipe.yaml", "--cache", desk / "cache", "--reason", "json")
+
+    assert "validate / json: 1\n  rows/rows.jsonl line 43: " in listed
+    assert rows.read_bytes().split(b"\n")[42].decode() in shown
+    assert "rows/rows.jsonl line 43, row 40, byte " in shown
+
+
 def test_show_prints_place_and_bytes_without_control_characters(desk):
     run_recipe(desk)
     output = call("show", desk / "store" / "birds", "--reason", "encoding")

@@ -261,14 +261,14 @@ def test_25_null_role_is_quarantined(read_bytes):
 def test_26_a_file_of_two_shapes_is_refused_and_both_are_shown(read_bytes):
     rows = [GOOD, ALSO_GOOD, b'{"question": "1 + 1?", "answer": "2"}']
 
-    with pytest.raises(SourceError, match=r"alpaca \('instruction', .*row 2 has .*'question'"):
+    with pytest.raises(SourceError, match=r"alpaca \('instruction', .*line 3 has .*'question'"):
         read_bytes(b"\n".join(rows))
 
 
 def test_26_two_shapes_are_refused_in_whatever_shard_they_lie(read_bytes):
     rows = [GOOD] * 100 + [b'{"question": "1 + 1?", "answer": "2"}']
 
-    with pytest.raises(SourceError, match="row 100 has the fields 'question', 'answer'"):
+    with pytest.raises(SourceError, match="line 101 has the fields 'question', 'answer'"):
         read_bytes(b"\n".join(rows), max_shard_bytes=500)
 
 

@@ -38,7 +38,7 @@ def test_system_prompt_is_the_system_turn(tmp_path):
 def test_a_part_that_is_not_read_stops_the_run_with_the_mapping_to_write(tmp_path):
     plain = {"prompt": "Why?", "response": "So.", "context": ""}
     row = {"prompt": "What of it?", "response": "So.", "context": "It is blue."}
-    with pytest.raises(SourceError, match="row 1 says something in the field 'context'") as caught:
+    with pytest.raises(SourceError, match="line 2 says something in the field 'context'") as caught:
         read(tmp_path, plain, row)
     remedy = "format: question_answer` and `fields: {question: prompt, context: context, answer: re"
     assert remedy in str(caught.value)

@@ -10,6 +10,8 @@ import orjson
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig
+from packhouse.sources.lines import lines_at, lines_of_rows
 
 ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(40)]
 TEXTS = [[("user", row["question"]), ("assistant", row["answer"])] for row in ROWS]
@@ -281,3 +283,31 @@ def test_a_folder_leaves_workbooks_out(tmp_path, read):
     (tmp_path / "costs.xlsx").write_bytes(workbook([["cost"], [1]]))
 
     assert read(tmp_path).validated.num_rows == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "encoding", "line"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n\n \n{"text": 1}\n', "utf-8", 4),
+        ("a.jsonl.gz", gzip.compress(b'\n{"text": "a"}\n\n{"text": 1}'), "utf-8", 4),
+        ("a.json", b'[\n{"text": "a"},\n\n{\n"text":\n1}\n]', "utf-8", 4),
+        ("a.jsonl", '{"text": "\u4f60"}\n\n{"text": 1}\n'.encode("gb18030"), "gb18030", 3),
+        ("a.json", PRETTY + b'\n\n{\n"question": 1}', "utf-8", 162),
+    ],
+)
+def test_a_bad_row_is_found_by_the_line_on_which_it_begins(
+    name, data, encoding, line, tmp_path, read_bytes
+):
+    source = read_bytes(data, name, encoding=encoding)
+    (bad,) = source.quarantined.to_pylist()
+    config = SourceConfig(path=str(tmp_path / name), encoding=encoding)
+
+    assert lines_of_rows([bad], [config]) == {(f"a/{name}", bad["row"]): line}
+    assert lines_of_rows([bad], [config.model_copy(update={"name": "other"})]) == {}
+
+
+def test_lines_are_counted_across_the_pieces_of_a_large_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x" * (2**22 - 1) + b"\n" + b"y\n" * 1000)
+
+    assert lines_at(str(path), [0, 2**22 - 1, 2**22, 2**22 + 1998]) == [1, 1, 2, 1001]

@@ -1,9 +1,10 @@
 """The `sources` of a recipe: where raw rows come from."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from packhouse.plugins import NameOf
 from packhouse.recipe.section import Name, Section, Uri
 
 __all__ = ["MIXING", "RowFormat", "SourceConfig"]
@@ -33,8 +34,9 @@ class SourceConfig(Section):
     name: Name | None = None
     """Name in lineage and statistics; by default the file's name without its endings."""
 
-    format: RowFormat = "auto"
-    """Shape of a row. `auto` looks at every row and refuses a file of mixed shapes."""
+    format: Annotated[str, NameOf("row_formats", get_args(RowFormat))] = "auto"
+    """Shape of a row, or a plug-in's name. `auto` looks at every row, knows no plug-in's shape, and
+    refuses a file of mixed shapes."""
 
     file_format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
     """Format of the file; `auto` goes by its name and checks its first bytes."""

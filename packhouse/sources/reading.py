@@ -31,10 +31,10 @@ from packhouse.sources.extra_fields import (
 from packhouse.sources.files import pin_of
 from packhouse.sources.records import MAX_BAD_ROWS, Failure, Records, gc_paused
 from packhouse.sources.row_formats import (
-    ROW_FORMATS,
     Adapted,
     adapt,
     check_same_format,
+    row_format_called,
 )
 from packhouse.sources.shards import TEXT_FILES, SourceShard
 from packhouse.sources.streams import read_range
@@ -240,7 +240,7 @@ def _apply_rules(
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
-        answers=ROW_FORMATS[row_format].answers,
+        answers=row_format_called(row_format).answers,
         max_chars=rules.max_chars,
     )
     if not violations:

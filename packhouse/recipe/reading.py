@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ from packhouse.recipe.mistakes import explain_mistakes
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.section import HUB_NAME
 
-__all__ = ["apply_override", "expand_variables", "load_recipe", "parse_recipe", "tokenizer_at"]
+__all__ = [
+    "apply_override",
+    "changes_data",
+    "expand_variables",
+    "load_recipe",
+    "parse_recipe",
+    "tokenizer_at",
+]
 
 
 def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -196,6 +203,28 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
         place[int(last)] = parsed
     else:
         place[last] = parsed
+
+
+_WHERE = {"store", "ref", "move_ref", "also", "allow_breaking_schema"}
+
+
+def changes_data(overrides: Sequence[str]) -> bool:
+    """Return True if `key=value` overrides change what a recipe makes, or what may be published.
+
+    Where a version goes, limits on moving its ref, and the encoder change neither.
+
+    Example:
+        >>> changes_data(["publish.store=./mine", "dataset=mine", "publish.max_length_drift=1"])
+        False
+        >>> changes_data(["publish.store=./mine", "pack.seq_len=4096"])
+        True
+    """
+    for override in overrides:
+        section, _, key = override.partition("=")[0].partition(".")
+        is_where = section == "publish" and (key.split(".")[0] in _WHERE or key.endswith("_drift"))
+        if not is_where and (section, key) not in (("dataset", ""), ("tokenize", "encoder")):
+            return True
+    return False
 
 
 def _item(place: list[Any], index: str, override: str) -> Any:

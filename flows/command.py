@@ -27,6 +27,7 @@ from packhouse.cli import exit_interrupted, exit_with
 from packhouse.errors import HELD_BACK, ConfigError, PackhouseError, TransientError
 from packhouse.given import read_recipe
 from packhouse.recipe import Recipe
+from packhouse.recipe.reading import changes_data
 from packhouse.report import print_report, print_result, report_json
 from packhouse.runtime.disks import disk_errors
 from packhouse.runtime.interrupts import Interrupted, handle_signals
@@ -109,11 +110,15 @@ def _engine(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(["auto", "hf", "fast"]),
     help="Which encoder makes the ids; never changes them. [default: the recipe's]",
 )
+@click.option(
+    "--move-ref", is_flag=True, help="Move `latest` to the version although --set changed RECIPE."
+)
 @_cache
 @_json
 def command(
     recipe_path: str,
     overrides: tuple[str, ...],
+    move_ref: bool,
     local: bool,
     runner: str | None,
     runner_address: str | None,
@@ -130,6 +135,9 @@ def command(
     Steps that are done already, with the same inputs and settings, are found in the cache and not
     done again. Nothing becomes visible in the store unless every step succeeded.
 
+    A recipe that is changed by --set is published, and `latest` stays at its version, for others
+    may read it; --move-ref moves it.
+
     \b
     Exit codes: 0 published or unchanged, 2 the recipe is wrong, 3 a source or the tokenizer cannot
     be read or nothing is left, 4 refused (too many bad rows, a contract or an audit limit broken),
@@ -142,6 +150,8 @@ def command(
     python -m flows.prepare deployments/recipes/alpaca.yaml --runner dask --workers 4
     """
     with reporting_errors(as_json):
+        if changes_data(overrides) and not move_ref:
+            overrides = ("publish.move_ref=false", *overrides)
         if encoder:
             overrides = (*overrides, f"tokenize.encoder={encoder}")
         if local and (runner or runner_address):

@@ -2,6 +2,7 @@
 
     PackhouseError
     |-- ConfigError               a recipe or an argument is wrong: which key, what is allowed
+    |   `-- PluginError           code of a plug-in failed, or gave what it must not
     |-- SourceError               an input file cannot be read at all; says which file and where
     |   `-- EmptyDatasetError     nothing is left to publish
     |-- QuarantineLimitError      more rows are bad than the recipe allows
@@ -36,6 +37,7 @@ __all__ = [
     "EmptyDatasetError",
     "IntegrityError",
     "PackhouseError",
+    "PluginError",
     "QuarantineLimitError",
     "SequenceTooLongError",
     "SourceError",
@@ -88,6 +90,10 @@ class ConfigError(PackhouseError):
     """A recipe or an argument is wrong."""
 
     exit_code = 2
+
+
+class PluginError(ConfigError):
+    """Code of a plug-in failed, or what it returned is not what it must be; names the plug-in."""
 
 
 class SourceError(PackhouseError):

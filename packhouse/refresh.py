@@ -146,7 +146,12 @@ def candidate_recipe(recipe: Recipe) -> Recipe:
     no_limits: dict[str, Any] = {
         name: None for name in PublishConfig.model_fields if name.endswith("_drift")
     }
-    update = {"ref": candidate_of(recipe.publish.ref), "allow_breaking_schema": True, **no_limits}
+    update = {
+        **no_limits,
+        "ref": candidate_of(recipe.publish.ref),
+        "move_ref": True,
+        "allow_breaking_schema": True,
+    }
     return recipe.model_copy(update={"publish": recipe.publish.model_copy(update=update)})
 
 
@@ -299,7 +304,9 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
     if at not in (None, prepared.version):
         outcome = "held"
         why = "which was published later"
-        if found.is_moved_back and not is_candidate:
+        if prepared.published.is_ref_left:
+            why = "publish.move_ref is false"
+        elif found.is_moved_back and not is_candidate:
             why = "someone moved it back there"
         message = (
             f"the sources give {prepared.version}, which is published, but '{ref}' points to "

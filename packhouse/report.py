@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from packhouse.auditing import audit_rows
@@ -78,6 +79,8 @@ def print_report(prepared: Prepared) -> None:
     _print_uneven_split(out, published.split)
     out.print(_splits_table(published.statistics))
     out.print(audit_table(published.audit))
+    for found in published.audit.get("checks", {}).values():
+        out.print(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
     if "contamination" in published.audit:
         found = published.audit["contamination"]
         out.print(
@@ -89,6 +92,8 @@ def print_report(prepared: Prepared) -> None:
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
     out.print("steps: " + _steps_line(prepared))
+    if prepared.receipts:
+        out.print(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")
     if published.quarantine:
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
         out.print(f"quarantine: {rows:,} rows in {published.quarantine}")
@@ -105,6 +110,12 @@ def _ref(prepared: Prepared, uri: str) -> str:
         reasons = "; ".join(prepared.published.held_back)
         return (
             f"but ref '{ref}' was held back: {reasons}; to move it all the same: "
+            f"packhouse ref set {uri} {ref} {prepared.version}"
+        )
+    if prepared.published.is_ref_left:
+        return (
+            f"and ref '{ref}' stays at {at}: the recipe was changed for this run (--set), or says "
+            "publish.move_ref: false; to move it, add --move-ref, or: "
             f"packhouse ref set {uri} {ref} {prepared.version}"
         )
     return (

@@ -77,7 +77,7 @@ def make_supervised_dataset(
             packs).
         over_length: what happens to records over `pack_len`, as in a recipe.
         max_quarantined: share of bad rows that is tolerated.
-        cache: folder of finished steps; by default PACKHOUSE_CACHE, else `.packhouse`.
+        cache: folder of finished steps; by default that of `packhouse.prepare`.
 
     Returns:
         A `PackedDataset` if `pack_len` is given, else a `TokenizedDataset`. Its `ledger` counts

@@ -23,6 +23,15 @@ settings.load_profile("packhouse")
 os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_in_the_real_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put the user's cache of finished steps, where no test names another, into a temporary one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
+        patch.delenv("PACKHOUSE_CACHE", raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def servers_log_no_error() -> Iterator[None]:
     """Fail a test that left an error in the log of a running server or worker."""

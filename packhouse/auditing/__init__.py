@@ -7,6 +7,7 @@ that against the recipe's limits and stops publication. Results are cached per s
 rows (5.4 M tokens) take 0.6 s.
 """
 
+from packhouse.auditing.checks import combine_checks, run_check
 from packhouse.auditing.contamination import (
     Benchmarks,
     combine_contamination,
@@ -27,9 +28,11 @@ __all__ = [
     "audit_shard",
     "check_audit",
     "combine",
+    "combine_checks",
     "combine_contamination",
     "find_contamination",
     "read_benchmarks",
+    "run_check",
 ]
 
 VERSION = 6

@@ -150,6 +150,8 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
     yield from _shares(config, "", audit["packs"], _OF_PACKS)
     if "contamination" in audit:
         yield _contamination(audit["contamination"], config)
+    for found in audit.get("checks", {}).values():
+        yield _of_check(found, config)
     number = audit["dataset"]["both_sides"]
     text = f"{number:,} records are in train and eval"
     yield _never("both_sides", "", number, audit["dataset"].get("rows", 0), text)
@@ -187,6 +189,24 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         is_breach=number > config.max_contaminated * total,
         text=f"{number:,} of {total:,} rows ({share:.2%}) share {found['ngram']} words in a "
         f"row with a benchmark: {named}",
+        rows=rows,
+    )
+
+
+def _of_check(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
+    number, total, rows = found["failed"], found["rows"], found["worst"]
+    named = ", ".join(f"{row['source']} row {row['row']:,} ({row['detail']})" for row in rows[:2])
+    share = number / max(total, 1)
+    return _Finding(
+        limit="max_failed_checks",
+        kind="failed_checks",
+        number=number,
+        total=total,
+        value=share,
+        allowed=config.max_failed_checks,
+        is_breach=number > config.max_failed_checks * total,
+        text=f"{found['plugin']} finds fault with {number:,} of {total:,} rows "
+        f"({share:.2%}): {named}",
         rows=rows,
     )
 

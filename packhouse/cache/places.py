@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from packhouse.errors import ConfigError
 
 __all__ = ["CachePlace", "check_cache", "default_cache", "find_cache"]
@@ -30,8 +32,9 @@ def find_cache(setting: str | None = None) -> CachePlace:
     """Return where finished steps lie: the one rule for every command, flow and loader.
 
     A setting is a folder, or the URI of a mirror. Folder and mirror are each the first one named by
-    `setting` (a `--cache`), PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR. Else the folder is
-    `.packhouse`, and there is no mirror.
+    `setting` (a `--cache`), PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR. Else there is no mirror, and
+    the folder is `.packhouse` where the working directory has one, as a project does, or the one of
+    the user for all projects: `~/.cache/packhouse`, on Linux.
 
     Raises:
         ConfigError: PACKHOUSE_CACHE_MIRROR is a folder.
@@ -48,8 +51,14 @@ def find_cache(setting: str | None = None) -> CachePlace:
     named = [name for name in (setting, os.environ.get("PACKHOUSE_CACHE"), shared) if name]
     folders = [name for name in named if "://" not in name]
     mirrors = [name for name in named if "://" in name]
-    folder = os.path.expanduser((*folders, ".packhouse")[0])  # noqa: PTH111 - `~x` may be a folder
-    return CachePlace(folder=Path(folder), mirror=(*mirrors, None)[0])
+    # Path.expanduser fails at `~x`, which may be a folder.
+    folder = Path(os.path.expanduser(folders[0])) if folders else _usual_folder()  # noqa: PTH111
+    return CachePlace(folder=folder, mirror=(*mirrors, None)[0])
+
+
+def _usual_folder() -> Path:
+    own = Path(".packhouse")
+    return own if own.is_dir() else user_cache_path("packhouse", appauthor=False)
 
 
 def default_cache() -> Path:

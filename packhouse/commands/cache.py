@@ -27,7 +27,7 @@ _folder = click.option(
     "--cache",
     "folder",
     type=click.Path(path_type=Path),
-    help="Folder of finished steps. [default: PACKHOUSE_CACHE, else .packhouse]",
+    help="Folder of finished steps. [default: PACKHOUSE_CACHE, else the user's]",
 )
 
 

@@ -22,7 +22,7 @@ __all__ = ["export"]
     "--cache",
     type=click.Path(path_type=Path),
     default=default_cache,
-    help="Folder of verified copies. [default: PACKHOUSE_CACHE, else .packhouse]",
+    help="Folder of verified copies. [default: PACKHOUSE_CACHE, else the user's]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def export(

@@ -19,7 +19,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--cache",
             type=click.Path(path_type=Path),
             default=default_cache,
-            help="Folder of finished steps. [default: PACKHOUSE_CACHE, else .packhouse]",
+            help="Folder of finished steps. [default: PACKHOUSE_CACHE, else the user's]",
         ),
         click.option(
             "--set",

@@ -25,6 +25,11 @@ __all__ = ["prepare"]
     help="Any key of a recipe: --set split.eval_fraction=0.02. May be repeated.",
 )
 @click.option(
+    "--move-ref",
+    is_flag=True,
+    help="Move `latest` although --set, --tokenizer or --seq-len changed the RECIPE.",
+)
+@click.option(
     "--cache",
     metavar="PLACE",
     help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
@@ -44,6 +49,7 @@ def prepare(
     store: str | None,
     dataset: str | None,
     overrides: tuple[str, ...],
+    move_ref: bool,
     cache: str | None,
     workers: int,
     as_json: bool,
@@ -57,6 +63,9 @@ def prepare(
 
     Steps that are done already are found in the cache and not done again. Nothing becomes visible
     in the store unless every step succeeded.
+
+    A RECIPE that is changed by --set, --tokenizer or --seq-len is published, and `latest` stays at
+    its version, for others may read it; --move-ref moves it.
 
     \b
     Exit codes: 0 published or unchanged, 2 the recipe or an option is wrong, 3 a source or the
@@ -74,10 +83,14 @@ def prepare(
             start_phase("importing")
             from packhouse.api import prepare_recipe, recipe_for  # takes over a second
             from packhouse.cache.places import check_cache, find_cache
+            from packhouse.recipe.reading import changes_data
 
             is_recipe = data[0].endswith((".yaml", ".yml"))
             if is_recipe and len(data) > 1:
                 raise ConfigError(f"'{data[0]}' is a recipe; give it alone, or DATA without it")
+            is_changed = bool(tokenizer or seq_len or changes_data(overrides))
+            if is_recipe and is_changed and not move_ref:
+                overrides = ("publish.move_ref=false", *overrides)
             place = find_cache(cache)
             recipe = recipe_for(
                 data[0] if is_recipe else list(data),

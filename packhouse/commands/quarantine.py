@@ -44,7 +44,7 @@ _cache = click.option(
     "--cache",
     type=click.Path(path_type=Path),
     default=default_cache,
-    help="Folder of finished steps, for a RECIPE. [default: PACKHOUSE_CACHE, else .packhouse]",
+    help="Folder of finished steps, for a RECIPE. [default: PACKHOUSE_CACHE, else the user's]",
 )
 _target = click.argument("target", metavar="TARGET")
 

@@ -80,7 +80,7 @@ def load_packed(
             or a folder that `packhouse pull` wrote.
         version: a ref, a version (`<vid>.g<N>`) or a version id.
         split: `train` or `eval`.
-        cache: folder of local copies; by default PACKHOUSE_CACHE, else `.packhouse`.
+        cache: folder of local copies; by default that of `packhouse.prepare`.
         verify: compare each file's sha256 before this process first reads it (1-2 GB/s); if False,
             trust copies that were verified before, while size and time of change stay the same.
 
@@ -115,7 +115,7 @@ def check_verify(verify: bool) -> bool:
 
 
 def cache_folder(cache: str | Path | None) -> Path:
-    """The folder of local copies: the one given, else PACKHOUSE_CACHE, else `.packhouse`.
+    """The folder of local copies: the one given, else as `find_cache` says.
 
     Raises:
         ConfigError: a file stands there or above it.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
+from packhouse.errors import ConfigError, ContractError, PluginError, SequenceTooLongError
 from packhouse.packing.histogram import (
     IntArray,
     Patterns,
@@ -30,6 +30,7 @@ from packhouse.packing.histogram import (
     first_fit_decreasing,
 )
 from packhouse.packing.shuffle import keys_to_indices, permutation, shuffle_keys
+from packhouse.plugins import find_plugin
 from packhouse.records.lists import count_up
 
 __all__ = ["STRATEGIES", "IndexArray", "PackPlan", "lower_bound", "plan_packs"]
@@ -88,7 +89,7 @@ def plan_packs(
     Args:
         lengths: tokens per sequence, int array of shape [num_sequences], each at least 1.
         seq_len: pack size in tokens.
-        strategy: one of `STRATEGIES`.
+        strategy: one of `STRATEGIES`, or the name of a plug-in.
         seed: decides the order of packs or sequences (see the module) and the choice among equals.
 
     Returns:
@@ -97,15 +98,14 @@ def plan_packs(
     Raises:
         SequenceTooLongError: a sequence exceeds `seq_len`, and the strategy does not cut.
         ContractError: a sequence has no token.
-        ConfigError: no such strategy.
+        ConfigError: no such strategy, or a plug-in's plan that breaks a rule.
 
     Example:
         >>> plan = plan_packs(np.array([5, 3, 2, 6, 4, 4]), seq_len=8)
         >>> plan.num_packs, plan.fill, sorted(plan.order.tolist())
         (3, 1.0, [0, 1, 2, 3, 4, 5])
     """
-    if strategy not in _PLANNERS:
-        raise ConfigError(f"no packing strategy '{strategy}'; known: {', '.join(STRATEGIES)}")
+    plan = _PLANNERS.get(strategy) or plugin_planner(strategy)
     lengths = np.asarray(lengths)
     assert lengths.ndim == 1, f"lengths must be one-dimensional, got shape {lengths.shape}"
     if seq_len < 1:
@@ -126,7 +126,7 @@ def plan_packs(
             num_tokens=int(lengths[index]),
             seq_len=seq_len,
         )
-    return _PLANNERS[strategy](lengths, seq_len, seed)
+    return plan(lengths, seq_len, seed)
 
 
 def lower_bound(lengths: Lengths, seq_len: int) -> int:
@@ -278,6 +278,44 @@ def _none(lengths: Lengths, seq_len: int, seed: int) -> PackPlan:
     num_tokens = int(lengths.sum(dtype=np.int64))
     order = _compact(np.arange(num), num)
     return PackPlan(order, np.arange(num + 1), seq_len, num_tokens, strategy="none")
+
+
+def plugin_planner(strategy: str) -> Callable[[Lengths, int, int], PackPlan]:
+    """Return the planner of a plug-in; what it returns is checked.
+
+    It is called with lengths, `seq_len` and seed, and returns a list of sequence indices for each
+    pack.
+    """
+    plugin = find_plugin("packing_strategies", strategy, STRATEGIES)
+    function = plugin.load()
+
+    def plan(lengths: Lengths, seq_len: int, seed: int) -> PackPlan:
+        given = lengths.copy()  # the plug-in may sort it in place
+        with plugin.named_in_errors(f" on {len(lengths):,} lengths"):
+            packs = [np.asarray(pack, dtype=np.int64) for pack in function(given, seq_len, seed)]
+        sizes = np.array([pack.size for pack in packs], dtype=np.int64)
+        order = np.concatenate([np.zeros(0, np.int64), *packs])
+        outside = (order < 0) | (order >= len(lengths))
+        if outside.any():
+            raise PluginError(f"{plugin} packed sequence {order[outside][0]}, which is not there")
+        times = np.bincount(order, minlength=len(lengths))
+        if (times != 1).any():
+            index = int(np.argmax(times != 1))
+            raise PluginError(f"{plugin} packed sequence {index} {times[index]} times, not once")
+        if not sizes.all():
+            raise PluginError(f"{plugin} made pack {int(np.argmin(sizes))} of no sequence")
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[order], dtype=np.int64)])
+        tokens = np.diff(ends[offsets])
+        if tokens.max(initial=0) > seq_len:
+            index = int(np.argmax(tokens))
+            raise PluginError(
+                f"{plugin} put {tokens[index]:,} tokens into pack {index}, over seq_len {seq_len:,}"
+            )
+        compact = _compact(order, len(lengths))
+        return PackPlan(compact, offsets, seq_len, int(ends[-1]), strategy=strategy)
+
+    return plan
 
 
 _PLANNERS: dict[str, Callable[[Lengths, int, int], PackPlan]] = {

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section, Share
 from packhouse.recipe.source import SourceConfig
 
@@ -60,3 +61,9 @@ class AuditConfig(Section):
 
     max_contaminated: Share = 0.0
     """Share of rows that may be contaminated."""
+
+    checks: list[Annotated[str, NameOf("checks")]] = []
+    """Names of plug-ins that look at every sound row; like benchmarks, part of the version."""
+
+    max_failed_checks: Share = 0.0
+    """Share of rows that each check may find fault with."""

@@ -1,12 +1,16 @@
 """The sections that need all rows at once: `pack`, `dedup`, `split`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section
 
 __all__ = ["DedupConfig", "PackConfig", "SplitConfig"]
+
+
+Strategy = Literal["best_fit", "first_fit", "next_fit", "concat", "none"]
 
 
 class PackConfig(Section):
@@ -15,9 +19,9 @@ class PackConfig(Section):
     seq_len: Annotated[int, Field(gt=0, le=2**24)] = 2048
     """Pack size in tokens."""
 
-    strategy: Literal["best_fit", "first_fit", "next_fit", "concat", "none"] = "best_fit"
+    strategy: Annotated[str, NameOf("packing_strategies", get_args(Strategy))] = "best_fit"
     """`best_fit` (decreasing) wastes least; `concat` cuts records at pack ends, for continued
-    pretraining; `none` publishes one record a row, padded at load time."""
+    pretraining; `none` publishes one record a row, padded at load time; or a plug-in's name."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
     """Records over `seq_len`: drop and count, fail, keep the leading whole turns that fit, or make

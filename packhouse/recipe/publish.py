@@ -22,6 +22,9 @@ class PublishConfig(Section):
     ref: Name = "latest"
     """Ref that moves to the new version."""
 
+    move_ref: bool = True
+    """False: publish, and leave the ref where it is; one that is nowhere yet moves all the same."""
+
     also: list[Target] = []
     """Where else the version goes: `hf://datasets/ORG/NAME`, `wandb://PROJECT`."""
 

@@ -17,6 +17,7 @@ from packhouse.recipe.section import HUB_NAME
 
 __all__ = [
     "apply_override",
+    "changes_data",
     "expand_variables",
     "is_recipe_path",
     "load_recipe",
@@ -247,6 +248,28 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
         place[int(last)] = parsed
     else:
         place[last] = parsed
+
+
+_WHERE = {"store", "ref", "move_ref", "also", "allow_breaking_schema"}
+
+
+def changes_data(overrides: Sequence[str]) -> bool:
+    """Return True if `key=value` overrides change what a recipe makes, or what may be published.
+
+    Where a version goes, limits on moving its ref, and the encoder change neither.
+
+    Example:
+        >>> changes_data(["publish.store=./mine", "dataset=mine", "publish.max_length_drift=1"])
+        False
+        >>> changes_data(["publish.store=./mine", "pack.seq_len=4096"])
+        True
+    """
+    for override in overrides:
+        section, _, key = override.partition("=")[0].partition(".")
+        is_where = section == "publish" and (key.split(".")[0] in _WHERE or key.endswith("_drift"))
+        if not is_where and (section, key) not in (("dataset", ""), ("tokenize", "encoder")):
+            return True
+    return False
 
 
 def _item(place: list[Any], index: str, override: str) -> Any:

@@ -1,9 +1,10 @@
 """The `sources` of a recipe: where raw rows come from."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from packhouse.plugins import NameOf
 from packhouse.recipe.rows import Role
 from packhouse.recipe.section import Name, Section, Uri
 
@@ -40,9 +41,9 @@ class SourceConfig(Section):
     name: Name | None = None
     """Name in lineage and statistics; by default the file's name without its endings."""
 
-    format: RowFormat = "auto"
-    """Shape of a row. `auto` looks at every row and refuses a file of mixed shapes; `mixed` reads
-    each row by its own shape."""
+    format: Annotated[str, NameOf("row_formats", get_args(RowFormat))] = "auto"
+    """Shape of a row, or a plug-in's name. `auto` looks at every row, knows no plug-in's shape, and
+    refuses a file of mixed shapes; `mixed` reads each row by its own shape."""
 
     file_format: Literal[
         "auto",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from packhouse.plugins import BadRowError
 from packhouse.sources.strict import hidden_fault, parse_text
 
 __all__ = [
@@ -57,15 +58,6 @@ _READ_BY_SPEAKER = {
 }
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 _MAX_WEIGHT = 1e6  # far below what float32 holds
-
-
-class BadRowError(Exception):
-    """A row cannot become a conversation; it goes to quarantine."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
 
 class Conversation(NamedTuple):

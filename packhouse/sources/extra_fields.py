@@ -13,7 +13,7 @@ from typing import Any
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
 from packhouse.sources.records import Rows
-from packhouse.sources.row_formats import ROW_FORMATS
+from packhouse.sources.row_formats import row_format_called
 from packhouse.sources.strict import parse_text
 
 __all__ = [
@@ -64,7 +64,7 @@ def find_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> Extr
         >>> list(find_extra_fields(rows, "question_answer", config).values())
         [['question', 'id']]
     """
-    unread = ROW_FORMATS[row_format].unread
+    unread = row_format_called(row_format).unread
     return {keys: unread(keys, config.fields) for keys in rows.layouts}
 
 

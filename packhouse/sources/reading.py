@@ -41,10 +41,10 @@ from packhouse.sources.records import (
     unwrapped,
 )
 from packhouse.sources.row_formats import (
-    ROW_FORMATS,
     Adapted,
     adapt,
     check_same_format,
+    row_format_called,
 )
 from packhouse.sources.shards import TEXT_FILES, SourceShard
 from packhouse.sources.streams import read_range
@@ -259,7 +259,7 @@ def _apply_rules(
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
-        answers=ROW_FORMATS[row_format].answers,
+        answers=row_format_called(row_format).answers,
         max_chars=rules.max_chars,
     )
     if not violations:

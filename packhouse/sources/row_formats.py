@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from packhouse.errors import SourceError
+from packhouse.errors import PluginError, SourceError
+from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers, assemble
 from packhouse.records.tables import MESSAGE
@@ -41,6 +42,7 @@ __all__ = [
     "adapt",
     "check_same_format",
     "find_row_format",
+    "row_format_called",
     "row_format_of",
 ]
 
@@ -506,18 +508,72 @@ _CONVERSATIONS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PluginRows(RowFormat):
+    """Rows that a plug-in reads: `read(row)` returns one conversation, or a list of them.
+
+    A conversation is a dict with `messages`, and maybe `tools` and `label`, in any of the forms
+    that files write them in. What it does not read is not known, so no field counts as unread.
+    """
+
+    plugin: Plugin
+    function: Callable[[dict[str, Any]], Any]
+
+    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """Nothing."""
+        return []
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Call the plug-in; a row has our names where `fields` renames the file's."""
+        renamed = {ours: row[theirs] for ours, theirs in config.fields.items() if theirs in row}
+        with self.plugin.named_in_errors(" on a row"):
+            given = self.function({**row, **renamed})
+        conversations = given if isinstance(given, list) else [given]
+        if not conversations:
+            raise BadRowError("no_messages", f"{self.plugin} found no conversation")
+        return [self._conversation(each, config) for each in conversations]
+
+    def _conversation(self, given: object, config: SourceConfig) -> Conversation:
+        if not isinstance(given, dict) or not {"messages"} <= given.keys() <= _OF_CONVERSATION:
+            raise PluginError(
+                f"{self.plugin} returned {_keys_of(given)}; a conversation is a dict with "
+                "'messages', and maybe 'tools' and 'label'"
+            )
+        found = read_messages(given["messages"], given.get("tools"), None)
+        if given.get("label") is None:
+            return found
+        return found._replace(label=_class_index(given["label"], config.label_names))
+
+
+_OF_CONVERSATION = {"messages", "tools", "label"}
+
+
+def row_format_called(name: str) -> RowFormat:
+    """Return the format of a name: a built-in one, else a plug-in's.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in ROW_FORMATS:
+        return ROW_FORMATS[name]
+    plugin = find_plugin("row_formats", name)
+    return PluginRows(required={}, plugin=plugin, function=plugin.load())
+
+
 def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
     """Turn rows of one format into conversations.
 
     Args:
         rows: parsed rows; values of any type.
-        row_format: a name in `ROW_FORMATS`.
+        row_format: a name in `ROW_FORMATS`, or of a plug-in.
         config: the source, for `fields`, `label_names` and `oasst_paths`.
 
     Returns:
         Conversations and failures; every row gives at least one or fails.
     """
-    reader = ROW_FORMATS[row_format]
+    reader = row_format_called(row_format)
     naming = {keys: reader.names(keys, config.fields) for keys in rows.layouts}
     if isinstance(reader, TextFields):
         adapted = reader.read_columns(rows, naming, config)

@@ -8,6 +8,7 @@ here, too, and a better audit does not tokenize anything again. Publish adds the
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +22,14 @@ from packhouse.auditing import (
     audit_records,
     audit_shard,
     combine,
+    combine_checks,
     combine_contamination,
     find_contamination,
     read_benchmarks,
+    run_check,
 )
 from packhouse.engine.step import Job, Step, Work
+from packhouse.plugins import find_plugin, plugin_key
 from packhouse.recipe import Recipe
 from packhouse.records.tables import read_table
 from packhouse.runtime.fingerprint import canonical_json
@@ -39,11 +43,19 @@ from packhouse.steps.validate import VALIDATE, ValidateParameters
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
 
-__all__ = ["AUDIT", "AuditFacts", "AuditParameters", "benchmarks_of", "combine_audits", "jobs"]
+__all__ = [
+    "AUDIT",
+    "AuditFacts",
+    "AuditParameters",
+    "benchmarks_of",
+    "checks_of",
+    "combine_audits",
+    "jobs",
+]
 
 _BATCH_PACKS = 256
 
-Of = Literal["shard", "benchmarks", "packs", "records"]
+Of = Literal["shard", "benchmarks", "packs", "records", "check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +67,13 @@ class AuditParameters:
     """What `benchmarks_of` says, for a job that looks for them."""
     label_names: list[str] | None = None
     """Of the shard's source; the key of format covers them."""
+    check: str | None = None
+    """Name of the plug-in that looks at the rows of a shard."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what decides the findings."""
-        return {"of": self.of, **self.benchmarks}
+        plugin = {} if self.check is None else plugin_key("checks", self.check, ())
+        return {"of": self.of, **self.benchmarks, **plugin}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +83,12 @@ class AuditFacts:
     of: Of
     found: dict[str, Any]
     """Counts and worst rows, as plain JSON; see `packhouse.auditing`."""
+
+
+def checks_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what names the checks of plug-ins and their versions; empty without any."""
+    names = sorted(set(recipe.audit.checks))
+    return {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
 
 
 def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
@@ -87,6 +108,7 @@ def jobs(
     tokenize: Sequence[Job[TokenizeParameters]],
     pack: Job[PackParameters],
     benchmarks: Mapping[str, Any],
+    checks: Sequence[str] = (),
 ) -> Iterator[Job[AuditParameters]]:
     """Yield the jobs that look at shards, and at all records."""
     for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
@@ -100,6 +122,9 @@ def jobs(
     for job in validate if benchmarks else ():
         told = AuditParameters(of="benchmarks", benchmarks=benchmarks)
         yield AUDIT.job(told, [job.ref], label=f"benchmarks in {job.label}", size=job.size)
+    for name, job in product(sorted(set(checks)), validate):
+        told = AuditParameters(of="check", check=name)
+        yield AUDIT.job(told, [job.ref], label=f"{name} in {job.label}", size=job.size)
     yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
 
 
@@ -172,11 +197,18 @@ def _records(work: Work[AuditParameters]) -> dict[str, Any]:
     return found
 
 
+def _check(work: Work[AuditParameters]) -> dict[str, Any]:
+    assert work.parameters.check is not None
+    plugin = find_plugin("checks", work.parameters.check)
+    return run_check(plugin, read_table(work.input(VALIDATE).path("validated.arrow")))
+
+
 _KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
     "shard": _shard,
     "benchmarks": _benchmarks,
     "packs": _packs,
     "records": _records,
+    "check": _check,
 }
 
 
@@ -211,6 +243,8 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     if work.recipe.audit.benchmarks:
         benchmarks = _read_benchmarks(work.recipe)
         combined["contamination"] = combine_contamination(found["benchmarks"], benchmarks)
+    if found["check"]:
+        combined["checks"] = combine_checks(found["check"])
     return combined
 
 

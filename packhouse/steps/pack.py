@@ -35,6 +35,7 @@ from packhouse.packing import (
     plan_packs,
 )
 from packhouse.packing.overlength import REASONS
+from packhouse.plugins import plugin_key
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
 from packhouse.records.ledger import RowCounts
 from packhouse.sources.files import source_name
@@ -80,6 +81,7 @@ class PackParameters:
         return {
             "mix": self.mix,
             "pack": self.pack.model_dump(mode="json"),
+            **plugin_key("packing_strategies", self.pack.strategy, packing.STRATEGIES),
             "dedup": self.dedup.model_dump(mode="json"),
             **dedup.near_libraries(self.dedup),
             "split": self.split.model_dump(mode="json"),

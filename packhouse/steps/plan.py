@@ -122,8 +122,10 @@ def plan_jobs(recipe: Recipe) -> Plan:
         tokenize=tokenized,
         pack=packed,
         split=is_split,
-        audit=tuple(audit.jobs(validated, formatted, tokenized, packed, benchmarks)),
-        publish=publish.job(recipe, is_split, benchmarks),
+        audit=tuple(
+            audit.jobs(validated, formatted, tokenized, packed, benchmarks, recipe.audit.checks)
+        ),
+        publish=publish.job(recipe, is_split, {**benchmarks, **audit.checks_of(recipe)}),
     )
 
 

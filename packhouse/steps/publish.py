@@ -6,11 +6,11 @@ deleted from the store or published to another one is published again without wo
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from packhouse.auditing import check_audit
 from packhouse.cache.steps import Receipt
@@ -20,8 +20,10 @@ from packhouse.errors import PackhouseError
 from packhouse.exports import FORMAT_KEYS
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
-from packhouse.packing import PackStatistics
+from packhouse.packing import STRATEGIES, PackStatistics
+from packhouse.plugins import find_plugin
 from packhouse.recipe import PublishConfig, Recipe
+from packhouse.recipe.source import RowFormat
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.steps.audit import AUDIT, combine_audits
@@ -35,6 +37,7 @@ from packhouse.steps.validate import VALIDATE, ValidateFacts
 from packhouse.store import (
     LocalFile,
     OpenVersion,
+    load_ref,
     open_store,
     open_version,
     publish_version,
@@ -78,7 +81,7 @@ class PublishParameters:
     dataset: str
     publish: PublishConfig
     benchmarks: Mapping[str, Any]
-    """As `audit.benchmarks_of` says: what is found of them is published."""
+    """As `audit.benchmarks_of` and `checks_of` say: what is found of them is published."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key: how files are made, not where they go."""
@@ -127,6 +130,8 @@ class Published(PublishFacts):
     """The version that the ref points to now."""
     held_back: tuple[str, ...]
     """Why the ref did not move to this version; empty if it did, or need not."""
+    is_ref_left: bool
+    """True where the ref stays at another version because of `publish.move_ref`."""
     gates: tuple[GateResult, ...]
     """Results of the gates `audit`, `schema` and `drift`."""
     mirrors: Mapping[str, str]
@@ -221,6 +226,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
         for file in written.facts.files
     ]
     store = open_store(config.store)
+    at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
     try:
         published = publish_version(
             store,
@@ -228,7 +234,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             work.job.key[:16],
             files,
             _manifest_facts(facts, recipe),
-            ref=config.ref,
+            ref=None if at else config.ref,
             gate=_gate(config),
         )
     except PackhouseError as error:
@@ -246,8 +252,9 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             version=published.version,
             created=published.created,
             ref=config.ref,
-            ref_version=published.ref.version if published.ref else None,
+            ref_version=ref.version if (ref := at or published.ref) else None,
             held_back=published.held_back,
+            is_ref_left=at is not None and at.version != published.version,
             gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),
             mirrors={uri: _copy_elsewhere(opened, uri, recipe.tokenizer) for uri in config.also},
             quarantine=f"{root}/{bad[0]}" if bad else None,
@@ -278,9 +285,20 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions(ALL_LIBRARIES),
+        "libraries": library_versions([*ALL_LIBRARIES, *_plugin_packages(recipe)]),
         "provenance": {"encoders": facts.encoders, **name},
     }
+
+
+def _plugin_packages(recipe: Recipe) -> Iterator[str]:
+    """Packages of the plug-ins that a recipe names."""
+    for source in recipe.sources:
+        if source.format not in get_args(RowFormat):
+            yield find_plugin("row_formats", source.format).distribution
+    if recipe.pack.strategy not in STRATEGIES:
+        yield find_plugin("packing_strategies", recipe.pack.strategy).distribution
+    for name in recipe.audit.checks:
+        yield find_plugin("checks", name).distribution
 
 
 def _gate(config: PublishConfig) -> Gate:

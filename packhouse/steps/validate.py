@@ -4,13 +4,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from packhouse import sources
 from packhouse.engine.step import Job, Step, Work
 from packhouse.errors import ConfigError
 from packhouse.escaping import for_terminal
+from packhouse.plugins import plugin_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
+from packhouse.recipe.source import RowFormat
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
 from packhouse.records.tables import write_table
@@ -41,6 +43,7 @@ class ValidateParameters:
             "source": self.source.model_dump(mode="json", exclude={"path", *MIXING}),
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
+            **plugin_key("row_formats", self.source.format, get_args(RowFormat)),
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
         }
 

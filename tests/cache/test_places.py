@@ -13,23 +13,28 @@ from packhouse.errors import ConfigError
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
 
+USERS = "/home/ann/.cache/packhouse"
+
+
 @pytest.mark.parametrize(
     ("setting", "cache", "mirror", "expected"),
     [
-        (None, None, None, (".packhouse", None)),
+        (None, None, None, (USERS, None)),
         (None, "/a", None, ("/a", None)),
         ("/b", "/a", None, ("/b", None)),
-        (None, "s3://a/x", None, (".packhouse", "s3://a/x")),
+        (None, "s3://a/x", None, (USERS, "s3://a/x")),
         ("s3://b/x", "/a", None, ("/a", "s3://b/x")),
         ("/b", "s3://a/x", None, ("/b", "s3://a/x")),
         (None, "/a", "gs://a/x", ("/a", "gs://a/x")),
         ("file:///m", "/a", "gs://a/x", ("/a", "file:///m")),
-        ("", "", "", (".packhouse", None)),
+        ("", "", "", (USERS, None)),
     ],
 )
 def test_folder_and_mirror_are_each_the_first_that_is_named(
-    setting, cache, mirror, expected, monkeypatch
+    setting, cache, mirror, expected, monkeypatch, tmp_path
 ):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/ann/.cache")
     for name, value in (("PACKHOUSE_CACHE", cache), ("PACKHOUSE_CACHE_MIRROR", mirror)):
         if value is None:
             monkeypatch.delenv(name, raising=False)
@@ -39,6 +44,25 @@ def test_folder_and_mirror_are_each_the_first_that_is_named(
     assert find_cache(setting) == CachePlace(folder=Path(folder), mirror=uri)
     if setting is None:
         assert default_cache() == Path(folder)
+
+
+def test_a_project_has_a_cache_of_its_own_if_it_has_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PACKHOUSE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert find_cache().folder == tmp_path / "user" / "packhouse"
+    Path(".packhouse").mkdir()
+    assert find_cache().folder == Path(".packhouse")
+    assert find_cache(str(tmp_path / "told")).folder == tmp_path / "told"
+
+
+def test_a_run_says_which_cache_it_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    done = CliRunner().invoke(cli, ["prepare", str(DEMO), "--store", "store"])
+    assert done.exit_code == 0, done.output
+    assert f"\ncache: {tmp_path / 'user' / 'packhouse'}\n" in done.stdout
+    assert not Path(".packhouse").exists()
 
 
 def test_a_mirror_that_is_a_folder_is_refused(monkeypatch):

@@ -1,0 +1,259 @@
+"""Plug-ins of a real distribution on sys.path, whose code is that of docs/plugins.md."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import packhouse
+from packhouse.errors import AuditError, ConfigError, PluginError, QuarantineLimitError
+from packhouse.packing import plan_packs
+from packhouse.packing.plan import plugin_planner
+from packhouse.plugins import find_plugin
+from packhouse.store import open_version
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "plugins.md").read_text()
+CODE, PROJECT, RECIPE = (
+    re.search(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[1] for kind in ("python", "toml", "yaml")
+)
+
+
+def row(number, answers=("Paris",)):
+    text = f"Fact {number}: the capital of France is Paris."
+    question = f"What is the capital in fact {number}?"
+    return {"context": text, "question": question, "answers": {"text": list(answers)}}
+
+
+ROWS = [row(number) for number in range(40)]
+
+
+class Acme:
+    """A distribution in a folder of its own, as pip installs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.install()
+
+    def install(self, code=CODE, version="1.0", name="acme-data"):
+        """Install it, or another release of it over this one."""
+        told = tomllib.loads(PROJECT)["project"]
+        info = self.folder / f"{name.replace('-', '_')}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        lines = [f"Metadata-Version: 2.1\nName: {name}", f"Version: {version}" if version else ""]
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
+        groups = told["entry-points"].items()
+        (info / "entry_points.txt").write_text(
+            "\n".join(
+                f"[{group}]\n" + "\n".join(f"{key} = {value}" for key, value in names.items())
+                for group, names in groups
+            )
+        )
+        (self.folder / "acme_data.py").write_text(code)
+        sys.modules.pop("acme_data", None)
+        importlib.invalidate_caches()
+
+    def replace(self, old, new, version="1.0"):
+        assert old in CODE
+        self.install(CODE.replace(old, new), version)
+
+
+@pytest.fixture
+def acme(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # releases follow within a second
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    yield Acme(tmp_path / "site")
+    sys.modules.pop("acme_data", None)
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def run(rows=ROWS, pack=None, **settings):
+        (tmp_path / "squad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return packhouse.prepare(
+            {"path": str(tmp_path / "squad.jsonl"), "format": "squad"},
+            tokenizer=str(ROOT / "deployments" / "demo" / "tokenizer"),
+            store=tmp_path / "store",
+            cache=tmp_path / "cache",
+            progress=False,
+            pack={"seq_len": 512, **(pack or {})},
+            **settings,
+        )
+
+    return run
+
+
+def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    rows = [row(99, answers=()), *(row(number) for number in range(199))]
+    (tmp_path / "squad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = f"tokenizer={ROOT / 'deployments' / 'demo' / 'tokenizer'}"
+    command = ["prepare", "recipe.yaml", "--set", tokenizer, "--workers", "2", "--cache", "cache"]
+    path = os.pathsep.join([str(acme.folder), str(ROOT)])
+
+    done = subprocess.run(
+        [sys.executable, "-m", "packhouse.cli", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "no_answer 1" in done.stdout
+    assert "check 'no_emails' of acme-data 1.0: 0 of 199 rows" in done.stdout
+    manifest = open_version(str(tmp_path / "store"), "squad").manifest
+    assert manifest.libraries["acme-data"] == "1.0"
+    assert manifest.configuration["pack"]["strategy"] == "in_order"
+
+
+def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(acme, prepare):
+    settings = [
+        {},
+        {"pack": {"strategy": "in_order"}},
+        {"audit": {"checks": ["no_emails"]}},
+    ]
+    first = [prepare(**each).id for each in settings]
+    assert len(set(first)) == 3
+    acme.replace("Find rows", "Look for rows")
+    assert [prepare(**each).id for each in settings] == first
+    acme.install(version="1.1")
+    assert not {prepare(**each).id for each in settings} & set(first)
+
+
+def test_the_strategy_decides_which_records_lie_together(acme, prepare):
+    train = prepare(pack={"strategy": "in_order"}).train
+    ids = [number for pack in train["record_ids"] for number in pack]
+    assert len(ids) == len(set(ids)) == 40
+    by_length = prepare().train
+    assert {tuple(pack) for pack in train["record_ids"]} != {
+        tuple(pack) for pack in by_length["record_ids"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("return packs[1:]", "packed sequence 0 0 times, not once"),
+        ("return [*packs, [0]]", "packed sequence 0 2 times, not once"),
+        ("return [*packs, [40]]", "packed sequence 40, which is not there"),
+        ("return [*packs, []]", "of no sequence"),
+        ("return [list(range(40))]", "over seq_len 512"),
+        ("return [['a']]", "failed on 40 lengths: ValueError"),
+        ("return 1 / 0", "failed on 40 lengths: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused_by_name(acme, prepare, new, message):
+    acme.replace("return packs", new)
+    with pytest.raises(PluginError, match=message) as caught:
+        prepare(pack={"strategy": "in_order"})
+    assert str(caught.value).startswith("packing strategy 'in_order' of acme-data 1.0 ")
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ('"text": question', "returned the fields 'text', 'rest'; a conversation is a dict with"),
+        ('"messages": 1 / 0', "failed on a row: ZeroDivisionError"),
+    ],
+)
+def test_a_row_format_that_fails_is_named(acme, prepare, new, message):
+    acme.replace('"messages": [', f'{new}, "rest": [')
+    with pytest.raises(PluginError, match=message) as caught:
+        prepare()
+    assert str(caught.value).startswith("row format 'squad' of acme-data 1.0 ")
+
+
+def test_rows_without_a_conversation_are_quarantined(acme, prepare):
+    acme.replace('"role": "user"', '"role": "judge" if "fact 7?" in question else "user"')
+    rows = [row(99, answers=()), *ROWS]
+    with pytest.raises(QuarantineLimitError):
+        prepare(rows)
+    version = prepare(rows, validate={"max_quarantined": 0.1})
+    found = zip(*(version.quarantined[c].to_pylist() for c in ("row", "reason")), strict=True)
+    assert set(found) == {(0, "no_answer"), (8, "unknown_role")}
+
+
+def test_fields_are_renamed_before_the_plug_in_sees_them(acme, tmp_path, prepare):
+    acme.replace("row['context']", "row['passage']")
+    with pytest.raises(PluginError, match="KeyError: 'passage'"):
+        prepare()
+    source = {"path": str(tmp_path / "squad.jsonl"), "format": "squad"}
+    plan = packhouse.plan(
+        {**source, "fields": {"passage": "context"}},
+        tokenizer=str(ROOT / "deployments" / "demo" / "tokenizer"),
+        cache=tmp_path / "cache",
+    )
+    assert plan.packs > 0
+
+
+def test_a_check_that_finds_fault_stops_publication(acme, prepare):
+    rows = [*ROWS, row(40, answers=["ask me@here.org"])]
+    with pytest.raises(
+        AuditError, match=r"check 'no_emails' of acme-data 1.0 .* 1 of 41 rows"
+    ) as e:
+        prepare(rows, audit={"checks": ["no_emails"]})
+    assert "row 40 (holds an e-mail address)" in str(e.value)
+    assert "audit.max_failed_checks" in str(e.value)
+    allowed = prepare(rows, audit={"checks": ["no_emails"], "max_failed_checks": 0.05})
+    assert allowed.audit["checks"]["no_emails"]["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("return [1]", "returned no dict of row numbers and texts"),
+        ("return {40: 'bad'}", "named row 40 of 40 conversations"),
+        ("return found.missing", "failed on 40 conversations: AttributeError"),
+    ],
+)
+def test_a_check_that_fails_is_named(acme, prepare, new, message):
+    acme.replace("return found", new)
+    with pytest.raises(PluginError, match=f"check 'no_emails' of acme-data 1.0 {message}"):
+        prepare(audit={"checks": ["no_emails"]})
+
+
+def test_a_package_without_a_version_is_refused(acme, prepare):
+    acme.install(version=None)
+    with pytest.raises(ConfigError, match="its package acme-data has no version"):
+        prepare()
+
+
+def test_two_packages_that_offer_one_name_are_refused(acme, prepare):
+    acme.install(name="other-data")
+    with pytest.raises(ConfigError, match="'squad' is offered by acme-data and other-data"):
+        prepare()
+
+
+def test_a_name_that_nobody_offers_is_refused_and_the_near_one_said(acme, prepare):
+    with pytest.raises(ConfigError, match=r"'pack.strategy' cannot be 'inorder'.*'in_order'\?"):
+        prepare(pack={"strategy": "inorder"})
+    with pytest.raises(ConfigError, match="no row format 'x'; known: squad"):
+        find_plugin("row_formats", "x")
+
+
+def test_a_built_in_name_is_the_built_in_thing(acme):
+    info = acme.folder / "acme_data.dist-info" / "entry_points.txt"
+    info.write_text(info.read_text().replace("in_order = ", "best_fit = "))
+    assert find_plugin("packing_strategies", "best_fit").distribution == "acme-data"
+    lengths = np.array([5, 6, 3, 2])
+    packs = plan_packs(lengths, 8, "best_fit").num_packs, plugin_planner("best_fit")(lengths, 8, 0)
+    assert (packs[0], packs[1].num_packs) == (2, 3)
+
+
+def test_nothing_is_imported_that_no_recipe_names(acme, tmp_path):
+    acme.install(code="raise SystemExit('imported')")
+    rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(9)]
+    tokenizer = str(ROOT / "deployments" / "demo" / "tokenizer")
+    packhouse.plan(rows, tokenizer=tokenizer, cache=tmp_path, pack={"strategy": "first_fit"})
+    assert "acme_data" not in sys.modules
+    assert find_plugin("checks", "no_emails").version == "1.0"
+    assert "acme_data" not in sys.modules

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from packhouse.cache.mirror import open_mirror
-from packhouse.cache.places import CachePlace, check_cache, find_cache
+from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.contracts import check as check_table
@@ -134,6 +134,12 @@ class Version:
         """Packs, tokens, trained tokens and lengths of each split."""
         statistics: Mapping[str, Any] = self._opened.manifest.counts["statistics"]
         return statistics
+
+    def _repr_html_(self) -> str:
+        from packhouse.version_page import version_html
+
+        workspace = Workspace(cache=self._cache or default_cache())
+        return version_html(self._opened, workspace.tokenizers)
 
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]

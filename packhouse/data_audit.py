@@ -29,13 +29,14 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.given import tokenizer_name
 from packhouse.golden import pin
 from packhouse.packing.layout import expand_labels
+from packhouse.pages import PAGE_STYLE, html_text
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.records.tables import read_table
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored
-from packhouse.token_runs import PAGE_STYLE, Run, html_runs, html_text, plain, runs_of
+from packhouse.token_runs import Run, html_runs, plain, runs_of
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 

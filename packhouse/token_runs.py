@@ -6,7 +6,6 @@ a page gets spans. Whoever wrote a row chose its text: it leaves here escaped.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.escaping import for_terminal
+from packhouse.pages import html_text
 
-__all__ = ["PAGE_STYLE", "Run", "coloured", "html_runs", "html_text", "plain", "runs_of"]
+__all__ = ["Run", "coloured", "html_runs", "plain", "runs_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +79,8 @@ def coloured(runs: Sequence[Run]) -> Any:
     return text
 
 
-# Half transparent, so that they go with a light and a dark page.
-PAGE_STYLE = """<style>
-.packhouse {font: 13px/1.5 system-ui, sans-serif; color: inherit}
-.packhouse table {border-collapse: collapse; margin: 6px 0; background: none}
-.packhouse th, .packhouse td {text-align: left; padding: 2px 12px 2px 0; background: none;
-  border: 0; vertical-align: top; color: inherit}
-.packhouse td.number {text-align: right; font-variant-numeric: tabular-nums}
-.packhouse pre {white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0 10px;
-  padding: 6px 8px; border-left: 3px solid rgb(128 128 128 / .45); background: none;
-  color: inherit; font: 12px/1.5 ui-monospace, monospace}
-.packhouse .trained {background: rgb(46 160 67 / .32); border-radius: 2px}
-.packhouse .special {outline: 1px solid rgb(64 128 240 / .75); outline-offset: -1px;
-  border-radius: 2px}
-.packhouse .quiet {opacity: .7}
-.packhouse svg {display: block; margin: 6px 0}
-</style>"""
-
-
-def html_text(text: str) -> str:
-    """Return text that a page shows as it is.
-
-    Example:
-        >>> html_text("<script>a & b")
-        '&lt;script&gt;a &amp; b'
-    """
-    return escape(for_terminal(text, keep_lines=True))
-
-
 def html_runs(runs: Sequence[Run]) -> str:
-    """Return runs as a block of a page whose style is `PAGE_STYLE`."""
+    """Return runs as a block of a page whose style is `pages.PAGE_STYLE`."""
     parts = []
     for run in runs:
         names = "trained " * run.is_trained + "special" * run.is_special

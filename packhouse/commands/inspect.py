@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,9 @@ import numpy as np
 
 from packhouse.cache.places import default_cache
 from packhouse.engine.workspace import Workspace
-from packhouse.errors import ConfigError, IntegrityError
-from packhouse.runtime.confine import run_confined
-from packhouse.runtime.disks import temporary_folder
+from packhouse.samples import first_split, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
-from packhouse.store.contracts import read_batches
 from packhouse.terminal import console, echo
 
 __all__ = ["inspect", "print_runs", "token_runs"]
@@ -47,9 +44,9 @@ def inspect(
     ./store/demo, s3://bucket/store/demo@prod, ./store/demo@0a1b2c3d4e5f6071.g0
     """
     opened = open_address(target)
-    split = split or _first_split(opened)
+    split = split or first_split(opened)
     decode = _decoder(opened, tokenizer, cache)
-    for number, row in _packs(opened, split, skip, packs):
+    for number, row in read_packs(opened, split, skip, packs):
         runs = token_runs(row)
         pieces = [row["input_ids"][start:end] for start, end, _ in runs]
         texts = decode(pieces) if decode else [" ".join(map(str, ids)) + " " for ids in pieces]
@@ -59,58 +56,9 @@ def inspect(
             _print(split, number, row, runs, texts)
 
 
-def _first_split(opened: OpenVersion) -> str:
-    splits = opened.manifest.splits()
-    return "train" if "train" in splits or not splits else splits[0]
-
-
-def _packs(
-    opened: OpenVersion, split: str, skip: int, count: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, row) of the wanted packs; fetches only the files that hold them."""
-    entries = opened.files("data", split)
-    if not entries:
-        splits = ", ".join(opened.manifest.splits())
-        raise ConfigError(
-            f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
-        )
-    first = 0
-    with temporary_folder("inspect") as folder:
-        for entry in entries:
-            low, high = max(skip, first), min(skip + count, first + entry.rows)
-            if low < high:
-                path = opened.fetch(entry, folder / Path(entry.key).name)
-                rows = run_confined(  # some kilobytes of a file may stand for gigabytes
-                    partial(_read_rows, path, low - first, high - low),
-                    what=f"file '{entry.key}'",
-                    blames=IntegrityError,
-                    num_bytes=entry.size,
-                )
-                yield from zip(range(low, high), rows, strict=True)
-            first += entry.rows
-
-
-def _read_rows(path: Path, start: int, count: int) -> list[dict[str, Any]]:
-    """In a child: rows [start, start + count) of a file."""
-    rows: list[dict[str, Any]] = []
-    first = 0
-    for batch in read_batches(path):
-        low, high = max(start - first, 0), min(start + count - first, batch.num_rows)
-        if low < high:
-            rows += batch.slice(low, high - low).to_pylist()
-        first += batch.num_rows
-        if first >= start + count:
-            break
-    return rows
-
-
 def token_runs(row: dict[str, Any]) -> list[tuple[int, int, bool]]:
     """Cut a pack into [start, end) runs of equal colour, never across a record's border."""
-    trained = np.zeros(len(row["input_ids"]), dtype=bool)
-    if "labels" in row:
-        trained[:] = np.asarray(row["labels"]) != -100
-    for span in row.get("trained_ranges") or ():
-        trained[span["start"] : span["end"]] = True
+    trained = trained_mask_of(row)
     borders = np.cumsum(row["seq_lengths"])
     changes = np.flatnonzero(np.diff(trained)) + 1
     edges = np.unique(np.concatenate([[0], changes, borders]))

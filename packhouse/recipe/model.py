@@ -5,10 +5,12 @@ run form; hence flat enums, optional fields, and URIs as `str` (`Path` turns `s3
 Each section is handed to the step of the same name and is part of that step's cache key.
 """
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from packhouse.pages import PAGE_STYLE, html_table
 from packhouse.recipe.audit import AuditConfig
 from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
 from packhouse.recipe.publish import PublishConfig
@@ -50,6 +52,11 @@ class Recipe(Section):
 
     publish: PublishConfig = PublishConfig()
 
+    def _repr_html_(self) -> str:
+        """Show in a notebook what is set, as it is set; all else has its default."""
+        table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+        return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}</div>'
+
     @model_validator(mode="after")
     def _a_label_is_of_one_record(self) -> Self:
         if self.format.template == "sequence_classification" and self.pack.strategy != "none":
@@ -58,3 +65,15 @@ class Recipe(Section):
                 "records has no one label"
             )
         return self
+
+
+def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Keys and values of nested settings, a line each: `pack.seq_len`, `2048`."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _lines(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for number, item in enumerate(value):
+            yield from _lines(item, f"{name}[{number}]")
+    else:
+        yield name, str(value)

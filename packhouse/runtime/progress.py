@@ -5,8 +5,8 @@
     1/9 validate        52,002 rows       1.3 s
      tokenize ---------------                 50% 0:00:03 0:00:03
 
-The last line is a bar, and only a terminal gets it; the lines above it stay. Elsewhere a phase also
-says when it begins, so that a log shows what a run waits for. All goes to stderr: stdout stays
+The last line is a bar, in a terminal and in a notebook; the lines above it stay. Elsewhere a phase
+also says when it begins, so that a log shows what a run waits for. All goes to stderr: stdout stays
 clean for `--json`. Warnings that packhouse logs stand between these lines. Other displays ask
 `current_step`.
 
@@ -27,6 +27,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from packhouse.notebook import NotebookProgress, is_notebook
 from packhouse.terminal import console, echo
 
 __all__ = [
@@ -106,7 +107,7 @@ class _Phase:
 
 
 _display: Any = None
-"""Of rich, in a terminal."""
+"""Of rich in a terminal, `NotebookProgress` in a notebook."""
 _is_shown = False
 _phase: _Phase | None = None
 _forward: Callable[[float], None] | None = None
@@ -139,8 +140,9 @@ def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
     warnings, log = _Warnings(logging.WARNING), logging.getLogger("packhouse")
     log.addHandler(warnings)
     try:
-        if sys.stderr.isatty() if is_terminal is None else is_terminal:
-            with _rich_progress() as _display:
+        is_drawn = sys.stderr.isatty() if is_terminal is None else is_terminal
+        if is_drawn or is_notebook():
+            with _rich_progress() if is_drawn else NotebookProgress() as _display:
                 yield
                 _end_phase()
         else:

@@ -1,0 +1,113 @@
+"""How a published version shows itself in a notebook: numbers, lengths, three records.
+
+Names, reasons and tokens are of others: all text is escaped, and nothing is fetched from the web.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packhouse.packing import PackStatistics
+from packhouse.pages import PAGE_STYLE, html_table, html_text
+from packhouse.pictures import lengths_svg
+from packhouse.samples import first_split, read_packs, trained_mask_of
+from packhouse.store import OpenVersion
+from packhouse.token_runs import html_runs, runs_of
+from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenization.pipeline import read_pipeline
+
+__all__ = ["version_html"]
+
+_RECORDS = 3
+_TOKENS = 240  # of a record
+_MAX_BYTES = 2**26  # of a file that is fetched for it
+
+# Attributes of `PackStatistics` that a manifest holds.
+_COUNTS = ("num_packs", "num_sequences", "num_tokens", "num_trained", "lower_bound", "seq_len")
+
+
+def version_html(opened: OpenVersion, tokenizers: Path) -> str:
+    """Return a version as HTML.
+
+    Args:
+        opened: the version.
+        tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
+    """
+    ledger = opened.manifest.counts["ledger"]
+    splits = _splits(opened.manifest.counts["statistics"])
+    uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
+    lines = [("rows read", f"{int(ledger[0]['rows_in']):,}" if ledger else "0")]
+    for what in ("quarantined", "dropped"):
+        lines.append((what, _reasons(ledger, what)))
+    for name, side in splits.items():
+        share = side.num_trained / max(side.num_tokens, 1)
+        lines.append(
+            (
+                name,
+                f"{side.num_packs:,} packs of {side.seq_len:,} tokens, {side.fill:.1%} full; "
+                f"{side.num_sequences:,} records, {side.num_tokens:,} tokens, {share:.1%} trained",
+            )
+        )
+    parts = [
+        PAGE_STYLE,
+        f'<div class="packhouse"><b>{html_text(uri)}</b>{html_table(lines)}',
+        lengths_svg(splits) if splits else "",
+        *_samples(opened, tokenizers),
+        "</div>",
+    ]
+    return "".join(parts)
+
+
+def _splits(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, PackStatistics]:
+    """Splits with packs, train before eval; what is no number in a manifest is refused here."""
+    found = {}
+    for name in sorted(statistics, reverse=True):
+        side = statistics[name]
+        bars = [(int(length), int(count)) for length, count in side["length_histogram"]]
+        counts = {key: int(side[key]) for key in _COUNTS}
+        if counts["num_packs"]:
+            strategy = str(side["strategy"])
+            found[name] = PackStatistics(length_histogram=bars, strategy=strategy, **counts)
+    return found
+
+
+def _reasons(ledger: list[Mapping[str, Any]], what: str) -> str:
+    sums: dict[str, int] = {}
+    for line in ledger:
+        for reason, rows in line.get(what, {}).items():
+            sums[reason] = sums.get(reason, 0) + int(rows)
+    named = ", ".join(f"{reason} {rows:,}" for reason, rows in sorted(sums.items()))
+    return f"{sum(sums.values()):,} ({named})" if sums else "0"
+
+
+def _samples(opened: OpenVersion, tokenizers: Path) -> Iterator[str]:
+    entries = opened.files("data", first_split(opened))
+    if not entries or entries[0].size > _MAX_BYTES or not entries[0].rows:
+        return
+    wanted = str(opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
+    snapshot = find_snapshot(wanted, tokenizers)
+    pipeline = read_pipeline(snapshot.backend) if snapshot else None
+    shown = 0
+    yield _LEGEND
+    for number, row in read_packs(opened, first_split(opened), 0, _RECORDS):
+        ids, trained = np.asarray(row["input_ids"], np.int64), trained_mask_of(row)
+        for start, end in pairwise(np.cumsum([0, *row["seq_lengths"]]).tolist()):
+            if shown == _RECORDS:
+                return
+            cut = min(end, start + _TOKENS)
+            said = f"pack {number}: a record of {end - start:,} tokens"
+            said += f", the first {_TOKENS:,} of them" if cut < end else ""
+            yield f'<div class="quiet">{said}</div>'
+            is_control = pipeline.is_control if pipeline else np.zeros(ids.max() + 1, np.bool_)
+            known = pipeline.token_bytes if pipeline else None
+            yield html_runs(runs_of(ids[start:cut], trained[start:cut], known, is_control))
+            shown += 1
+
+
+_LEGEND = (
+    '<div class="quiet"><span class="trained">trained</span> &nbsp; not trained &nbsp; '
+    '<span class="special">special</span></div>'
+)

@@ -1,0 +1,107 @@
+"""What a notebook shows: a version, a recipe, and a bar while a run goes on."""
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import packhouse
+from packhouse.notebook import NotebookProgress, is_notebook
+from packhouse.runtime.progress import job_done, say, show_progress, start_phase, step_progress
+
+DEMO = "deployments/demo/tokenizer"
+
+
+def rows_with(text: str) -> list[dict[str, Any]]:
+    return [{"instruction": f"Say {text} {n}.", "output": f"{text} {n}!"} for n in range(60)]
+
+
+def prepared(tmp_path: Path, rows: Any, **settings: Any) -> packhouse.Version:
+    return packhouse.prepare(
+        rows, tokenizer=DEMO, dataset="demo", store=tmp_path / "store", cache=tmp_path / "cache",
+        format={"template": "alpaca"}, seq_len=256, progress=False, **settings,
+    )  # fmt: skip
+
+
+def test_a_version_shows_numbers_lengths_and_three_records(tmp_path: Path) -> None:
+    rows = [*rows_with("one"), {"instruction": "no answer"}, {"instruction": "none either"}]
+    version = prepared(tmp_path, rows, split={"eval_fraction": 0.1},
+                       validate={"max_quarantined": 0.2})  # fmt: skip
+    html = version._repr_html_()
+
+    assert version.id in html
+    assert "<td>rows read</td><td>62</td>" in html
+    assert "<td>quarantined</td><td>2 (" in html
+    for split in ("train", "eval"):
+        counts = version.statistics[split]
+        assert f"{counts['num_packs']:,} packs" in html
+        assert f"{counts['num_sequences']:,} records by length" in html
+    assert html.count("<pre>") == 3
+    assert re.search(r'<span class="trained">\s*one \d+!</span>', html)
+
+
+def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path: Path) -> None:
+    version = prepared(tmp_path, rows_with("<script>alert('x')</script>\x1b]0;\u202e"))
+    recipe = packhouse.Recipe.model_validate(
+        {"dataset": "demo", "tokenizer": DEMO, "sources": [{"path": "<img src=x onerror=a()>"}]}
+    )
+    for html in (version._repr_html_(), recipe._repr_html_()):
+        assert "<script" not in html
+        assert "<img" not in html
+        assert "\x1b" not in html
+        assert "\u202e" not in html
+    assert "&lt;script&gt;" in version._repr_html_()
+    assert "&lt;img src=x" in recipe._repr_html_()
+
+
+def test_without_the_tokenizer_ids_are_shown(tmp_path: Path) -> None:
+    version = prepared(tmp_path, rows_with("one"))
+    (tmp_path / "empty").mkdir()
+    opened = packhouse.open_version(version.uri)
+    opened._cache = tmp_path / "empty"
+
+    first = version.train[0]["input_ids"][:3]
+    assert "".join(f"[{token}]" for token in first) in opened._repr_html_()
+
+
+def test_progress_in_a_notebook_is_one_output_that_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, page: Any) -> None:
+            shown.append(page.data)
+
+    def display(page: Any, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(page.data)
+        return Handle()
+
+    # IPython itself draws in a kernel alone: what it is asked for is looked at here.
+    shell = SimpleNamespace(kernel=object())
+    of_display = SimpleNamespace(display=display, HTML=lambda html: SimpleNamespace(data=html))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", of_display)
+    assert is_notebook()
+    with show_progress():
+        start_phase("planning <it>")
+        with step_progress("tokenize", 4):
+            job_done(2)
+            say("3/9 tokenize", 1.5)
+    assert any("planning &lt;it&gt; ..." in page for page in shown)
+    assert "<progress" not in shown[-1]
+    assert "3/9 tokenize" in shown[-1]
+
+    bars = NotebookProgress()
+    task = bars.add_task("pack", total=None)
+    bars.update(task, completed=1.0, total=4.0, visible=True)
+    assert 'pack <progress value="0.250" max="1">' in shown[-1]
+
+
+def test_outside_of_a_notebook_none_is_looked_for() -> None:
+    assert not is_notebook()
+    assert "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None

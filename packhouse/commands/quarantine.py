@@ -23,6 +23,7 @@ from packhouse.quarantine import (
     read_quarantine_file,
     read_quarantined,
 )
+from packhouse.reasons import QUARANTINE_REASONS
 from packhouse.recipe import Recipe
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
@@ -76,6 +77,9 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
         echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
         for row in reason["samples"]:
             echo(f"  {row['source']} row {row['row']:,}: {for_terminal(row['detail'])}")
+        known = QUARANTINE_REASONS.get(reason["step"], {}).get(reason["reason"])
+        if known:
+            echo(f"  mend: {known.remedy}")
 
 
 @quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")

@@ -76,6 +76,9 @@ simulate: $(TEST_STAMP) ## makespan, skew and retries of 10 TB over N workers (A
 docs: $(DOCS)/.done ## build the site of docs/ into .packhouse/site; SERVE=1: show it, and follow changes
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs $(if $(SERVE),serve,build --quiet) --strict
 
+reference: $(TEST_STAMP) ## write docs/reference/ anew: recipe keys, commands, reason codes, Python API
+	$(BIN)/python docs/reference.py
+
 bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## packhouse beside its peers (ROWS, RUNS; 5 minutes); SMALL=1: on the sample
 	$(BIN)/python -m bench.peers $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
 
@@ -149,4 +152,4 @@ $(DOCS)/.done: requirements/docs.txt
 	$(DOCS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/docs.txt
 	@touch $@
 
-.PHONY: docs bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean
+.PHONY: docs reference bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean

@@ -24,6 +24,7 @@ from packhouse.quarantine import (
     read_quarantine_file,
     read_quarantined,
 )
+from packhouse.reasons import QUARANTINE_REASONS
 from packhouse.recipe import Recipe
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.sources.lines import lines_of_rows
@@ -79,6 +80,9 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
         echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
         for row in reason["samples"]:
             echo(f"  {place_of(row, lines)}: {for_terminal(row['detail'])}")
+        known = QUARANTINE_REASONS.get(reason["step"], {}).get(reason["reason"])
+        if known:
+            echo(f"  mend: {known.remedy}")
 
 
 @quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")

@@ -1,0 +1,139 @@
+"""What each reason code says of a row, and what helps: of quarantined rows, and of dropped ones.
+
+`packhouse quarantine ls` prints the remedy below the rows; the docs' reference is made of it. Codes
+are part of published files and of the ledger, so they stay as they are.
+"""
+
+from typing import NamedTuple
+
+__all__ = ["DROP_REASONS", "QUARANTINE_REASONS", "Reason"]
+
+
+class Reason(NamedTuple):
+    """A reason code, for people."""
+
+    meaning: str
+    remedy: str
+
+
+QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
+    "validate": {
+        "json": Reason("the row is not JSON", "mend it, or write the file with a JSON library"),
+        "csv": Reason("the line is not one record", "put text with quotes or breaks in quotes"),
+        "encoding": Reason(
+            "bytes that are not UTF-8, or half of a surrogate pair",
+            "convert the file: `iconv -f latin1 -t utf-8`",
+        ),
+        "control": Reason("a raw control character or NUL in a text", "escape or remove it"),
+        "number": Reason(
+            "NaN, Infinity, or a number that 64 bits cannot hold", "write null, or text in quotes"
+        ),
+        "duplicate_key": Reason("one object has a key twice", "keep the one that is meant"),
+        "depth": Reason("nested deeper than 32", "flatten it, or keep it as JSON in a text"),
+        "too_many_fields": Reason("the row has too many fields", "leave out what is not read"),
+        "row_too_long": Reason("the row has too many bytes", "raise `validate.max_row_bytes`"),
+        "not_an_object": Reason(
+            "the row is a number, a text or a list", "set `format: messages` for lists of messages"
+        ),
+        "fields": Reason(
+            "a field of the format is missing", "name the file's with `fields: {output: answer}`"
+        ),
+        "unknown_field": Reason(
+            "a field outside of `allowed_fields`", "add it there, or take it out of the row"
+        ),
+        "type": Reason("a value has another type than it must", "write text where text is due"),
+        "label": Reason(
+            "a label is no class", "write 0, 1, ... or one of `label_names`, all in one way"
+        ),
+        "tools": Reason("tool definitions are no list of objects", "write them as OpenAI does"),
+        "tool_calls": Reason(
+            "a tool call has no name, or arguments that are no object",
+            "write `function.name` and `function.arguments`",
+        ),
+        "empty_conversation": Reason("it holds no message", "take the row out"),
+        "unknown_role": Reason(
+            "a role outside of system, user, assistant, tool", "rename it in the file"
+        ),
+        "system_not_first": Reason(
+            "a system turn that is not the first message", "move it to the front, or split the row"
+        ),
+        "starts_with_assistant": Reason(
+            "the first turn is the assistant's", "put the question in front, or drop the greeting"
+        ),
+        "tool_result_without_call": Reason(
+            "a tool result that no call precedes", "add the call, or take the result out"
+        ),
+        "consecutive_user": Reason("two user turns in a row", "join them"),
+        "consecutive_assistant": Reason("two assistant turns in a row", "join them"),
+        "call_without_result": Reason(
+            "a turn follows a tool call that has no result", "add the result, or end on the call"
+        ),
+        "no_assistant": Reason("nobody answers", "take the row out"),
+        "ends_on_user": Reason(
+            "the last question has no answer",
+            "set `validate.allow_ends_on_user`; the question is then not trained",
+        ),
+        "ends_on_tool": Reason(
+            "the last message is a tool result", "add the answer to it, or end on the call"
+        ),
+        "empty_prompt": Reason("a user turn without text", "take the row out"),
+        "empty_answer": Reason(
+            "an assistant turn without text, reasoning or tool call", "take the row out"
+        ),
+        "too_many_chars": Reason("a message is too long", "raise `validate.max_chars`"),
+    },
+    "format": {
+        "template": Reason(
+            "the template refuses the row, or has no place for a part of it",
+            "read the detail; take the `chat` template, or a Jinja file that has the place",
+        ),
+        "template_limit": Reason("the template recurses too deeply", "mend the template"),
+        "content_lost": Reason(
+            "the template leaves out a text, a tool or a call",
+            "set what the detail names, or give `format.template` a Jinja file that writes it",
+        ),
+        "nothing_trained": Reason(
+            "no turn of the row is trained", "look at `format.train_on` and at weights of messages"
+        ),
+        "label": Reason("a label is outside of `label_names`", "name all classes"),
+        "only_thinking": Reason(
+            "nothing of an answer is left without its thinking",
+            "set `format.reasoning: keep`, or take the row out",
+        ),
+        "unclosed_thinking": Reason(
+            "a `<think>` that nothing closes",
+            "close it, give that message the weight 0, or set `format.reasoning: keep`",
+        ),
+    },
+    "tokenize": {
+        "empty": Reason("the text has no tokens", "take the row out"),
+        "nothing_trained": Reason(
+            "no token begins inside a trained span", "end the prompt with a line break"
+        ),
+        "control_text": Reason(
+            "a content holds the text of a control token",
+            "set `tokenize.control_text: text`; where the tokenizer cannot write it as text, "
+            "take it out",
+        ),
+    },
+}
+"""Step -> reason code of `quarantine` files -> what it says."""
+
+DROP_REASONS: dict[str, Reason] = {
+    "over_seq_len": Reason(
+        "longer than `pack.seq_len`",
+        "raise it, or set `pack.over_length: truncate_turns`, `window`",
+    ),
+    "first_turn_too_long": Reason(
+        "not even the first whole turns fit into `pack.seq_len`", "raise it"
+    ),
+    "nothing_trained": Reason("nothing of it is trained after it was cut", "raise `pack.seq_len`"),
+    "duplicate": Reason("repeats an earlier conversation", "set `dedup.exact: keep` to keep it"),
+    "near_duplicate": Reason(
+        "nearly repeats an earlier conversation", "set `dedup.near: keep`, or a higher threshold"
+    ),
+    "sampled_out": Reason(
+        "not chosen by `weight` or `max_records` of its source", "raise them to take more"
+    ),
+}
+"""Reason code of rows that a policy of the recipe drops -> what it says."""

@@ -1,0 +1,46 @@
+"""The notebooks of the docs run from top to bottom, and are kept without outputs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+SAYS = {
+    "first-dataset": ["validate 144 -> 142", "[.][<|im_end|>]", "True False"],
+    "breaking-a-mask": [
+        "ends before the token that ends the turn",
+        "which the prompt of inference holds",
+        "never learns to stop",
+        "unterminated_turns 0",
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    root = str(path.parents[2])
+    monkeypatch.setenv("PYTHONPATH", root)
+    notebook = nbformat.read(path, as_version=4)
+
+    # A cell that raises ends the test with its traceback.
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
+
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    said = "".join(str(out.get("text", out.get("data", ""))) for out in outputs)
+    for words in SAYS[path.stem]:
+        assert words in said
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path):
+    cells = json.loads(path.read_text())["cells"]
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)

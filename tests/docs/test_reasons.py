@@ -1,0 +1,53 @@
+"""Every reason code that the library can give has a meaning and a remedy, and no other has."""
+
+import ast
+import re
+from pathlib import Path
+
+from packhouse.packing.overlength import REASONS as OF_PACKING
+from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
+from packhouse.records.messages import REASONS as OF_MESSAGES
+
+PACKAGE = Path(__file__).parents[2] / "packhouse"
+STEPS = {"sources": "validate", "templates": "format", "tokenization": "tokenize"}
+ERRORS = {"BadRowError", "RefusedError", "_RefusedError", "Refusal"}
+NO_REASONS = {"names.py", "file_formats.py"}  # pairs of text that say something else
+
+
+def is_sentence(node: ast.expr) -> bool:
+    """A text with a blank in it, an f-string, or a name for one: what stands behind a code."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and " " in node.value
+    return isinstance(node, ast.JoinedStr) or ast.unparse(node) in ("detail", "text")
+
+
+def codes(path: Path) -> set[str]:
+    """First texts of pairs (code, sentence), and of calls that make a refusal."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Tuple) and len(node.elts) == 2 and is_sentence(node.elts[1]):
+            found.append(node.elts[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ERRORS and node.args:
+            found.append(node.args[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
+            found += node.args[:1]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Failure", "dict.fromkeys"):
+            found += node.args[1:2]
+        elif isinstance(node, ast.keyword) and node.arg == "reason":
+            found.append(node.value)
+    texts = {node.value for node in found if isinstance(node, ast.Constant)}
+    return {text for text in texts if isinstance(text, str) and re.fullmatch("[a-z_]{3,}", text)}
+
+
+def test_every_code_of_quarantined_rows_is_explained():
+    for folder, step in STEPS.items():
+        given = set()
+        for path in (PACKAGE / folder).glob("*.py"):
+            given |= codes(path) if path.name not in NO_REASONS else set()
+        if step == "validate":
+            given |= set(OF_MESSAGES)
+        assert given == set(QUARANTINE_REASONS[step])
+
+
+def test_every_code_of_dropped_rows_is_explained():
+    assert set(OF_PACKING) - {"kept"} == set(DROP_REASONS)

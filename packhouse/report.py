@@ -186,6 +186,7 @@ _NOTES = {
     "unk_tokens": "unknown tokens",
     "reasoning_not_rendered": "thoughts are left out by the template",
     "bom": "files began with a byte order mark",
+    "unanswered": "questions have no answer, and are left out",
     "blank_lines": "blank lines were passed over",
     "truncated_files": "files end in the middle of a row",
 }

@@ -56,7 +56,7 @@ def recipe_text(
         "# Written by `packhouse init`, which looked at the first rows of each file.",
         "# `packhouse init` shows rows as they are trained; change what is wrong, then run:",
         _comment(f"  packhouse prepare {name}"),
-        "# All settings: docs/operator.md.",
+        "# All settings: docs/reference/recipe.md.",
         _line("dataset", raw["dataset"]),
         "sources:",
     ]

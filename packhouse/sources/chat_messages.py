@@ -69,6 +69,8 @@ class Conversation(NamedTuple):
     label: int | None = None
     unread_fields: frozenset[str] = frozenset()
     """Fields of messages that hold something and that nobody reads."""
+    num_unanswered: int = 0
+    """Questions of the row that have no answer, and so no conversation."""
 
 
 def read_messages(messages: object, tools: object, system: str | None) -> Conversation:

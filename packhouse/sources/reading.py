@@ -189,7 +189,8 @@ class _Reader:
             extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
             extra_fields=extra_fields
             | {IN_MESSAGES + name: rows for name, rows in adapted.unread_fields.items()},
-            notes=Counter(records.notes) + Counter(bidi_controls=_bidi_rows(kept.messages)),
+            notes=Counter(records.notes)
+            + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
         )
 
     def _check_bad(self, shard: SourceShard, number: int) -> None:

@@ -67,6 +67,8 @@ class Adapted:
     """(index of the row, reason, detail) of rows that gave none."""
     unread_fields: Counter[str] = field(default_factory=Counter)
     """Field of messages that holds something and that nobody reads -> rows with it."""
+    num_unanswered: int = 0
+    """Questions of the rows that have no answer, and so no conversation."""
 
 
 def _names(text: str) -> dict[str, tuple[str, ...]]:
@@ -586,6 +588,7 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
     origin: list[int] = []
     failures: list[tuple[int, str, str]] = []
     unread: Counter[str] = Counter()
+    num_unanswered = 0
     for index, row in enumerate(rows):
         try:
             if not isinstance(row, dict) and row_format not in ("messages", "mixed"):
@@ -602,6 +605,7 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
             labels.append(conversation.label)
             origin.append(index)
             unread.update(conversation.unread_fields)
+            num_unanswered += conversation.num_unanswered
     columns = zip(*turns, strict=True)
     arrays = {f.name: pa.array(column, f.type) for f, column in zip(MESSAGE, columns, strict=False)}
     return Adapted(
@@ -611,6 +615,7 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
         origin=np.array(origin, np.int64),
         failures=failures,
         unread_fields=unread,
+        num_unanswered=num_unanswered,
     )
 
 

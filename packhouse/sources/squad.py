@@ -1,6 +1,7 @@
 """Questions about a text, with answers found in it: the shape of SQuAD.
 
-Of several answers the first is read. Questions without any (SQuAD 2.0 has them) are left out.
+Of several answers the first is read. Questions without any (SQuAD 2.0 has them) are left out, and
+counted as the note `unanswered`.
 """
 
 from packhouse.sources.chat_messages import BadRowError, Conversation, Turn
@@ -22,7 +23,8 @@ def read_questions(paragraphs: object, question: str, answers: str) -> list[Conv
     """
     if isinstance(paragraphs, str):
         paragraphs, _ = parse_text(paragraphs)
-    found = []
+    found: list[Conversation] = []
+    num_unanswered = 0
     for paragraph in paragraphs if isinstance(paragraphs, list) else [paragraphs]:
         asked = paragraph.get("qas") if isinstance(paragraph, dict) else None
         if not isinstance(paragraph, dict) or not isinstance(asked, list):
@@ -33,12 +35,14 @@ def read_questions(paragraphs: object, question: str, answers: str) -> list[Conv
                 raise BadRowError("type", "a context is not text, or a question not an object")
             answer, text = _first_answer(item.get(answers)), item.get(question)
             if answer is None:
+                num_unanswered += 1
                 continue
             if not isinstance(text, str) or not isinstance(answer, str):
                 raise BadRowError("type", "a question or an answer is not text")
             found.append(Conversation([_turn("user", text, context), _turn("assistant", answer)]))
     if not found:
         raise BadRowError("no_assistant", "no question of the row has an answer")
+    found[-1] = found[-1]._replace(num_unanswered=num_unanswered)
     return found
 
 

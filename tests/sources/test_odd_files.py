@@ -192,6 +192,7 @@ def test_articles_and_questions_with_answers_are_read(read_bytes):
     assert rows.shards[0].row_format == "squad"
     assert nested.texts == rows.texts == [[("user", "Who?"), ("assistant", "Ada")]]
     assert nested.messages[0][0]["context"] == "Ada did."
+    assert nested.notes == {"unanswered": 1}
     bad = read_bytes(orjson.dumps({**flat, "answers": {"text": []}}), "c.jsonl")
     assert bad.reasons == ["no_assistant"]
 

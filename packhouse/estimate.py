@@ -23,6 +23,7 @@ from packhouse.records.tables import read_table, write_table
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
+from packhouse.sources.tabular import TABULAR
 from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
 from packhouse.steps.tokenize import TOKENIZE
@@ -133,7 +134,7 @@ def bytes_needed(plan: Plan, workspace: Workspace) -> int:
     raw = needed = 0.0
     for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
         shard, size = jobs[0].parameters.shard, float(jobs[0].size)
-        if shard.file_format in ("parquet", "arrow"):  # each shard is given the file's whole size
+        if shard.file_format in TABULAR:  # each shard is given the file's whole size
             size *= _COLUMNAR / num_shards[shard.uri]
         raw += size
         todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)

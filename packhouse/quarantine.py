@@ -28,7 +28,7 @@ from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.json_lines import parse_lines
-from packhouse.sources.lines import lines_of_rows
+from packhouse.sources.lines import lines_of_rows, place_of
 from packhouse.sources.row_formats import row_format_of
 from packhouse.store import OpenVersion
 
@@ -40,7 +40,6 @@ __all__ = [
     "editable",
     "explain_bad_rows",
     "likely_causes",
-    "place_of",
     "read_bad_rows",
     "read_quarantine_file",
     "read_quarantined",
@@ -110,24 +109,6 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
         {"step": step, "reason": reason, "rows": rows, "samples": samples[step, reason]}
         for (step, reason), rows in ordered
     ]
-
-
-def place_of(row: Mapping[str, Any], lines: Mapping[tuple[str, int], int]) -> str:
-    """Return where a row stands, for people.
-
-    Args:
-        row: with `source` and `row`.
-        lines: from `sources.lines.lines_of_rows`.
-
-    Example:
-        >>> row = {"source": "a/a.jsonl", "row": 17}
-        >>> place_of(row, {("a/a.jsonl", 17): 18}), place_of(row, {})
-        ('a/a.jsonl line 18', 'a/a.jsonl row 17')
-    """
-    line = lines.get((row["source"], row["row"]))
-    return (
-        f"{row['source']} row {row['row']:,}" if line is None else f"{row['source']} line {line:,}"
-    )
 
 
 def read_quarantined(opened: OpenVersion) -> pa.Table:
@@ -208,7 +189,7 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
     causes = []
     for name, counts in sorted(shapes.items()):
         found, wanted = counts.most_common(1)[0][0], sources[name].format
-        if found is not None and wanted not in (found, "auto"):
+        if found is not None and wanted not in (found, "auto", "mixed"):
             causes.append(
                 f"rows of '{name}' look like `{found}`, and the recipe reads them as `{wanted}`: "
                 f"try `format: {found}`"
@@ -369,6 +350,8 @@ def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig
             "name": f"{name[:50]}-mended",
             "format": row_format,
             "file_format": "jsonl",
+            "encoding": "utf-8",
+            "rows_at": None,
         }
     )
 

@@ -20,14 +20,13 @@ from packhouse.quarantine import (
     check_mended,
     count_reasons,
     editable,
-    place_of,
     read_quarantine_file,
     read_quarantined,
 )
 from packhouse.reasons import QUARANTINE_REASONS
 from packhouse.recipe import Recipe
 from packhouse.records.tables import QUARANTINED, read_table
-from packhouse.sources.lines import lines_of_rows
+from packhouse.sources.lines import lines_of_rows, place_of
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
 from packhouse.terminal import echo

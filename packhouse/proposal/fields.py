@@ -15,6 +15,7 @@ from packhouse.sources.chat_messages import SPEAKERS
 from packhouse.sources.row_formats import (
     MESSAGE_FIELDS,
     ROW_FORMATS,
+    TextFields,
     row_format_of,
 )
 from packhouse.sources.strict import parse_text
@@ -28,7 +29,7 @@ _QUESTION = (
 ).split()
 _ANSWER = (
     "solution answer output response completion assistant reply bot gpt chosen target targets a "
-    "答案 回答 答 输出 回复 答え 답변 antwort respuesta resposta reponse réponse ответ jawaban "
+    "答案 回答 答 输出 回复 答え 답변 antwort respuesta resposta réponse ответ jawaban "
     "doctor agent chatbot tgt summary highlights result translation"
 ).split()
 _PLAIN = ("text", "content", "body")
@@ -95,7 +96,7 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
         names = of_chat.names(rows[0], {})
         messages = names[next(iter(of_chat.required))]
         return _shape_of_messages(messages, [row[messages] for row in rows]) or Shape(found)
-    if found not in (None, "text"):
+    if found not in (None, "text") and _has_texts(found, rows):
         return Shape(found)
     if not all(isinstance(row, dict) for row in rows):
         return None
@@ -105,6 +106,15 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
             return shape
     shape = _shape_of_texts(rows, frozenset(taken))
     return Shape("text") if found == "text" and (shape is None or shape.is_guess) else shape
+
+
+def _has_texts(row_format: str, rows: Sequence[Any]) -> bool:
+    """Return True unless a format wants text in fields where no row has any."""
+    reader = ROW_FORMATS[row_format]
+    if not isinstance(reader, TextFields):
+        return True
+    names = [reader.names(rows[0], {})[ours] for _, ours in reader.turns]
+    return any(all(isinstance(row[name], str) for name in names) for row in rows)
 
 
 def join_shapes(shapes: Iterable[Shape]) -> Shape | None:

@@ -119,7 +119,9 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
             rows, file_format = _rows_of(file, "json", head, is_whole=is_whole, field=field), "json"
     if not rows:
         text = head.decode("utf-8", "replace")
-        if file_format in ("json", "jsonl") and (remedy := remedy_for_text(text, file.uri)):
+        if file_format in ("json", "jsonl", "objects") and (
+            remedy := remedy_for_text(text, file.uri)
+        ):
             raise _refusal(file, remedy)
         raise _refusal(
             file, f"no row of its first {len(head):,} bytes can be read as {file_format}"

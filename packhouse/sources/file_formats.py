@@ -124,11 +124,11 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     _check_text(head, uri)
     text = head.removeprefix(BOM).lstrip()
     first, newline, rest = text.partition(b"\n")
-    is_array = _is_array_of_rows(text)
+    num_rows = _rows_of_array(text)
     found: FileFormat
     if named not in ("json", None):
         found = named
-        if named == "jsonl" and wanted == "auto" and is_array:
+        if named == "jsonl" and wanted == "auto" and num_rows:
             found = "json"
         elif named == "jsonl" and wanted == "auto" and first.rstrip() == b"{":
             found = "objects"
@@ -151,7 +151,7 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             f"source file '{uri}' ends its lines in CR only; convert them to LF (tr '\\r' '\\n')",
             uri=uri,
         )
-    if found == "jsonl" and is_array:
+    if found == "jsonl" and num_rows > 1:  # a list of one may be a line with its row
         raise SourceError(
             f"source file '{uri}' is one JSON array, not JSON Lines; set file_format to json (or "
             "end its name in .json)",
@@ -160,18 +160,18 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     return found
 
 
-def _is_array_of_rows(text: bytes) -> bool:
-    """Return True if lines are parts of an array, and not each a list."""
+def _rows_of_array(text: bytes) -> int:
+    """Rows in the first line of an array; of one over several lines 2; 0: lines are lists."""
     if not text.startswith(b"["):
-        return False
+        return 0
     first, _, rest = text.partition(b"\n")
     try:
         value = orjson.loads(first)
     except orjson.JSONDecodeError:
-        return text[1:].lstrip()[:1] in (b"{", b"")
-    if rest.strip():
-        return False
-    return bool(value) and isinstance(value[0], dict) and not {"role", "from"} & value[0].keys()
+        return 2 if text[1:].lstrip()[:1] in (b"{", b"") else 0
+    if rest.strip() or not value or not isinstance(value[0], dict):
+        return 0
+    return 0 if {"role", "from"} & value[0].keys() else len(value)
 
 
 def _is_json(line: bytes) -> bool:

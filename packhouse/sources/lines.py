@@ -15,7 +15,7 @@ from packhouse.sources.file_formats import compression_of
 from packhouse.sources.files import file_errors, find_files, local_path, open_file, source_name
 from packhouse.sources.streams import FileStream
 
-__all__ = ["lines_at", "lines_of_rows", "name_row"]
+__all__ = ["lines_at", "lines_of_rows", "name_row", "place_of"]
 
 
 def lines_at(uri: str, offsets: Sequence[int], encoding: str = "utf-8") -> list[int]:
@@ -69,6 +69,24 @@ def lines_of_rows(
                 for offset, line in zip(offsets, lines, strict=False):
                     found[f"{name}/{file.name}", of_file[offset]] = line
     return found
+
+
+def place_of(row: Mapping[str, Any], lines: Mapping[tuple[str, int], int]) -> str:
+    """Return where a row stands, for people.
+
+    Args:
+        row: with `source` and `row`.
+        lines: from `lines_of_rows`.
+
+    Example:
+        >>> row = {"source": "a/a.jsonl", "row": 17}
+        >>> place_of(row, {("a/a.jsonl", 17): 18}), place_of(row, {})
+        ('a/a.jsonl line 18', 'a/a.jsonl row 17')
+    """
+    line = lines.get((row["source"], row["row"]))
+    return (
+        f"{row['source']} row {row['row']:,}" if line is None else f"{row['source']} line {line:,}"
+    )
 
 
 def name_row(uri: str, row: int, byte_offset: int | None, encoding: str = "utf-8") -> str:

@@ -39,6 +39,7 @@ __all__ = [
     "ROW_FORMATS",
     "Adapted",
     "RowFormat",
+    "TextFields",
     "adapt",
     "check_same_format",
     "find_row_format",

@@ -244,3 +244,26 @@ def test_a_file_that_holds_something_else_is_refused(desk):
     result = CliRunner().invoke(cli, ["quarantine", "ls", str(records)])
     assert result.exit_code == 2
     assert "is no quarantine file" in result.stderr
+
+
+def test_rows_of_a_file_in_another_encoding_are_mended_as_utf8(desk):
+    rows = [{"ask": f"\u95ee\u9898 {n}?", "say": f"\u7b54\u6848 {n}"} for n in range(9)]
+    lines = [json.dumps([row], ensure_ascii=False) for row in rows]
+    (desk / "rows.jsonl").write_bytes("\n".join([*lines, lines[0][:-1]]).encode("gb18030"))
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    fields = {"prompt": "ask", "completion": "say"}
+    odd = {"encoding": "gb18030", "unwrap": True, "format": "prompt_completion", "fields": fields}
+    recipe["sources"] = [{"path": "rows.jsonl", **odd}]
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    run_recipe(desk)
+    call("retry", "recipe.yaml", "--cache", desk / "cache", "--edit", desk / "bad.jsonl")
+    (bad,) = map(json.loads, (desk / "bad.jsonl").read_text().splitlines())
+    (desk / "bad.jsonl").write_text(json.dumps({**bad, "raw": bad["raw"] + "]"}))
+
+    said = call("retry", "recipe.yaml", "--from", desk / "bad.jsonl", "--out", desk / "mended")
+
+    assert "1 rows pass, 0 are still bad" in said
+    (line,) = (desk / "mended" / "rows-mended.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == [rows[0]]
+    snippet = yaml.safe_load(said.partition("sources:\n")[2])
+    assert "encoding" not in snippet[0]

@@ -9,6 +9,7 @@ starts here goes on as a recipe, with schedules and clusters.
 
 import logging
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -25,7 +26,7 @@ from packhouse.chain import prepare as prepare_chain
 from packhouse.contracts import installed_contracts
 from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Check, Workspace
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.estimate import Estimate, estimate
 from packhouse.given import data_uri, is_rows, is_settings, pinned, tokenizer_name
 from packhouse.loaders import load_packed
@@ -260,7 +261,12 @@ def plan(
 
 
 def prepare_recipe(
-    recipe: Recipe, place: CachePlace, workers: int = 1, check: Check | None = None
+    recipe: Recipe,
+    place: CachePlace,
+    workers: int = 1,
+    check: Check | None = None,
+    *,
+    file: str | None = None,
 ) -> tuple[Prepared, list[str]]:
     """Run the chain in this process, or in processes of this machine.
 
@@ -269,6 +275,7 @@ def prepare_recipe(
         place: where finished steps lie.
         workers: number of processes.
         check: contract of every table; by default that of the installed pipeline, if there is one.
+        file: the recipe's, where it has one: what `packhouse quarantine show` is to look at.
 
     Returns:
         What the run did, and notes on a mirror that could not be used.
@@ -281,7 +288,12 @@ def prepare_recipe(
     check, mirror = check or installed_contracts(), open_mirror(place)
     workspace = Workspace(cache=place.folder, **({"check": check} if check else {}))
     with local_runner(recipe, workspace, workers) as run:
-        done = prepare_chain(recipe, run, place.folder, mirror=mirror)
+        try:
+            done = prepare_chain(recipe, run, place.folder, mirror=mirror)
+        except (EmptyDatasetError, QuarantineLimitError) as error:
+            target = file or next(iter(error.facts.get("places", [])), "RECIPE")
+            said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
+            raise type(error)(said, **error.facts) from None
     return done, list(mirror.notes) if mirror else []
 
 

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from packhouse.errors import SourceError
+from packhouse.errors import ConfigError, SourceError
 from packhouse.messages import Answers, assemble
+from packhouse.near import near_name
 from packhouse.recipe import SourceConfig
 from packhouse.sources.chat_messages import (
     BadRowError,
@@ -37,6 +38,7 @@ __all__ = [
     "Adapted",
     "RowFormat",
     "adapt",
+    "check_fields",
     "check_same_format",
     "find_row_format",
     "row_format_of",
@@ -442,6 +444,26 @@ ROW_FORMATS: dict[str, RowFormat] = {
     ),
     "text": TextFields(required=_names("text"), turns=(("assistant", "text"),), answers="text"),
 }
+
+
+_OF_MESSAGES = {"role", "content"}
+
+
+def check_fields(config: SourceConfig) -> None:
+    """Refuse `fields` that name a field of ours that no format has.
+
+    Raises:
+        ConfigError: says which, and what was meant.
+    """
+    formats = [ROW_FORMATS[config.format]] if config.format in ROW_FORMATS else ROW_FORMATS.values()
+    known = {name for each in formats for name in (*each.required, *each.optional)} | _OF_MESSAGES
+    for name in config.fields:
+        if name not in known:
+            named = "" if config.format == "auto" else f" of format `{config.format}`"
+            raise ConfigError(
+                f"source '{config.path}': fields names '{name}', which is no field of ours{named}"
+                f"{near_name(name, known) or '; known: ' + ', '.join(sorted(known))}"
+            )
 
 
 def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:

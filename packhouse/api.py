@@ -10,6 +10,7 @@ starts here goes on as a recipe, with schedules and clusters.
 import logging
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -26,7 +27,7 @@ from packhouse.chain import prepare as prepare_chain
 from packhouse.contracts import check as check_table
 from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Check, Workspace
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.estimate import Estimate, estimate
 from packhouse.given import (
     data_uri,
@@ -275,7 +276,12 @@ def plan(
 
 
 def prepare_recipe(
-    recipe: Recipe, place: CachePlace, workers: int = 1, check: Check = check_table
+    recipe: Recipe,
+    place: CachePlace,
+    workers: int = 1,
+    check: Check = check_table,
+    *,
+    file: str | None = None,
 ) -> tuple[Prepared, list[str]]:
     """Run the chain in this process, or in processes of this machine.
 
@@ -284,6 +290,7 @@ def prepare_recipe(
         place: where finished steps lie.
         workers: number of processes.
         check: contract of every table; the flows give those of `schemas`.
+        file: the recipe's, where it has one: what `packhouse quarantine show` is to look at.
 
     Returns:
         What the run did, and notes on a mirror that could not be used.
@@ -295,7 +302,12 @@ def prepare_recipe(
         raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
     mirror, workspace = open_mirror(place), Workspace(cache=place.folder, check=check)
     with local_runner(recipe, workspace, workers) as run:
-        done = prepare_chain(recipe, run, place.folder, mirror=mirror)
+        try:
+            done = prepare_chain(recipe, run, place.folder, mirror=mirror)
+        except (EmptyDatasetError, QuarantineLimitError) as error:
+            target = file or next(iter(error.facts.get("places", [])), "RECIPE")
+            said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
+            raise type(error)(said, **error.facts) from None
     return done, list(mirror.notes) if mirror else []
 
 

@@ -14,8 +14,13 @@ from packhouse.errors import ConfigError
 
 __all__ = ["CachePlace", "check_cache", "default_cache", "find_cache"]
 
-# A URI whose slashes are missing or went when it became a path; `a:b/c` is a folder.
-_URI = re.compile(r"(?:^|/)(?P<scheme>[a-z][a-z0-9+.-]+(?=:/)|s3|gs|gcs|az|abfss?|file):", re.I)
+# A URI whose slashes are missing or went when it became a path; `a:b/c` and `x/b:c` are folders.
+_URI = re.compile(
+    r"(?:^(?P<first>[a-z][a-z0-9+.-]+)"
+    r"|/(?P<inner>[a-z][a-z0-9+.-]+(?=:/)|s3|gs|gcs|az|abfss?|file)):",
+    re.I,
+)
+_SCHEMES = ("s3", "gs", "gcs", "az", "abfs", "abfss", "file")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +78,18 @@ def check_cache(folder: Path) -> Path:
         ConfigError: a file stands there or above it, or it looks like a URI (`s3:bucket/steps`).
     """
     if found := _URI.search(str(folder)):
-        slashes = "///" if found["scheme"].lower() == "file" else "//"  # a Path keeps one of them
+        scheme = (found["first"] or found["inner"]).lower()
+        if scheme not in _SCHEMES and ":/" not in str(folder):
+            raise ConfigError(
+                f"cache '{folder}' looks like a URI, and '{scheme}:' is none that packhouse knows "
+                f"({', '.join(_SCHEMES)}); give a folder of that name by its absolute path"
+            )
+        slashes = "///" if scheme == "file" else "//"  # a Path keeps one of them
         rest = str(folder)[found.end() :].lstrip("/")
         raise ConfigError(
             f"cache '{folder}' is a URI, and a folder of this machine is needed here. Runs "
             "(`python -m flows.prepare`, `packhouse ci`) take a mirror as --cache, PACKHOUSE_CACHE "
-            f"or PACKHOUSE_CACHE_MIRROR: write '{found['scheme'].lower()}:{slashes}{rest}' there"
+            f"or PACKHOUSE_CACHE_MIRROR: write '{scheme}:{slashes}{rest}' there"
         )
     place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not place.is_dir():

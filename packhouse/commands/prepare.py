@@ -102,7 +102,9 @@ def prepare(
                 settings={},
                 overrides=overrides,
             )
-            done, notes = prepare_recipe(recipe, place, workers)
+            done, notes = prepare_recipe(
+                recipe, place, workers, file=data[0] if is_recipe else None
+            )
     except Interrupted as error:
         exit_interrupted(error, keeps_steps=True)
     from packhouse.report import print_result

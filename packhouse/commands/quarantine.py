@@ -14,6 +14,7 @@ from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.escaping import for_terminal
 from packhouse.given import read_recipe
+from packhouse.near import near_files
 from packhouse.quarantine import (
     MendedSource,
     Retried,
@@ -188,7 +189,7 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
         return _of_recipe(read_recipe(path), Workspace(cache=cache))
     if path.suffix in (".parquet", ".arrow") and "://" not in target:
         if not path.is_file():
-            raise ConfigError(f"no file at '{target}'")
+            raise ConfigError(f"no file at '{target}'{near_files(target)}")
         return read_quarantine_file(path)
     return read_quarantined(open_address(target))
 

@@ -7,12 +7,13 @@ Text that was given is repeated only where it resembles what is allowed: it may 
 wrong field.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+
+from packhouse.near import near_name
 
 __all__ = ["explain_mistakes"]
 
@@ -76,18 +77,17 @@ def _explain(item: Mapping[str, Any], model: type[BaseModel]) -> str:
     owner = _model_at(model, loc[:-1])
     if kind == "extra_forbidden":
         names = [field.alias or name for name, field in owner.model_fields.items()]
-        near = difflib.get_close_matches(str(loc[-1]), names, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
-        return f"unknown key '{key}'; {hint}"
+        return f"unknown key '{key}'" + (
+            near_name(str(loc[-1]), names) or f"; known: {', '.join(names)}"
+        )
     if kind == "missing":
         field = owner.model_fields.get(str(loc[-1]))
         what = " ".join((field.description or "").partition(".")[0].split()) if field else ""
         return f"'{key}' is missing" + (f": {what[:1].lower()}{what[1:]}" if what else "")
     if kind == "literal_error":
         allowed = re.findall("'([^']+)'", facts["expected"])
-        near = difflib.get_close_matches(str(value), allowed, n=1) if len(str(value)) < 40 else []
-        if near:
-            return f"'{key}' cannot be '{value}'; did you mean '{near[0]}'?"
+        if len(str(value)) < 40 and (near := near_name(str(value), allowed)):
+            return f"'{key}' cannot be '{value}'{near}"
         return f"'{key}' must be one of {', '.join(allowed)}; got {_kind_of(value)}"
     if kind in _BOUNDS:
         limit = next(iter(facts.values()))

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from packhouse.errors import ConfigError
+from packhouse.near import near_files
 from packhouse.recipe.mistakes import explain_mistakes
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.section import HUB_NAME
@@ -103,7 +104,8 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"no recipe at '{path}'; see deployments/recipes for examples") from None
+        near = near_files(path, ".yaml", ".yml") or "; see deployments/recipes for examples"
+        raise ConfigError(f"no recipe at '{path}'{near}") from None
     except IsADirectoryError:
         raise ConfigError(f"recipe '{path}' is a folder; give a YAML file") from None
     except UnicodeDecodeError as error:

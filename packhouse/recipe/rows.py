@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from packhouse.recipe.section import Section
 
@@ -25,6 +26,17 @@ class ValidateConfig(Section):
 
     allow_ends_on_user: bool = False
     """Keep conversations that end on a user turn (the open question is not trained)."""
+
+
+TEMPLATES = (
+    "chat",
+    "alpaca",
+    "completion",
+    "classification",
+    "sequence_classification",
+    "text",
+)
+"""Built-in templates; `packhouse.templates` has them."""
 
 
 class FormatConfig(Section):
@@ -54,6 +66,14 @@ class FormatConfig(Section):
 
     prompt: str | None = None
     """Classification: text with `{text}` that asks for the label."""
+
+    @field_validator("template")
+    @classmethod
+    def _is_known(cls, template: str) -> str:
+        if template not in TEMPLATES and not template.endswith((".jinja", ".j2")):
+            known = [*TEMPLATES, "a path to a .jinja or .j2 file"]
+            raise PydanticCustomError("literal_error", "no such template", {"expected": str(known)})
+        return template
 
     @field_validator("never_train")
     @classmethod

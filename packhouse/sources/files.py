@@ -16,6 +16,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
+from packhouse.near import near_files
 from packhouse.recipe import SourceConfig
 from packhouse.sources import hub
 from packhouse.sources.file_formats import FORMATS_BY_ENDING, format_of_name
@@ -66,10 +67,11 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     else:
         files = _find_on_s3(path)
     if not files:
-        endings = ", ".join(f".{ending}" for ending in FORMATS_BY_ENDING)
+        endings_of_data = [f".{ending}" for ending in FORMATS_BY_ENDING]
+        endings = ", ".join(endings_of_data)
         raise SourceError(
             f"source '{path}' names no files (a folder is searched for {endings}, plain, .gz or "
-            ".zst)",
+            f".zst){near_files(path, *endings_of_data) if scheme == '' else ''}",
             path=path,
         )
     return sorted(files, key=lambda file: file.uri)
@@ -133,7 +135,7 @@ def file_errors(uri: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise SourceError(
-            f"source file '{uri}' does not exist; correct its path", uri=uri
+            f"source file '{uri}' does not exist{near_files(uri) or '; correct its path'}", uri=uri
         ) from None
     except PermissionError as error:
         raise SourceError(f"source file '{uri}' may not be read: {error}", uri=uri) from None

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from packhouse.errors import PluginError, SourceError
+from packhouse.errors import ConfigError, PluginError, SourceError
+from packhouse.near import near_name
 from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers, assemble
@@ -41,6 +42,7 @@ __all__ = [
     "RowFormat",
     "TextFields",
     "adapt",
+    "check_fields",
     "check_same_format",
     "find_row_format",
     "row_format_called",
@@ -563,6 +565,29 @@ def row_format_called(name: str) -> RowFormat:
         return ROW_FORMATS[name]
     plugin = find_plugin("row_formats", name)
     return PluginRows(required={}, plugin=plugin, function=plugin.load())
+
+
+_OF_MESSAGES = {"role", "content"}
+
+
+def check_fields(config: SourceConfig) -> None:
+    """Refuse `fields` that name a field of ours that no format has.
+
+    Raises:
+        ConfigError: says which, and what was meant.
+    """
+    if config.format != "auto" and config.format not in ROW_FORMATS:  # a plug-in knows its own
+        return
+    is_any = config.format in ("auto", "mixed")
+    formats = ROW_FORMATS.values() if is_any else [ROW_FORMATS[config.format]]
+    known = {name for each in formats for name in (*each.required, *each.optional)} | _OF_MESSAGES
+    for name in config.fields:
+        if name not in known:
+            named = "" if is_any else f" of format `{config.format}`"
+            raise ConfigError(
+                f"source '{config.path}': fields names '{name}', which is no field of ours{named}"
+                f"{near_name(name, known) or '; known: ' + ', '.join(sorted(known))}"
+            )
 
 
 def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:

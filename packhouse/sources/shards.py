@@ -25,7 +25,7 @@ from packhouse.sources.json_arrays import ArrayFile
 from packhouse.sources.json_lines import LinesFile
 from packhouse.sources.json_objects import ObjectsFile
 from packhouse.sources.records import unwrapped
-from packhouse.sources.row_formats import find_row_format
+from packhouse.sources.row_formats import check_fields, find_row_format
 from packhouse.sources.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.sources.tabular import TABULAR, scan_tables
 from packhouse.sources.text_files import Parsing, TextFile
@@ -113,9 +113,11 @@ def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) ->
         rows, noted as `empty_files`.
 
     Raises:
+        ConfigError: `fields` names what no format has.
         SourceError: a file cannot be read; names it and the place.
         TransientError: the storage did not answer.
     """
+    check_fields(config)
     shards: list[SourceShard] = []
     for file in find_files(config):
         shards.extend(_scan_file(file, config, max_shard_bytes))

@@ -5,7 +5,6 @@ alike, where the recipe asks for it: pack compares these. They have a key of the
 made once for all tokenizers and pack sizes, and an appended file costs its own shard.
 """
 
-import difflib
 import hashlib
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
 from packhouse.errors import ConfigError, ContractError
 from packhouse.foreign import cuts_windows, render_shard, run_template
+from packhouse.near import near_files, near_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
@@ -107,16 +107,19 @@ def _date_of(recipe: Recipe) -> str | None:
 def _template_identity(template: str) -> str:
     if not template.endswith((".jinja", ".j2")):
         if template not in (*SINGLE_TURN, "chat"):
-            near = difflib.get_close_matches(template, [*SINGLE_TURN, "chat"], n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
+            known = [*SINGLE_TURN, "chat"]
             raise ConfigError(
-                f"no template '{template}'; {hint}format.template is one of "
-                f"{', '.join([*SINGLE_TURN, 'chat'])}, or a .jinja or .j2 file"
+                f"format.template: there is no '{template}'{near_name(template, known)}; it is one "
+                f"of {', '.join(known)}, or a .jinja or .j2 file"
             )
         return template
     path = Path(template)
     if not path.is_file():
-        raise ConfigError(f"format.template: no file at '{template}'")
+        near = near_files(template, ".jinja", ".j2")
+        raise ConfigError(
+            f"format.template: no file at '{template}'{near or ';'} "
+            f"{'Built' if near else 'built'} in are {', '.join([*SINGLE_TURN, 'chat'])}"
+        )
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -358,11 +358,11 @@ def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
     if "://" not in uri:
         from packhouse.store.local import LocalStore
 
-        scheme, colon, _ = uri.partition(":/")
+        scheme, colon, rest = uri.partition(":")
         if colon and scheme in ("s3", "file", *_CLOUD):
             raise ConfigError(
                 f"store '{uri}' is an address without its '//', as a Path makes them; give "
-                f"'{scheme}://...' as text"
+                f"'{scheme}://{rest.lstrip('/')}' as text"
             )
         return LocalStore(Path(uri).expanduser())
     parts = urlsplit(uri)

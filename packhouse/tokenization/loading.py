@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from packhouse.errors import TokenizerError
+from packhouse.near import near_files
 from packhouse.runtime.confine import at, limited, run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.tokenization.digest_cache import read_checked, write_checked
@@ -176,9 +177,10 @@ def tokenizer_bytes(folder: str | Path) -> int:
 
 def _tokenizer_files(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):  # noqa: PTH112 - `Path.is_dir` raises if the name is too long
+        near = near_files(folder)
         raise TokenizerError(
-            f"no tokenizer folder at '{str(folder)[:200]}'; give the folder that "
-            "`tokenizer.save_pretrained(folder)` wrote, or a name of the Hub such as "
+            f"no tokenizer folder at '{str(folder)[:200]}'{near + ' Or' if near else ';'} give the "
+            "folder that `tokenizer.save_pretrained(folder)` wrote, or a name of the Hub such as "
             "`Qwen/Qwen2.5-0.5B-Instruct`",
             folder=str(folder),
         )

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
+from packhouse.recipe.rows import TEMPLATES
 from packhouse.templates import make_renderer
+from packhouse.templates.single_turn import SINGLE_TURN
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 
@@ -203,9 +205,10 @@ def test_a_tokenizer_without_eos_is_refused():
         make_renderer(FormatConfig(template="alpaca"), bare)
 
 
-def test_an_unknown_template_names_the_known_ones():
+def test_recipes_know_every_built_in_template_and_no_other():
+    assert set(TEMPLATES) == {*SINGLE_TURN, "chat"}
     with pytest.raises(ConfigError, match="alpaca, completion, classification"):
-        make_renderer(FormatConfig(template="vicuna"), make_snapshot())
+        make_renderer(FormatConfig.model_construct(template="vicuna"), make_snapshot())
 
 
 def test_spans_count_bytes_not_characters():

@@ -1,0 +1,114 @@
+"""Fifteen recipes that a newcomer gets wrong: each message names place, cause and remedy."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import packhouse
+
+HEAD = "dataset: demo\ntokenizer: ./tokenizer\n"
+ROWS = "sources:\n  - path: talks.jsonl\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree("deployments/demo/tokenizer", tmp_path / "tokenizer")
+    turns = '{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "%d"}'
+    lines = "".join(f'{{"messages": [{turns % number}]}}\n' for number in range(30))
+    (tmp_path / "talks.jsonl").write_text(lines)
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (
+            HEAD + ROWS + "    format: aplaca\n",
+            "recipe 'r.yaml', line 5: 'sources.0.format' cannot be 'aplaca'; did you mean "
+            "'alpaca'?",
+        ),
+        (
+            HEAD + ROWS + "fromat: {template: chat}\n",
+            "recipe 'r.yaml', line 5: unknown key 'fromat'; did you mean 'format'?",
+        ),
+        (
+            "dataset: My Data\ntokenizer: ./tokenizer\n" + ROWS,
+            "recipe 'r.yaml', line 1: 'dataset' may have lower-case letters, digits, '-', '_' and "
+            "single dots, and begins with a letter or digit: my-data",
+        ),
+        (
+            HEAD + ROWS + "split:\n  eval_fraction: 10\n",
+            "recipe 'r.yaml', line 6: 'split.eval_fraction' must be below 1, got 10 "
+            "(0.1 means 10%)",
+        ),
+        (
+            HEAD + ROWS + "format:\n  template: alpca\n",
+            "recipe 'r.yaml', line 6: 'format.template' cannot be 'alpca'; did you mean 'alpaca'?",
+        ),
+        (
+            HEAD + ROWS + "format:\n  template: vicuna\n",
+            "recipe 'r.yaml', line 6: 'format.template' must be one of chat, alpaca, completion, "
+            "classification, sequence_classification, text, a path to a .jinja or .j2 file; "
+            "got text of 6 characters",
+        ),
+        (
+            HEAD + ROWS + "format: {template: mime.jinja}\n",
+            "no file at 'mime.jinja'; did you mean 'mine.jinja'? Built in are alpaca, ",
+        ),
+        (
+            HEAD + "sources: [{path: talk.jsonl}]\n",
+            "source file 'talk.jsonl' does not exist; did you mean 'talks.jsonl'?",
+        ),
+        (
+            HEAD + "sources: [{path: data/talks.jsonl}]\n",
+            "source file 'data/talks.jsonl' does not exist; there is no folder 'data'",
+        ),
+        (
+            "dataset: demo\ntokenizer: ./tokeniser\n" + ROWS,
+            "no tokenizer folder at 'tokeniser'; did you mean 'tokenizer'? "
+            "Or give the folder that `tokenizer.save_pretrained(folder)` wrote",
+        ),
+        (
+            HEAD + ROWS + "    format: alpaca\n",
+            "all 30 rows are bad (fields 30): nothing to publish; first 'fields': "
+            "talks/talks.jsonl row 0, no field 'instruction'; the row has 'messages'; rows of "
+            "'talks' look like `chat`, and the recipe reads them as `alpaca`: try `format: chat`; "
+            "to see them: `packhouse quarantine show ",
+        ),
+        (
+            HEAD + ROWS + "    fields: {mesages: talk}\n",
+            "fields names 'mesages', which is no field of ours; did you mean 'messages'?",
+        ),
+        (
+            HEAD + ROWS + "pack:\n  seq_len: 4k\n",
+            "recipe 'r.yaml', line 6: 'pack.seq_len' must be a whole number, got text of "
+            "2 characters",
+        ),
+        (
+            HEAD + "sources: talks.jsonl\n",
+            "recipe 'r.yaml', line 3: 'sources' must be a list, got text of 11 characters",
+        ),
+        (
+            HEAD + ROWS + "publish: {store: 's3:bucket/data'}\n",
+            "store 's3:bucket/data' is an address without its '//', as a Path makes them; give "
+            "'s3://bucket/data' as text",
+        ),
+    ],
+)
+def test_a_wrong_recipe_says_where_why_and_what_to_do(recipe: str, said: str, folder: Path) -> None:
+    Path("r.yaml").write_text(recipe)
+    with pytest.raises(packhouse.PackhouseError) as caught:
+        packhouse.prepare("r.yaml", cache="cache", progress=False)
+
+    assert said in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there_names_its_neighbours(folder: Path) -> None:
+    Path("recipe.yaml").write_text(HEAD + ROWS)
+    with pytest.raises(packhouse.PackhouseError, match=r"; did you mean 'recipe\.yaml'\?$"):
+        packhouse.prepare("recpe.yaml")
+    with pytest.raises(packhouse.PackhouseError, match=r"; there: recipe\.yaml$"):
+        packhouse.prepare("x.yml")

@@ -290,7 +290,7 @@ def test_a_folder_leaves_workbooks_out(tmp_path, read):
     ("name", "data", "encoding", "line"),
     [
         ("a.jsonl", b'{"text": "a"}\n\n \n{"text": 1}\n', "utf-8", 4),
-        ("a.jsonl.gz", gzip.compress(b'\n{"text": "a"}\n\n{"text": 1}'), "utf-8", 4),
+        ("a.jsonl.gz", gzip.compress(b'\n{"text": "a"}\n\n{"text": 1}', mtime=0), "utf-8", 4),
         ("a.json", b'[\n{"text": "a"},\n\n{\n"text":\n1}\n]', "utf-8", 4),
         ("a.jsonl", '{"text": "\u4f60"}\n\n{"text": 1}\n'.encode("gb18030"), "gb18030", 3),
         ("a.json", PRETTY + b'\n\n{\n"question": 1}', "utf-8", 162),

@@ -379,6 +379,13 @@ def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(proj
     code, said = project.init("chats", "faq.csv", "-o", "sub.yaml")
 
     assert code == 0, said
+    Path("chats/b.jsonl").write_bytes(lines(named("ask", "answer")))
+    Path("more").mkdir()
+    Path("more/a.jsonl").write_bytes(lines(named("instruction", "output")))
+    assert project.init("chats", "more/a.jsonl")[0] == 0
+    unlike = yaml.safe_load(Path("recipe.yaml").read_text())["sources"]
+    assert [s["path"] for s in unlike] == ["chats/a.jsonl", "chats/b.jsonl", "more/a.jsonl"]
+    assert [s.get("name") for s in unlike] == ["a-1", None, "a-3"]
     recipe = yaml.safe_load(Path("sub.yaml").read_text())
     assert [source["path"] for source in recipe["sources"]] == ["chats", "faq.csv"]
     assert recipe["sources"][1]["file_format"] == "csv_semicolon"

@@ -81,7 +81,7 @@ def init(
         looks = [look for item in data for look in look_at(data_uri(item, cache), asked)]
         raw: dict[str, Any] = {
             "dataset": name_of(data[0]),
-            "sources": [{"path": look.path, **look.settings} for look in looks],
+            "sources": _sources(looks),
             "tokenizer": tokenizer_name(tokenizer, cache),
             "format": {},
             "pack": {"seq_len": _MOST_SEQ_LEN},
@@ -116,6 +116,18 @@ def init(
     if not as_json:
         unasked = "" if yes or sys.stdin.isatty() else " (there is no terminal to ask at)"
         echo(f"written to {out}{unasked}; next: packhouse prepare {out}")
+
+
+def _sources(looks: list[Look]) -> list[dict[str, Any]]:
+    """Sources of a recipe, with names of their own where files have the same name."""
+    from packhouse.sources.files import source_name
+
+    names = [source_name(SourceConfig(path=look.path)) for look in looks]
+    sources = []
+    for number, (look, name) in enumerate(zip(looks, names, strict=True), 1):
+        own = {"name": f"{name[:60]}-{number}"} if names.count(name) > 1 else {}
+        sources.append({"path": look.path, **own, **look.settings})
+    return sources
 
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:

@@ -5,6 +5,7 @@ guess is shown to a person, and nothing is read by it that the recipe does not s
 """
 
 import codecs
+import re
 from collections.abc import Callable
 
 __all__ = ["guess_encoding"]
@@ -25,7 +26,10 @@ def guess_encoding(data: bytes) -> str | None:
     letters = _letters_beyond_ascii(data, "utf-8")
     if letters.count("\ufffd") <= len(letters) / 10:
         return "utf-8"
-    scores = {name: _share_of_common(data, name) for name in _COMMON}
+    runs = re.findall(rb"[\x80-\xff]+", data)
+    stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # an accent in a Latin word
+    names = [name for name in _COMMON if (name == "cp1252") == stand_alone]
+    scores = {name: _share_of_common(data, name) for name in names}
     best = max(scores, key=lambda name: scores[name])
     return best if scores[best] >= _ENOUGH else None
 

@@ -38,6 +38,7 @@ __all__ = ["Look", "look_at", "look_at_file"]
 
 _SAMPLE_ROWS = 1000
 _MAX_FILES = 200
+"""Files of one path that are looked at."""
 _BAD_SHARE = 0.1
 """Rows that nothing is known of, if they are no more than this share, are taken for bad rows."""
 
@@ -70,8 +71,8 @@ def look_at(path: str, asked: tuple[str, str] | None = None) -> list[Look]:
     Raises:
         SourceError: a file holds nothing that a source can read; says what to do about it.
     """
-    files = find_files(SourceConfig(path=path))[:_MAX_FILES]
-    looks = [look_at_file(file, asked) for file in files]
+    files = find_files(SourceConfig(path=path))
+    looks = [look_at_file(file, asked) for file in files[:_MAX_FILES]]
     alike = all(
         (look.settings, look.file_format) == (looks[0].settings, looks[0].file_format)
         for look in looks
@@ -79,6 +80,12 @@ def look_at(path: str, asked: tuple[str, str] | None = None) -> list[Look]:
     if len(looks) == 1 or alike:
         size = sum(file.size for file in files)
         return [_of_all(looks[0], path, len(files), size)]
+    if len(files) > _MAX_FILES:
+        raise SourceError(
+            f"'{path}' names {len(files):,} files that are not alike; give those that are, by "
+            "folder or glob",
+            path=path,
+        )
     return looks
 
 

@@ -10,6 +10,9 @@ from packhouse.proposal.fields import shape_of
 
 __all__ = ["remedy_for_header", "remedy_for_rows", "remedy_for_text"]
 
+_MAX_CHARS = 20_000
+"""Of a line that is tried as Python: its parser takes 1,000 times the memory of its text."""
+
 
 def remedy_for_text(head: str, path: str) -> str | None:
     """Return what to do with text of which no row can be read; None: nothing is known.
@@ -25,7 +28,7 @@ def remedy_for_text(head: str, path: str) -> str | None:
         return _told(
             "its objects are divided by commas, with no brackets around them", command, out
         )
-    if first.startswith("{'"):
+    if first.startswith("{'") and len(first) < _MAX_CHARS:
         try:
             ast.literal_eval(first.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -130,7 +130,7 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         found = named
         if named == "jsonl" and wanted == "auto" and num_rows:
             found = "json"
-        elif named == "jsonl" and wanted == "auto" and first.rstrip() == b"{":
+        elif named == "jsonl" and wanted == "auto" and _opens_object(first, rest):
             found = "objects"
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
@@ -158,6 +158,11 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             uri=uri,
         )
     return found
+
+
+def _opens_object(first: bytes, rest: bytes) -> bool:
+    """Return True if a line is the brace before an object's first key, which is on the next."""
+    return first.rstrip() == b"{" and rest.lstrip().startswith(b'"')
 
 
 def _rows_of_array(text: bytes) -> int:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from packhouse.api import open_version
 from packhouse.cli import cli
+from packhouse.proposal.encodings import guess_encoding
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.encoders import load_tokenizer
 from tests.sources.test_odd_files import workbook
@@ -378,6 +379,13 @@ def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(proj
     code, said = project.init("chats", "faq.csv", "-o", "sub.yaml")
 
     assert code == 0, said
+    Path("chats/b.jsonl").write_bytes(lines(named("ask", "answer")))
+    Path("more").mkdir()
+    Path("more/a.jsonl").write_bytes(lines(named("instruction", "output")))
+    assert project.init("chats", "more/a.jsonl")[0] == 0
+    unlike = yaml.safe_load(Path("recipe.yaml").read_text())["sources"]
+    assert [s["path"] for s in unlike] == ["chats/a.jsonl", "chats/b.jsonl", "more/a.jsonl"]
+    assert [s.get("name") for s in unlike] == ["a-1", None, "a-3"]
     recipe = yaml.safe_load(Path("sub.yaml").read_text())
     assert [source["path"] for source in recipe["sources"]] == ["chats", "faq.csv"]
     assert recipe["sources"][1]["file_format"] == "csv_semicolon"
@@ -447,3 +455,25 @@ def test_the_length_of_a_pack_takes_the_longest_row(project):
     seq_len = json.loads(said.splitlines()[-1])["recipe"]["pack"]["seq_len"]
     assert 3000 < seq_len <= 32_768
     assert seq_len & (seq_len - 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "expected"),
+    [
+        ("안녕하세요 오늘은 날씨가 아주 좋습니다 내일도 그럴까요", "cp949", "cp949"),
+        ("請問今天的天氣怎麼樣 明天會不會下雨", "big5", "big5"),
+        ("今天天气怎么样 明天会不会下雨 我想知道", "gbk", "gb18030"),
+        ("きょうの天気はどうですか あしたは雨ですか", "cp932", "cp932"),
+        ("Où commence l'été? Là-bas, déjà: c'est ça.", "cp1252", "cp1252"),
+        ("Какая сегодня погода? Завтра будет дождь.", "cp1251", "cp1251"),
+        ("Ünïcödé, 你好, здравствуйте", "utf-8", "utf-8"),
+        ("plain", "utf-16", "utf-16"),
+        ("plain", "ascii", "utf-8"),
+    ],
+)
+def test_the_encoding_of_a_text_is_found_by_its_letters(text, encoding, expected):
+    data = ((text + "\n") * 5).encode(encoding)
+
+    assert guess_encoding(data) == expected
+    if encoding == "utf-8":
+        assert guess_encoding(data * 3 + b"caf\xe9") == "utf-8"

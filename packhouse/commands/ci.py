@@ -65,7 +65,7 @@ def ci(
     2, 3  bad input: the recipe; a source or the tokenizer,
     4, 7  refused by a gate: nothing published; published, and the ref held back by drift,
     5, 6  infrastructure: the store or a disk; network or storage hiccups,
-    130, 143  stopped by Ctrl-C (SIGINT); by SIGTERM,
+    130, 143, 129  stopped by Ctrl-C (SIGINT); by SIGTERM; by SIGHUP,
     1     a bug.
 
     \b

@@ -212,13 +212,19 @@ def _chosen(
     table: pa.Table, reason: str | None = None, source: str | None = None, row: int | None = None
 ) -> pa.Table:
     if reason is not None:
-        table = table.filter(pc.equal(table["reason"], reason))
+        table = table.filter(pc.equal(table["reason"], _storable(reason)))
     if source is not None:
+        source = _storable(source)
         is_file = pc.equal(table["source"], source)
         table = table.filter(pc.or_(is_file, pc.starts_with(table["source"], f"{source}/")))
     if row is not None:
         table = table.filter(pc.equal(table["row"], row))
     return table.sort_by([("source", "ascending"), ("row", "ascending")])
+
+
+def _storable(text: str) -> str:
+    """Text of a command line, whose bytes need not be UTF-8, as Arrow can hold it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _lines(table: pa.Table, reason: str | None) -> list[dict[str, Any]]:

@@ -116,9 +116,9 @@ class PoolRunner:
             self._pool = ProcessPoolExecutor(
                 self.workers, mp_context=context, initializer=end_with_parent
             )
-        # Processes inherit which signals are blocked. A terminal sends Ctrl-C to all of them; they
-        # would each print a traceback. `__exit__` ends them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Processes inherit which signals are blocked. A terminal sends Ctrl-C, and its own end, to
+        # all of them; they would each print a traceback. `__exit__` ends them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             futures = {
                 number: self._pool.submit(_do_group, group, self.recipe, self.workspace)

@@ -459,7 +459,7 @@ def serve(mark: int) -> None:
     from packhouse.runtime.memory import keep_freed_memory
     from packhouse.runtime.without_pandas import settle_pyarrow
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # are the parent's to answer
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # are the parent's to answer
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold rows
     _mark = mmap.mmap(mark, _MARK_BYTES)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command, even if the exception that they raise is lost.
+"""SIGINT, SIGTERM and SIGHUP end a command, even if the exception that they raise is lost.
 
 A handler's exception is raised at whatever the main thread does just then. Code in C or Rust may
 swallow it: numpy's C API, imported by a Rust extension for the first time, panics instead, and a
@@ -17,7 +17,7 @@ __all__ = [
     "interruption",
 ]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: signal.Signals | None = None
 
 
@@ -33,7 +33,7 @@ class Interrupted(SystemExit):
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
         self.exit_code = 128 + number
-        """What shells expect: 130 for SIGINT (Ctrl-C), 143 for SIGTERM."""
+        """What shells expect: 130 for SIGINT (Ctrl-C), 143 for SIGTERM, 129 for SIGHUP."""
         super().__init__(self.exit_code)
 
     def __str__(self) -> str:
@@ -41,9 +41,13 @@ class Interrupted(SystemExit):
 
 
 def handle_signals() -> None:
-    """Let SIGINT and SIGTERM raise `Interrupted` in the main thread of a command's own process."""
+    """Let signals raise `Interrupted` in the main thread of a command's own process.
+
+    A hang-up that is ignored, as under `nohup`, stays so.
+    """
     for number in _SIGNALS:
-        signal.signal(number, _on_signal)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _on_signal)
 
 
 def ignore_signals() -> None:

@@ -17,7 +17,8 @@ from packhouse.tokenization.encoders import _as_encoder_error
 @pytest.fixture
 def handled(monkeypatch):
     """Signals handled as in a command's own process; all as before afterwards."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.setattr(interrupts, "_received", None)
     interrupts.handle_signals()
     yield
@@ -38,7 +39,7 @@ def send_and_lose(number):
         raise Panic("Failed to access NumPy array API capsule") from error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_became_a_panic_of_an_encoder_still_ends_the_run(number, handled):
     with pytest.raises(Interrupted, match=f"stopped by {number.name}"), _as_encoder_error("failed"):
         send_and_lose(number)

@@ -323,7 +323,7 @@ def unreachable(*arguments):
     raise TransientError("no answer")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     """A pipeline ends a job by SIGTERM when its time is over."""
     shutil.rmtree(place / "cache")

@@ -113,6 +113,16 @@ def mend(line):
     return line
 
 
+@pytest.mark.parametrize("option", ["--reason", "--source"])
+def test_a_filter_whose_bytes_are_no_text_meets_nothing(desk, option):
+    version = run_recipe(desk)
+    target = f"{desk / 'store'}/birds@{version.version}"
+    result = CliRunner().invoke(cli, ["quarantine", "show", target, option, "json\udcff"])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "ConfigError: no quarantined row of" in result.stderr
+
+
 def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
     run_recipe(desk)
     target = [desk / "recipe.yaml", "--cache", desk / "cache"]

@@ -9,8 +9,6 @@ Nothing is imported until it is asked for. What a trainer needs beside `load_pac
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
@@ -20,10 +18,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.loaders.versions import load_packed
     from packhouse.recipe import Recipe, load_recipe
 
-try:
-    __version__ = _version("packhouse")
-except PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0+unknown"
+    __version__: str
 
 _MODULES = {
     "AuditReport": "packhouse.data_audit",
@@ -54,9 +49,20 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _MODULES:
         raise AttributeError(f"module 'packhouse' has no attribute '{name}'")
     return getattr(import_module(_MODULES[name]), name)
+
+
+def _version() -> str:
+    from importlib import metadata  # as long as all of `import packhouse`, which needs none
+
+    try:
+        return metadata.version("packhouse")
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

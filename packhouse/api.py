@@ -200,8 +200,8 @@ def prepare(
         seq_len: pack size in tokens; by default 2,048.
         store: where the version goes: a folder or `s3://bucket/prefix`; by default `./store`.
         dataset: its name there; by default the name of the first file.
-        cache: folder of finished steps; by default PACKHOUSE_CACHE, else `.packhouse` if it is
-            here, else one for all projects, such as `~/.cache/packhouse`.
+        cache: folder of finished steps; by default PACKHOUSE_CACHE, else one for all projects,
+            such as `~/.cache/packhouse`; or `.packhouse`, if it holds finished steps.
         workers: processes of this machine that do the work; the bytes are the same.
         progress: show bars and a line for each step on stderr.
         settings: sections and keys of a recipe: `format={"template": "alpaca"}`,

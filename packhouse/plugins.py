@@ -105,7 +105,9 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
             f"{_WHAT[kind]} '{name}' is offered by {' and '.join(sorted(owners))}; keep one of them"
         )
     ((distribution, entry),) = owners.items()
-    version = entry.dist.metadata["Version"] if entry.dist is not None else None
+    assert entry.dist is not None, "owners have one"
+    facts = entry.dist.metadata
+    version = facts["Version"] if "Version" in facts else None  # one without it may raise KeyError
     if not version:
         raise ConfigError(
             f"{_WHAT[kind]} '{name}': its package {distribution} has no version, which the id of "

@@ -38,8 +38,8 @@ def find_cache(setting: str | None = None) -> CachePlace:
 
     A setting is a folder, or the URI of a mirror. Folder and mirror are each the first one named by
     `setting` (a `--cache`), PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR. Else there is no mirror, and
-    the folder is `.packhouse` where the working directory has one, as a project does, or the one of
-    the user for all projects: `~/.cache/packhouse`, on Linux.
+    the folder is `.packhouse`, if the working directory has finished steps there, as a project does,
+    or the one of the user for all projects: `~/.cache/packhouse`, on Linux.
 
     Raises:
         ConfigError: PACKHOUSE_CACHE_MIRROR is a folder.
@@ -63,7 +63,7 @@ def find_cache(setting: str | None = None) -> CachePlace:
 
 def _usual_folder() -> Path:
     own = Path(".packhouse")
-    return own if own.is_dir() else user_cache_path("packhouse", appauthor=False)
+    return own if (own / "steps").is_dir() else user_cache_path("packhouse", appauthor=False)
 
 
 def default_cache() -> Path:

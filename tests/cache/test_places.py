@@ -46,12 +46,14 @@ def test_folder_and_mirror_are_each_the_first_that_is_named(
         assert default_cache() == Path(folder)
 
 
-def test_a_project_has_a_cache_of_its_own_if_it_has_the_folder(tmp_path, monkeypatch):
+def test_a_project_has_a_cache_of_its_own_if_it_has_steps_in_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACKHOUSE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     assert find_cache().folder == tmp_path / "user" / "packhouse"
-    Path(".packhouse").mkdir()
+    Path(".packhouse/demo-store").mkdir(parents=True)  # a store is no cache
+    assert find_cache().folder == tmp_path / "user" / "packhouse"
+    Path(".packhouse/steps").mkdir()
     assert find_cache().folder == Path(".packhouse")
     assert find_cache(str(tmp_path / "told")).folder == tmp_path / "told"
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.served.served import interrupt, serve
 from tests.server_logs import watched
-from tests.wheel import build_wheel, install_over_ours
+from tests.wheel import ROOT, build_wheel, install_over_ours
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -99,3 +100,69 @@ def test_a_folder_that_holds_something_is_refused(project, python):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "is not an empty folder" in done.stderr
+
+
+NOT_IN_THE_BASE = {
+    *("prefect", "torch", "boto3", "botocore", "s3fs", "adlfs", "gcsfs", "obstore"),
+    *("duckdb", "polars", "pandera", "wandb", "dask", "ray"),
+}
+
+THREE_LINES = """
+import packhouse
+version = packhouse.prepare("data.jsonl", tokenizer="tokenizer", seq_len=512, progress=False)
+print(version.id, version.train.num_rows, len(version.train[0]["input_ids"]), version.eval)
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel, tmp_path_factory):
+    """Python of an environment that `pip install <the wheel>` made, from the index."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    done = subprocess.run(
+        [str(python), "-m", "pip", "install", "--no-cache-dir", str(wheel)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No matching distribution found" in done.stderr:
+        pytest.skip("pip finds no index of packages here")
+    assert done.returncode == 0, done.stderr
+    assert "taking longer than usual" not in done.stdout  # pip tries one version after another
+    return python
+
+
+def test_the_base_is_light(fresh):
+    (site,) = fresh.parents[1].glob("lib/python*/site-packages")
+    installed = json.loads(run([fresh, "-m", "pip", "list", "--format", "json"], site))
+    names = {each["name"] for each in installed} - {"pip", "setuptools"}
+    assert not names & NOT_IN_THE_BASE
+    assert len(names) < 56
+    files = [file for file in site.rglob("*") if file.suffix != ".pyc" and file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 460e6  # pip and setuptools are 20 of them
+
+
+def test_three_lines_in_a_fresh_environment(fresh, tmp_path):
+    sample = ROOT / "deployments" / "demo"
+    rows = (sample / "instructions.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "data.jsonl").write_bytes(b"".join(rows[:17]))  # the rest has bad rows
+    shutil.copytree(sample / "tokenizer", tmp_path / "tokenizer")
+    (fresh.parents[1] / "home").mkdir()
+    home = {"XDG_CACHE_HOME": str(fresh.parents[1] / "home")}
+
+    version, num_packs, num_ids, no_eval = run([fresh, "-c", THREE_LINES], tmp_path, **home).split()
+
+    assert re.fullmatch(r"\w{16}\.g0", version)
+    assert int(num_packs) > 0
+    assert 0 < int(num_ids) <= 512
+    assert no_eval == "None"
+    command = ["prepare", "data.jsonl", "--tokenizer", "tokenizer", "--seq-len", "512", "--json"]
+    again = json.loads(run([fresh.parent / "packhouse", *command], tmp_path, **home))
+    assert (again["version"], again["created"]) == (version, False)
+    assert run([fresh.parent / "packhouse", "--version"], tmp_path) == "packhouse, version 0.1.0\n"
+
+
+def test_type_checkers_see_its_types(fresh):
+    (site,) = fresh.parents[1].glob("lib/python*/site-packages")
+    assert (site / "packhouse" / "py.typed").exists()

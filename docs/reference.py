@@ -63,6 +63,9 @@ EXAMPLES: dict[str, Any] = {
 }
 """What a key may look like, where neither another choice nor twice the default says it."""
 
+WITH: dict[str, dict[str, Any]] = {"format.never_train": {"train_on": "all"}}
+"""Other keys of the section that a key asks for."""
+
 MODULES = {
     "packhouse": "Data in, a version out. Nothing is imported until it is asked for.",
     "packhouse.loaders": "What a trainer needs. Needs the extra `torch`, but for `load_packed`.",
@@ -119,7 +122,7 @@ def example(key: str, field: FieldInfo) -> str:
         elif isinstance(value, float):
             value = 0.01 if not value else value
     section, _, name = key.rpartition(".")
-    tree: Any = {name: value}
+    tree: Any = {**WITH.get(key, {}), name: value}
     if section == "sources":
         tree = {section: [tree if name == "path" else {"path": "chats.jsonl"} | tree]}
     elif section:

@@ -82,7 +82,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
             echo(f"  {place_of(row, lines)}: {for_terminal(row['detail'])}")
         known = QUARANTINE_REASONS.get(reason["step"], {}).get(reason["reason"])
         if known:
-            echo(f"  mend: {known.remedy}")
+            echo(f"  remedy: {known.remedy}")
 
 
 @quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")

@@ -32,7 +32,7 @@ SAYS = {
     "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
     "how-to/megatron.md": "240 [torch.Size([4, 240])",
 }
-SHOWN = {"index.md", "README.md"}  # three lines with `...` in them; tests/chain runs such
+SHOWN = {"index.md", "README.md", "tutorial.md"}  # three lines with `...`; test_tutorial.py
 
 
 def name_of(page: Path) -> str:
@@ -133,7 +133,9 @@ def test_every_packhouse_command_of_a_page_exists_with_its_options(page):
         command.make_context(command.name, words, resilient_parsing=False)
 
 
-RUN = [page for page in PAGES if name_of(page) in ("how-to/run.md", "how-to/approve.md")]
+RUN = [
+    page for page in PAGES if name_of(page) in ("README.md", "how-to/run.md", "how-to/approve.md")
+]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from packhouse.cli import COMMANDS, cli
+from packhouse.plugins import NameOf
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.recipe import Recipe
 
@@ -93,6 +94,19 @@ def describe_type(annotation: Any) -> str:
     return names.get(annotation) or annotation.__name__.removesuffix("Config").lower()
 
 
+def describe_field(field: FieldInfo) -> str:
+    """Return the type of a field in words."""
+    names = built_in_names(field)
+    if names:
+        return "one of " + ", ".join(f"`{name}`" for name in names) + ", or a plug-in's name"
+    return describe_type(field.annotation)
+
+
+def built_in_names(field: FieldInfo) -> tuple[str, ...]:
+    """Return the names that a field takes beside those of plug-ins; none for other fields."""
+    return next((item.built_in for item in field.metadata if isinstance(item, NameOf)), ())
+
+
 def bounds(field: FieldInfo) -> str:
     """Return the limits of a number: `, at least 1, at most 4,096`."""
     metadata = list(field.metadata)
@@ -112,7 +126,8 @@ def example(key: str, field: FieldInfo) -> str:
     """Return a line or two of YAML with a value that is not the default."""
     value = EXAMPLES.get(key, field.default)
     if key not in EXAMPLES:
-        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        is_literal = get_origin(field.annotation) is Literal
+        choices = get_args(field.annotation) if is_literal else built_in_names(field)
         if choices:
             value = next(one for one in choices if one != field.default)
         elif isinstance(value, bool):
@@ -170,7 +185,7 @@ def key_lines(key: str, field: FieldInfo) -> list[str]:
     assert field.description, f"{key} has no docstring"
     return [
         f"### `{key}`\n",
-        f"*{describe_type(field.annotation)}{bounds(field)}; {said}*\n",
+        f"*{describe_field(field)}{bounds(field)}; {said}*\n",
         " ".join(field.description.split()) + "\n",
         f"```yaml\n{example(key, field)}```\n",
     ]
@@ -253,6 +268,8 @@ def api_page() -> str:
     errors = importlib.import_module("packhouse.errors")
     for name in errors.__all__:
         kind = getattr(errors, name)
+        if not isinstance(kind, type):  # an exit code
+            continue
         first = (inspect.getdoc(kind) or "").split("\n\n")[0]
         lines.append(f"| `{name}` | {' '.join(first.split())} | {kind.exit_code} |")
     return MADE + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"

@@ -69,6 +69,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a turn follows a tool call that has no result", "add the result, or end on the call"
         ),
         "no_assistant": Reason("nobody answers", "take the row out"),
+        "no_messages": Reason("a plug-in finds no conversation in the row", "take the row out"),
         "ends_on_user": Reason(
             "the last question has no answer",
             "set `validate.allow_ends_on_user`; the question is then not trained",

@@ -170,7 +170,8 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
         recipe: what they were read for.
 
     Returns:
-        A sentence for each source of which most rows look like another format than the recipe's.
+        A sentence for each source of which most rows look like another format than the recipe's,
+        or are text of another encoding.
 
     Example:
         >>> source = {"path": "a.jsonl", "format": "alpaca"}
@@ -181,13 +182,17 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
         ["rows of 'a' look like `question_answer`, and the recipe reads them as `alpaca`: try ..."]
     """
     shapes: dict[str, Counter[str | None]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
     sources = {source_name(source): source for source in recipe.sources}
     for row in rows:
         name = row["source"].partition("/")[0]
         if name in sources:
+            reasons[name][row["reason"]] += 1
             shapes[name][row_format_of(editable(row)["raw"], sources[name].fields)] += 1
     causes = []
     for name, counts in sorted(shapes.items()):
+        if reasons[name].most_common(1)[0][0] == "encoding" and sources[name].encoding == "utf-8":
+            causes.append(f"the text of '{name}' is not UTF-8: `packhouse init` finds its encoding")
         found, wanted = counts.most_common(1)[0][0], sources[name].format
         if found is not None and wanted not in (found, "auto", "mixed"):
             causes.append(

@@ -6,8 +6,10 @@ string holds a newline. So nothing is counted, and a broken object harms at most
 """
 
 import re
+import sys
+from collections import deque
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice
 
 import numpy as np
 
@@ -66,13 +68,15 @@ def object_spans(data: bytes) -> Ints:
     """
     if not data.strip():
         return np.zeros((0, 2), np.int64)
-    ends = [found.end() for found in _BETWEEN.finditer(data)]
-    return np.array(list(pairwise([0, *ends, len(data)])), np.int64)
+    ends = np.fromiter(_ends(data, 0, len(data)), np.int64)  # may be as many as a third of bytes
+    return np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
 
 
 def _last_end(data: bytes | bytearray, start: int, size: int) -> int | None:
     """Where the last object in `size` bytes ends, else the first one behind; None: nowhere."""
-    ends = [found.end() for found in _BETWEEN.finditer(data, start, start + size)]
-    if not ends and (behind := _BETWEEN.search(data, start)):
-        return behind.end()
-    return ends[-1] if ends else None
+    last = deque(_ends(data, start, start + size), maxlen=1) or islice(_ends(data, start), 1)
+    return next(iter(last), None)
+
+
+def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Iterator[int]:
+    return (found.end() for found in _BETWEEN.finditer(data, start, stop))

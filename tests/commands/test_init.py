@@ -477,3 +477,14 @@ def test_the_encoding_of_a_text_is_found_by_its_letters(text, encoding, expected
     assert guess_encoding(data) == expected
     if encoding == "utf-8":
         assert guess_encoding(data * 3 + b"caf\xe9") == "utf-8"
+
+
+def test_a_file_in_another_encoding_that_is_prepared_without_a_look_leads_to_init(project):
+    file, data, _ = RIGHT["GBK lines"]
+    Path(file).write_bytes(data)
+    settings = ("--set", "sources.0.format=question_answer")
+
+    code, said = project.call("prepare", file, "--tokenizer", str(TOKENIZER), *settings)
+
+    assert code != 0
+    assert "`packhouse init` finds its encoding" in said

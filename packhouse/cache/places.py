@@ -38,8 +38,8 @@ def find_cache(setting: str | None = None) -> CachePlace:
 
     A setting is a folder, or the URI of a mirror. Folder and mirror are each the first one named by
     `setting` (a `--cache`), PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR. Else there is no mirror, and
-    the folder is `.packhouse`, if the working directory has finished steps there, as a project
-    does, or the one of the user for all projects: `~/.cache/packhouse`, on Linux.
+    the folder is `.packhouse`, if the working directory has finished steps there, else the one of
+    the user for all projects: `~/.cache/packhouse`, on Linux.
 
     Raises:
         ConfigError: PACKHOUSE_CACHE_MIRROR is a folder.

@@ -37,7 +37,7 @@ def inspect(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print packs of a version, trained tokens in green.
+    """Print packs of a version, trained tokens in green; in a pipe between {+ and +}.
 
     \b
     VERSION is STORE/DATASET, optionally with @REF or @VERSION (by default @latest):
@@ -122,5 +122,7 @@ def _print(
     for (start, _, trained), text in zip(runs, texts, strict=True):
         if start in borders:
             out.print(Text(f"\n-- record {borders[start]} --", style="cyan"))
+        if not out.is_terminal:  # colours do not reach a pipe
+            text = f"{{+{text}+}}" if trained else text
         out.print(Text(text, style="green" if trained else "dim"), end="")
     out.print()

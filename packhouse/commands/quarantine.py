@@ -28,7 +28,7 @@ from packhouse.recipe import Recipe
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
 from packhouse.tables import QUARANTINED, read_table
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_text
 
 __all__ = ["quarantine"]
 
@@ -76,7 +76,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     for reason in reasons:
         echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
         for row in reason["samples"]:
-            echo(f"  {row['source']} row {row['row']:,}: {for_terminal(row['detail'])}")
+            print_text(f"{row['source']} row {row['row']:,}: {row['detail']}", 2)
 
 
 @quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")

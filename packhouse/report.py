@@ -18,9 +18,16 @@ from packhouse.steps.pack import Side, SplitCounts
 from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
-from packhouse.terminal import console, echo
+from packhouse.terminal import console, echo, print_table, print_text
 
-__all__ = ["audit_table", "ledger_table", "print_report", "print_result", "report_json"]
+__all__ = [
+    "audit_table",
+    "ledger_table",
+    "print_ledger",
+    "print_report",
+    "print_result",
+    "report_json",
+]
 
 
 def report_json(prepared: Prepared) -> dict[str, Any]:
@@ -67,20 +74,19 @@ def print_report(prepared: Prepared) -> None:
     dataset = f" {prepared.dataset} "
     out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
     uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
-    out.print(f"  in {uri}, {_ref(prepared, uri)}\n")
+    print_text(f"in {uri}, {_ref(prepared, uri)}", 2)
+    out.print()
     lines = [line.to_json() for line in prepared.ledger]
-    out.print(ledger_table(lines))
-    for line in lines:
-        _print_reasons(out, line)
-    _print_notes(out, prepared)
+    print_ledger(lines)
+    _print_notes(prepared)
     _print_unused_fields(out, prepared)
     _print_mixing(out, published)
     _print_repeats(out, published)
     _print_uneven_split(out, published.split)
-    out.print(_splits_table(published.statistics))
-    out.print(audit_table(published.audit))
+    print_table(_splits_table(published.statistics))
+    print_table(audit_table(published.audit))
     for found in published.audit.get("checks", {}).values():
-        out.print(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
+        print_text(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
     if "contamination" in published.audit:
         found = published.audit["contamination"]
         out.print(
@@ -91,9 +97,9 @@ def print_report(prepared: Prepared) -> None:
         out.print(f"golden: {prepared.golden:,} conversations came out as pinned")
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
-    out.print("steps: " + _steps_line(prepared))
+    print_text("steps: " + _steps_line(prepared))
     if prepared.receipts:
-        out.print(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")
+        print_text(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")
     if published.quarantine:
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
         out.print(f"quarantine: {rows:,} rows in {published.quarantine}")
@@ -125,6 +131,13 @@ def _ref(prepared: Prepared, uri: str) -> str:
     )
 
 
+def print_ledger(lines: list[dict[str, Any]]) -> None:
+    """Print where every row went, and why those that are not there left."""
+    print_table(ledger_table(lines))
+    for line in lines:
+        _print_reasons(line)
+
+
 def ledger_table(lines: list[dict[str, Any]]) -> Any:
     """Return the ledger as a rich table: rows and tokens into and out of each step."""
     from rich.table import Table
@@ -135,13 +148,13 @@ def ledger_table(lines: list[dict[str, Any]]) -> Any:
         table.add_column(name, justify="right")
     for line in lines:
         table.add_row(
-            line["step"],
-            f"{line['rows_in']:,}",
-            f"{line['rows_out']:,}",
-            _count(sum(line["quarantined"].values()) or None),
-            _count(sum(line["dropped"].values()) or None),
-            _count(line["tokens_in"]),
-            _count(line["tokens_out"]),
+            str(line.get("step", "-")),  # a store's manifest may lack any of these
+            _count(line.get("rows_in")),
+            _count(line.get("rows_out")),
+            _count(sum(line.get("quarantined", {}).values()) or None),
+            _count(sum(line.get("dropped", {}).values()) or None),
+            _count(line.get("tokens_in")),
+            _count(line.get("tokens_out")),
         )
     return table
 
@@ -150,16 +163,18 @@ def audit_table(audit: dict[str, Any]) -> Any:
     """Return the audit as a rich table: a row for each source."""
     from rich.table import Table
 
-    table = Table(title="\naudit", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title="\naudit", title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     rows = audit_rows(audit)
     for name in rows[0]:
-        table.add_column(name, justify="left" if name == "source" else "right")
+        table.add_column(name, justify="left" if name == "source" else "right", overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
     return table
 
 
-def _print_reasons(out: Any, line: dict[str, Any]) -> None:
+def _print_reasons(line: dict[str, Any]) -> None:
     for what, unit in (
         ("added", " rows"),
         ("quarantined", ""),
@@ -167,9 +182,9 @@ def _print_reasons(out: Any, line: dict[str, Any]) -> None:
         ("tokens_dropped", " tokens"),
         ("tokens_added", " tokens"),
     ):
-        if line[what]:
+        if line.get(what):
             reasons = ", ".join(f"{reason} {n:,}{unit}" for reason, n in line[what].items())
-            out.print(f"  {line['step']} {what.removeprefix('tokens_')}: {reasons}")
+            print_text(f"{line.get('step', '-')} {what.removeprefix('tokens_')}: {reasons}", 2)
 
 
 def _count(value: int | None) -> str:
@@ -192,14 +207,14 @@ _NOTES = {
 }
 
 
-def _print_notes(out: Any, prepared: Prepared) -> None:
+def _print_notes(prepared: Prepared) -> None:
     counts: Counter[str] = Counter()
     for receipt in prepared.receipts:
         if isinstance(receipt.facts, ShardCounts):
             counts.update(receipt.facts.notes)
     for note, meaning in _NOTES.items():
         if counts[note]:
-            out.print(f"  note: {counts[note]:,} {meaning}")
+            print_text(f"note: {counts[note]:,} {meaning}", 2)
 
 
 def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:

@@ -5,6 +5,8 @@ forget to escape a row, a file name or a string of a manifest.
 """
 
 import logging
+import os
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,9 @@ from typing_extensions import override
 
 from packhouse.escaping import for_terminal
 
-__all__ = ["EscapedRecord", "console", "echo"]
+__all__ = ["EscapedRecord", "console", "echo", "print_table", "print_text"]
+
+_PIPE_WIDTH = 2000
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -37,6 +41,36 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Any:
                 yield Segment(text, style, control)
 
     return Escaping(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+
+
+def print_table(table: Any) -> None:
+    """Print a rich table, as wide as the terminal; a pipe gets whole lines without end spaces."""
+    out = console(soft_wrap=False)
+    if out.is_terminal:
+        out.print(table)
+        return
+    out.width = out.width if "COLUMNS" in os.environ else _PIPE_WIDTH
+    with out.capture() as held:
+        out.print(table)
+    echo("\n".join(line.rstrip() for line in held.get().rstrip("\n").split("\n")))
+
+
+def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:
+    """Print a paragraph; a terminal breaks it between words, a pipe gets it as one line."""
+    out = console(stderr=err)
+    text = for_terminal(text)
+    if not out.is_terminal and (err or "COLUMNS" not in os.environ):
+        echo(" " * indent + text, err=err)
+        return
+    lines = textwrap.wrap(
+        text,
+        max(out.width, 40),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    echo("\n".join(lines), err=err)
 
 
 class EscapedRecord(logging.LogRecord):

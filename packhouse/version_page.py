@@ -4,6 +4,7 @@ Names, reasons and tokens are of others: all text is escaped, and nothing is fet
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from packhouse.pages import PAGE_STYLE, html_table, html_text
 from packhouse.pictures import lengths_svg
 from packhouse.samples import first_split, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
+from packhouse.store.manifest import Manifest
 from packhouse.token_runs import html_runs, runs_of
 from packhouse.tokenization.loading import find_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
 
-__all__ = ["version_html"]
+__all__ = ["numbers_of", "version_html"]
 
 _RECORDS = 3
 _TOKENS = 240  # of a record
@@ -36,10 +38,23 @@ def version_html(opened: OpenVersion, tokenizers: Path) -> str:
         opened: the version.
         tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
     """
-    ledger = opened.manifest.counts["ledger"]
-    splits = _splits(opened.manifest.counts["statistics"])
+    lines, splits = numbers_of(opened.manifest)
     uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
-    lines = [("rows read", f"{int(ledger[0]['rows_in']):,}" if ledger else "0")]
+    parts = [
+        PAGE_STYLE,
+        f'<div class="packhouse"><b>{html_text(uri)}</b>{html_table(lines)}',
+        lengths_svg(splits) if splits else "",
+        *_samples(opened, tokenizers),
+        "</div>",
+    ]
+    return "".join(parts)
+
+
+def numbers_of(manifest: Manifest) -> tuple[list[tuple[str, str]], dict[str, PackStatistics]]:
+    """Return what a manifest says of rows and splits: names and values, and the lengths."""
+    ledger = manifest.counts.get("ledger", [])
+    splits = _splits(manifest.counts.get("statistics", {}))
+    lines = [("rows read", f"{int(ledger[0].get('rows_in', 0)):,}" if ledger else "0")]
     for what in ("quarantined", "dropped"):
         lines.append((what, _reasons(ledger, what)))
     for name, side in splits.items():
@@ -51,26 +66,20 @@ def version_html(opened: OpenVersion, tokenizers: Path) -> str:
                 f"{side.num_sequences:,} records, {side.num_tokens:,} tokens, {share:.1%} trained",
             )
         )
-    parts = [
-        PAGE_STYLE,
-        f'<div class="packhouse"><b>{html_text(uri)}</b>{html_table(lines)}',
-        lengths_svg(splits) if splits else "",
-        *_samples(opened, tokenizers),
-        "</div>",
-    ]
-    return "".join(parts)
+    return lines, splits
 
 
 def _splits(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, PackStatistics]:
-    """Splits with packs, train before eval; what is no number in a manifest is refused here."""
+    """Splits with packs, train before eval; not those whose counts are no numbers."""
     found = {}
     for name in sorted(statistics, reverse=True):
-        side = statistics[name]
-        bars = [(int(length), int(count)) for length, count in side["length_histogram"]]
-        counts = {key: int(side[key]) for key in _COUNTS}
-        if counts["num_packs"]:
+        with suppress(KeyError, TypeError, ValueError):
+            side = statistics[name]
+            bars = [(int(length), int(count)) for length, count in side["length_histogram"]]
+            counts = {key: int(side[key]) for key in _COUNTS}
             strategy = str(side["strategy"])
-            found[name] = PackStatistics(length_histogram=bars, strategy=strategy, **counts)
+            if counts["num_packs"]:
+                found[name] = PackStatistics(length_histogram=bars, strategy=strategy, **counts)
     return found
 
 

@@ -37,7 +37,7 @@ def inspect(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print packs of a version, trained tokens in green.
+    """Print packs of a version, trained tokens in green; in a pipe between {+ and +}.
 
     \b
     VERSION is STORE/DATASET, optionally with @REF or @VERSION (by default @latest):
@@ -136,5 +136,7 @@ def print_runs(
     for (start, _, trained), text in zip(runs, texts, strict=True):
         if start in titles:
             out.print(Text(f"\n{titles[start]}", style="cyan"))
+        if not out.is_terminal:  # colours do not reach a pipe
+            text = f"{{+{text}+}}" if trained else text
         out.print(Text(text, style="green" if trained else "dim"), end="")
     out.print()

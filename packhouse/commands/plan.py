@@ -15,7 +15,7 @@ from packhouse.estimate import Estimate, bytes_needed, estimate
 from packhouse.given import read_recipe
 from packhouse.steps import STEPS
 from packhouse.steps.plan import plan_jobs
-from packhouse.terminal import console, echo
+from packhouse.terminal import console, echo, print_table, print_text
 
 __all__ = ["plan"]
 
@@ -44,7 +44,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
         echo(json.dumps(facts))
     else:
         _print(recipe.dataset, jobs.version_id, estimated, cached)
-        echo(f"cache:  this run adds about {in_mb(needed)}; {room}")
+        print_text(f"cache:  this run adds about {in_mb(needed)}; {room}")
         if needed > room.free_bytes:
             echo("note: the run needs more room than is free; see `packhouse cache gc`")
 
@@ -68,8 +68,8 @@ def _print(
         table.add_column(name, justify="left" if name == "source" else "right")
     for source, line in facts.sources.items():
         table.add_row(source, f"{about}{line['rows']:,}", f"{line['tokens']:,}")
-    out.print(table)
-    out.print(
+    print_table(table)
+    print_text(
         "cached: "
         + ", ".join(
             f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()

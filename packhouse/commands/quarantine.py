@@ -30,7 +30,7 @@ from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.sources.lines import lines_of_rows, place_of
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_text
 
 __all__ = ["quarantine"]
 
@@ -79,10 +79,10 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     for reason in reasons:
         echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
         for row in reason["samples"]:
-            echo(f"  {place_of(row, lines)}: {for_terminal(row['detail'])}")
+            print_text(f"{place_of(row, lines)}: {row['detail']}", 2)
         known = QUARANTINE_REASONS.get(reason["step"], {}).get(reason["reason"])
         if known:
-            echo(f"  remedy: {known.remedy}")
+            print_text(f"remedy: {known.remedy}", 2)
 
 
 @quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")

@@ -9,9 +9,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from packhouse.auditing import audit_rows
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
+from packhouse.report import audit_table, print_ledger
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.layout import is_name
@@ -19,7 +19,8 @@ from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import OpenVersion, pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
-from packhouse.terminal import console, echo
+from packhouse.terminal import echo
+from packhouse.terminal import print_table as print_rich_table
 
 __all__ = ["diff", "ls", "pull", "show", "verify"]
 
@@ -39,7 +40,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:,}" if type(v) is int else for_terminal(str(v)) for v in row))
-    console(soft_wrap=False).print(table)
+    print_rich_table(table)
 
 
 @contextmanager
@@ -146,14 +147,14 @@ def show(address: str, as_json: bool) -> None:
         return
     manifest = opened.manifest
     print_table(("", ""), list(_summary(manifest).items()), f"{opened.dataset} {opened.version}")
-    files = [(e.key, e.rows, e.tokens, e.size, e.sha256[:12]) for e in manifest.files]
+    files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
     echo()
-    print_table(("file", "rows", "tokens", "bytes", "sha256"), files)
+    print_table(("file", "rows", "tokens", "bytes"), files)
     if manifest.audit:
-        audited = audit_rows(manifest.audit)
+        print_rich_table(audit_table(dict(manifest.audit)))
+    if ledger := [dict(line) for line in manifest.counts.get("ledger", [])]:
         echo()
-        print_table(tuple(audited[0]), [tuple(row.values()) for row in audited], "audit")
-    _print_ledger(manifest.counts.get("ledger", []))
+        print_ledger(ledger)
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [
@@ -162,23 +163,6 @@ def show(address: str, as_json: bool) -> None:
         if flat:
             echo()
             print_table((name, ""), flat)
-
-
-_LEDGER = ("step", "rows_in", "rows_out", "quarantined", "dropped", "tokens_in", "tokens_out")
-
-
-def _print_ledger(ledger: Sequence[Mapping[str, Any]]) -> None:
-    """Where every row went, a line a step; reasons with their counts."""
-    if not ledger:
-        return
-    echo()
-    print_table(_LEDGER, [[_cell(line.get(column)) for column in _LEDGER] for line in ledger])
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{reason} {count:,}" for reason, count in value.items()) or "-"
-    return "-" if value is None else value
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from packhouse.auditing import audit_rows
 from packhouse.cache.steps import StepStore, parse_receipt
 from packhouse.cli import cli
-from packhouse.commands.versions import _print_ledger
 from packhouse.errors import (
     ConfigError,
     IntegrityError,
@@ -24,6 +23,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
+from packhouse.report import print_ledger
 from packhouse.store import (
     load_ref,
     open_store,
@@ -43,6 +43,7 @@ from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.store.objects import MAX_GET_BYTES
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
+from packhouse.version_page import numbers_of
 from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -407,7 +408,8 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
             if manifest.audit:
                 audit_rows(manifest.audit)
             if "ledger" in path:
-                _print_ledger(manifest.counts.get("ledger", []))
+                print_ledger([dict(line) for line in manifest.counts.get("ledger", [])])
+            numbers_of(manifest)
     assert num_read > 100  # facts that no reader takes for a path or a number
     assert num_refused > 1000
 

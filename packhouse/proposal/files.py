@@ -9,7 +9,7 @@ import codecs
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from packhouse.errors import SourceError
@@ -79,7 +79,7 @@ def look_at(path: str, asked: tuple[str, str] | None = None) -> list[Look]:
     )
     if len(looks) == 1 or alike:
         size = sum(file.size for file in files)
-        return [_of_all(looks[0], path, len(files), size)]
+        return [replace(looks[0], path=path, num_files=len(files), size=size)]
     if len(files) > _MAX_FILES:
         raise SourceError(
             f"'{path}' names {len(files):,} files that are not alike; give those that are, by "
@@ -89,23 +89,40 @@ def look_at(path: str, asked: tuple[str, str] | None = None) -> list[Look]:
     return looks
 
 
-def _of_all(look: Look, path: str, num_files: int, size: int) -> Look:
-    told = {name: getattr(look, name) for name in ("settings", "is_guess", "file_format", "fields")}
-    return Look(path=path, num_files=num_files, size=size, **told)
-
-
 def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look:
     """Look at one file.
 
     Raises:
         SourceError: it holds nothing that a source can read; says what to do about it.
     """
+    rows, file_format, settings = _read_rows(file)
+    if file_format in ("csv", "csv_semicolon", "tsv", "xlsx"):
+        if remedy := remedy_for_header(list(rows[0]), file.uri):
+            raise _refusal(file, remedy)
+    if asked is not None:
+        shape = Shape("prompt_completion", {"prompt": asked[0], "completion": asked[1]})
+    else:
+        shape = _shape_of_all(rows, file, file_format)
+    return Look(
+        path=file.uri,
+        settings=settings | shape.settings | _label_names(rows, shape),
+        is_guess=shape.is_guess,
+        file_format=file_format,
+        num_files=1,
+        size=file.size,
+        fields=_describe(rows, shape),
+    )
+
+
+def _read_rows(file: SourceFile) -> tuple[list[Any], FileFormat, dict[str, Any]]:
+    """The first rows, the format of the file, and the settings by which they are found."""
     settings: dict[str, Any] = {}
     head, is_whole = _read_head(file)
     kind = format_of_name(file.name)
     if kind not in TABULAR and not head.startswith((b"PAR1", b"ARROW1", b"PK\x03\x04")):
         encoding = guess_encoding(head)
         if encoding is None:
+            format_of(head, file.name, "auto", file.uri)  # says what it is, if it is no text
             raise _refusal(
                 file, "its text is of no encoding that a source can have; save it as UTF-8"
             )
@@ -136,22 +153,7 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
     if all(isinstance(row, list) and len(row) == 1 for row in rows) and not _is_known(rows):
         settings["unwrap"] = True
         rows = unwrapped(rows, SourceConfig(path="", unwrap=True))
-    if file_format in ("csv", "csv_semicolon", "tsv", "xlsx"):
-        if remedy := remedy_for_header(list(rows[0]), file.uri):
-            raise _refusal(file, remedy)
-    if asked is not None:
-        shape = Shape("prompt_completion", {"prompt": asked[0], "completion": asked[1]})
-    else:
-        shape = _shape_of_all(rows, file, file_format)
-    return Look(
-        path=file.uri,
-        settings=settings | shape.settings | _label_names(rows, shape),
-        is_guess=shape.is_guess,
-        file_format=file_format,
-        num_files=1,
-        size=file.size,
-        fields=_describe(rows, shape),
-    )
+    return rows, file_format, settings
 
 
 def _read_head(file: SourceFile) -> tuple[bytes, bool]:

@@ -90,7 +90,7 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
 
 def _rewriting(why: str, row: str, each: str, path: str) -> str:
     """Say how to write each row of a file as a line of JSON."""
-    code = f"import ast, json, sys; [print(json.dumps({row})) for {each}]"
+    code = f"import ast, json, sys; list(map(print, (json.dumps({row}) for {each})))"
     out = _out(path, ".jsonl")
     return _told(why, f"python3 -c {shlex.quote(code)} < {shlex.quote(path)} > {out}", out)
 

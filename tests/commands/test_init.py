@@ -488,3 +488,11 @@ def test_a_file_in_another_encoding_that_is_prepared_without_a_look_leads_to_ini
 
     assert code != 0
     assert "`packhouse init` finds its encoding" in said
+
+
+def test_what_is_no_text_is_named_as_what_it_is(project):
+    Path("a.json").write_bytes(b"%PDF-1.7\n" + bytes(range(128, 256)) * 9)
+
+    code, said = project.init("a.json")
+
+    assert (code, "it is a PDF document" in said) == (3, True)

@@ -27,13 +27,13 @@ def test_a_second_worker_computes_nothing(kind, way, request, use, tmp_path):
     )
     assert all(step["cached"] == step["jobs"] for step in second["steps"]), second["steps"]
     for name in ("one", "two"):
-        assert [path.name for path in (tmp_path / name).iterdir()] == [".packhouse"]
-        receipts = list((tmp_path / name / ".packhouse" / "steps").glob("*/*/receipt.json"))
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["packhouse"]
+        receipts = list((tmp_path / name / "packhouse" / "steps").glob("*/*/receipt.json"))
         assert len(receipts) == sum(step["jobs"] for step in first["steps"]) + 2  # fingerprints
 
 
 def work(folder, way, mirror, place):
-    """Run the demo in a process of its own, in its own folder."""
+    """Run the demo in a process of its own, in a folder that is its user's cache, too."""
     folder.mkdir()
     options = ["--set", f"publish.store={place / 'store'}", "--set", "dedup.exact=drop"]
     options += ["--cache", mirror] if way == "option" else []
@@ -43,6 +43,7 @@ def work(folder, way, mirror, place):
         env={
             **{name: value for name, value in os.environ.items() if "PACKHOUSE_CACHE" not in name},
             **({"PACKHOUSE_CACHE": mirror} if way == "variable" else {}),
+            "XDG_CACHE_HOME": str(folder),
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,

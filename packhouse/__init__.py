@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
     from packhouse.api import Version, open_version, plan, prepare
-    from packhouse.data_audit import AuditReport, audit
+    from packhouse.audit_report import AuditReport
+    from packhouse.data_audit import audit
     from packhouse.errors import PackhouseError
     from packhouse.loaders.versions import load_packed
     from packhouse.recipe import Recipe, load_recipe
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     __version__: str
 
 _MODULES = {
-    "AuditReport": "packhouse.data_audit",
+    "AuditReport": "packhouse.audit_report",
     "PackhouseError": "packhouse.errors",
     "Recipe": "packhouse.recipe",
     "Version": "packhouse.api",

@@ -76,9 +76,9 @@ def acme(tmp_path, monkeypatch):
 @pytest.fixture
 def prepare(tmp_path):
     def run(rows=ROWS, pack=None, **settings):
-        (tmp_path / "squad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return packhouse.prepare(
-            {"path": str(tmp_path / "squad.jsonl"), "format": "squad"},
+            {"path": str(tmp_path / "faq.jsonl"), "format": "faq"},
             tokenizer=str(ROOT / "deployments" / "demo" / "tokenizer"),
             store=tmp_path / "store",
             cache=tmp_path / "cache",
@@ -93,7 +93,7 @@ def prepare(tmp_path):
 def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     rows = [row(99, answers=()), *(row(number) for number in range(199))]
-    (tmp_path / "squad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = f"tokenizer={ROOT / 'deployments' / 'demo' / 'tokenizer'}"
     command = ["prepare", "recipe.yaml", "--set", tokenizer, "--workers", "2", "--cache", "cache"]
     path = os.pathsep.join([str(acme.folder), str(ROOT)])
@@ -110,7 +110,7 @@ def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "no_answer 1" in done.stdout
     assert "check 'no_emails' of acme-data 1.0: 0 of 199 rows" in done.stdout
-    manifest = open_version(str(tmp_path / "store"), "squad").manifest
+    manifest = open_version(str(tmp_path / "store"), "faq").manifest
     assert manifest.libraries["acme-data"] == "1.0"
     assert manifest.configuration["pack"]["strategy"] == "in_order"
 
@@ -169,7 +169,7 @@ def test_a_row_format_that_fails_is_named(acme, prepare, new, message):
     acme.replace('"messages": [', f'{new}, "rest": [')
     with pytest.raises(PluginError, match=message) as caught:
         prepare()
-    assert str(caught.value).startswith("row format 'squad' of acme-data 1.0 ")
+    assert str(caught.value).startswith("row format 'faq' of acme-data 1.0 ")
 
 
 def test_rows_without_a_conversation_are_quarantined(acme, prepare):
@@ -186,7 +186,7 @@ def test_fields_are_renamed_before_the_plug_in_sees_them(acme, tmp_path, prepare
     acme.replace("row['context']", "row['passage']")
     with pytest.raises(PluginError, match="KeyError: 'passage'"):
         prepare()
-    source = {"path": str(tmp_path / "squad.jsonl"), "format": "squad"}
+    source = {"path": str(tmp_path / "faq.jsonl"), "format": "faq"}
     plan = packhouse.plan(
         {**source, "fields": {"passage": "context"}},
         tokenizer=str(ROOT / "deployments" / "demo" / "tokenizer"),
@@ -229,14 +229,14 @@ def test_a_package_without_a_version_is_refused(acme, prepare):
 
 def test_two_packages_that_offer_one_name_are_refused(acme, prepare):
     acme.install(name="other-data")
-    with pytest.raises(ConfigError, match="'squad' is offered by acme-data and other-data"):
+    with pytest.raises(ConfigError, match="'faq' is offered by acme-data and other-data"):
         prepare()
 
 
 def test_a_name_that_nobody_offers_is_refused_and_the_near_one_said(acme, prepare):
     with pytest.raises(ConfigError, match=r"'pack.strategy' cannot be 'inorder'.*'in_order'\?"):
         prepare(pack={"strategy": "inorder"})
-    with pytest.raises(ConfigError, match="no row format 'x'; known: squad"):
+    with pytest.raises(ConfigError, match="no row format 'x'; known: faq"):
         find_plugin("row_formats", "x")
 
 

@@ -211,7 +211,7 @@ def test_mistakes_are_named(prepare, file):
         ({"pack": {"seqlen": 5}}, r"'pack.seqlen'.*did you mean 'seq_len'"),
         ({"packing": {}}, "'packing'"),
         ({"dataset": "My Data"}, "lower-case letters"),
-        ({"format": {"template": "aplaca"}}, r"no template 'aplaca'; did you mean 'alpaca'\?"),
+        ({"format": {"template": "aplaca"}}, r"cannot be 'aplaca'; did you mean 'alpaca'\?"),
     ):
         with pytest.raises(ConfigError, match=said):
             prepare(file, **options)

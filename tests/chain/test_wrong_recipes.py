@@ -31,8 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "'alpaca'?",
         ),
         (
-            HEAD + ROWS + "fromat: {template: chat}\n",
-            "recipe 'r.yaml', line 5: unknown key 'fromat'; did you mean 'format'?",
+            HEAD + ROWS + "formt: {template: chat}\n",
+            "recipe 'r.yaml', line 5: unknown key 'formt'; did you mean 'format'?",
         ),
         (
             "dataset: My Data\ntokenizer: ./tokenizer\n" + ROWS,
@@ -79,8 +79,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "to see them: `packhouse quarantine show ",
         ),
         (
-            HEAD + ROWS + "    fields: {mesages: talk}\n",
-            "fields names 'mesages', which is no field of ours; did you mean 'messages'?",
+            HEAD + ROWS + "    fields: {messags: talk}\n",
+            "fields names 'messags', which is no field of ours; did you mean 'messages'?",
         ),
         (
             HEAD + ROWS + "pack:\n  seq_len: 4k\n",

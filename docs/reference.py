@@ -4,6 +4,7 @@ Recipe keys come from the pydantic models, commands from click, reason codes and
 tables, the Python API from signatures and docstrings. A test compares the pages with the code.
 """
 
+import copy
 import importlib
 import inspect
 import re
@@ -215,7 +216,15 @@ def commands_page() -> str:
         lines.append(f"| [`packhouse {name}`](#packhouse-{name}) | {summary} |")
     lines.append("")
     for name, command in walk(cli, "packhouse"):
-        context = click.Context(command, info_name=name, max_content_width=90, terminal_width=90)
+        command = copy.copy(command)
+        vars(command)["_help_option"] = None  # which click keeps as its first context had it
+        context = click.Context(
+            command,
+            info_name=name,
+            max_content_width=90,
+            terminal_width=90,
+            help_option_names=["-h", "--help"],
+        )
         level = "##" if name.count(" ") == 1 else "###"
         lines.append(f"{level} {name}\n\n```text\n{command.get_help(context)}\n```\n")
     return MADE + "\n".join(lines)

@@ -14,7 +14,7 @@ from packhouse.errors import ConfigError
 from packhouse.near import near_files
 from packhouse.recipe.mistakes import explain_mistakes
 from packhouse.recipe.model import Recipe
-from packhouse.recipe.section import HUB_NAME
+from packhouse.recipe.section import HUB_NAME, IN_A_FILE
 
 __all__ = [
     "apply_override",
@@ -190,7 +190,7 @@ def parse_recipe(
         ConfigError: the first mistakes, each with its key, what was given and what is allowed.
     """
     try:
-        recipe = Recipe.model_validate(raw)
+        recipe = Recipe.model_validate(raw, context=IN_A_FILE)
     except ValidationError as error:
         raise ConfigError(explain_mistakes(error, Recipe, where, line_of)) from None
     return recipe if folder is None else _resolve(recipe, folder)

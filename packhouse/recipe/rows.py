@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from packhouse.recipe.section import Section
+from packhouse.recipe.section import IN_A_FILE, Section
 
 __all__ = ["FormatConfig", "Role", "TokenizeConfig", "ValidateConfig"]
 
@@ -69,8 +69,10 @@ class FormatConfig(Section):
 
     @field_validator("template")
     @classmethod
-    def _is_known(cls, template: str) -> str:
-        if template not in TEMPLATES and not template.endswith((".jinja", ".j2")):
+    def _is_known(cls, template: str, info: ValidationInfo) -> str:
+        """In a file, an unknown name is a mistake; in a run form it may be the name of a place."""
+        is_file = info.context == IN_A_FILE
+        if is_file and template not in TEMPLATES and not template.endswith((".jinja", ".j2")):
             known = [*TEMPLATES, "a path to a .jinja or .j2 file"]
             raise PydanticCustomError("literal_error", "no such template", {"expected": str(known)})
         return template

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-__all__ = ["HUB_NAME", "Name", "Section", "Share", "Uri"]
+__all__ = ["HUB_NAME", "IN_A_FILE", "Name", "Section", "Share", "Uri"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
 
@@ -14,6 +14,9 @@ HUB_NAME = re.compile(r"(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>
 
 The Hub's client makes paths of a revision, so `..` is in none.
 """
+
+IN_A_FILE = "in a file"
+"""Context of a recipe whose names are final; those of a run form may be names of places."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

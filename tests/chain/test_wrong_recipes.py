@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             HEAD + ROWS + "    format: alpaca\n",
             "all 30 rows are bad (fields 30): nothing to publish; first 'fields': "
-            "talks/talks.jsonl row 0, no field 'instruction'; the row has 'messages'; rows of "
+            "talks/talks.jsonl line 1, no field 'instruction'; the row has 'messages'; rows of "
             "'talks' look like `chat`, and the recipe reads them as `alpaca`: try `format: chat`; "
             "to see them: `packhouse quarantine show ",
         ),

@@ -226,7 +226,7 @@ def test_every_refusal_has_a_code_a_gate_and_summaries(override, code, gate, out
 
 def test_a_refusal_says_the_same_everywhere(place):
     done = run(place, place / "cache", "--set", "validate.max_quarantined=0")
-    first = "; first 'duplicate_key': instructions/instructions.jsonl row 83, the key 'output' "
+    first = "; first 'duplicate_key': instructions/instructions.jsonl line 84, the key 'output' "
     assert first in done.stderr
     assert "to see them: `packhouse quarantine show RECIPE`" in done.stderr
     (gate,) = (gate for gate in facts(place)["gates"] if gate["name"] == "quarantine")

@@ -272,7 +272,7 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
     good = "".join(f'{{"query": "q{n}", "response": "r{n}"}}\n' for n in range(9))
     file.write_text(good + '{"query": "x", "response": ""}\n')
 
-    said = r"1 of 10 rows .*rows\.jsonl row 9, .*`packhouse quarantine show .*quarantined\.arrow`"
+    said = r"1 of 10 rows .*rows\.jsonl line 10, .*`packhouse quarantine show .*quarantined\.arrow`"
     with pytest.raises(QuarantineLimitError, match=said):
         make_supervised_dataset(TOKENIZER, file, **fields(), cache=cache)
     dataset = make_supervised_dataset(TOKENIZER, file, **fields(max_quarantined=0.2), cache=cache)

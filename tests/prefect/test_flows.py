@@ -264,7 +264,7 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     state = refresh(place, cache)
     assert state.is_failed()
     said = (
-        "instructions/instructions.jsonl row 0, .*; rows of 'instructions' look like `chat`, and "
+        "instructions/instructions.jsonl line 1, .*; rows of 'instructions' look like `chat`, and "
         "the recipe reads them as `alpaca`: try `format: chat`; to see them: `packhouse "
         "quarantine show RECIPE`"
     )

@@ -1,9 +1,9 @@
 """Plug-ins: row formats, packing strategies and checks of other packages, found by entry point.
 
     [project.entry-points."packhouse.row_formats"]   # in the pyproject.toml of `acme-data`
-    squad = "acme_data:read_squad"
+    faq = "acme_data:read_faq"
 
-A recipe names it like a built-in one: `format: squad`. Nothing is imported until a step needs it;
+A recipe names it like a built-in one: `format: faq`. Nothing is imported until a step needs it;
 the key of a step, and so the version's id, holds the distribution's name and version, which are
 read without importing anything. docs/plugins.md shows one of each kind.
 """

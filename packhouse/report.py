@@ -99,7 +99,7 @@ def print_report(prepared: Prepared) -> None:
         out.print(f"also in {target} ({name})")
     print_text("steps: " + _steps_line(prepared))
     if prepared.receipts:
-        print_text(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")
+        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # one line: to copy
     if published.quarantine:
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
         out.print(f"quarantine: {rows:,} rows in {published.quarantine}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-FILES = ("run.txt", "image.txt", "test.txt", "torch.txt")
+FILES = ("run.txt", "image.txt", "test.txt", "torch.txt", "docs.txt")
 
 
 def audit(file: Path, service: str) -> list[Mapping[str, Any]]:

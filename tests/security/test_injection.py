@@ -94,7 +94,8 @@ def test_hostile_bad_rows_are_shown_as_text(tmp_path: Path, text: str) -> None:
 
     for command in ("ls", "show"):
         shown = call("quarantine", command, path)
-        assert for_terminal(text) in shown
+        # A narrow terminal breaks lines between words.
+        assert "".join(for_terminal(text).split()) in "".join(shown.split())
         assert call("quarantine", command, path, "--json").isascii()
 
 
@@ -180,7 +181,7 @@ def test_pages_hold_no_link_image_or_html_of_data(text: str) -> None:
 
 def test_commands_print_through_one_module() -> None:
     """A command that prints by itself could forget to escape."""
-    calls = r"click\.s?echo\(|\bConsole\(|sys\.std(out|err)\.write|(?<![.\w])print\("
+    calls = r"click\.s?echo\(|\bConsole\(|sys\.std(out|err)\.write|(?<![.\w])(?<!def )print\("
     printing = re.compile(calls)
     own = {"packhouse/terminal.py"}
     found = [

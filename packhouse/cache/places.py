@@ -56,8 +56,9 @@ def find_cache(setting: str | None = None) -> CachePlace:
     named = [name for name in (setting, os.environ.get("PACKHOUSE_CACHE"), shared) if name]
     folders = [name for name in named if "://" not in name]
     mirrors = [name for name in named if "://" in name]
-    # Path.expanduser fails at `~x`, which may be a folder.
-    folder = Path(os.path.expanduser(folders[0])) if folders else _usual_folder()  # noqa: PTH111
+    folder = _usual_folder()
+    if folders:  # Path.expanduser raises at `~x`, which may be a folder's name
+        folder = Path(os.path.expanduser(folders[0]))  # noqa: PTH111 - for that reason
     return CachePlace(folder=folder, mirror=(*mirrors, None)[0])
 
 

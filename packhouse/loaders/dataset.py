@@ -62,7 +62,7 @@ class PackStat:
         )
 
 
-class PackedDataset(torch.utils.data.Dataset):  # type: ignore[misc]  # to mypy torch is Any
+class PackedDataset(torch.utils.data.Dataset):
     """Rows as int64 tensors: `input_ids`, `labels`, `position_ids`, `seq_lengths`.
 
     Args:
@@ -217,7 +217,7 @@ class _Padding:
     side: Literal["left", "right"]
 
 
-class TokenizedDataset(torch.utils.data.Dataset):  # type: ignore[misc]  # to mypy torch is Any
+class TokenizedDataset(torch.utils.data.Dataset):
     """Tokenized records, one a row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
 
     Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return another view of the

@@ -157,10 +157,10 @@ def _guard_module(
     return _guard(decoder.config, names, args, kwargs)
 
 
-def _guard_class(decoder: type, handle: PackingHandle) -> None:
+def _guard_class(decoder: Any, handle: PackingHandle) -> None:
     """Guard every model of a decoder class until the last handle that wants it ends."""
     if decoder not in _GUARDED:
-        plain: Callable[..., Any] = decoder.forward  # type: ignore[attr-defined]  # of nn.Module
+        plain: Callable[..., Any] = decoder.forward
         names = tuple(inspect.signature(plain).parameters)[1:]
 
         @functools.wraps(plain)
@@ -168,14 +168,14 @@ def _guard_class(decoder: type, handle: PackingHandle) -> None:
             args, kwargs = _guard(self.config, names, args, kwargs)
             return plain(self, *args, **kwargs)
 
-        decoder.forward = guarded  # type: ignore[attr-defined]
+        decoder.forward = guarded
         _GUARDED[decoder] = plain, []
 
     def release() -> None:
         plain, handles = _GUARDED[decoder]
         handles.remove(handle)
         if not handles:
-            decoder.forward = plain  # type: ignore[attr-defined]
+            decoder.forward = plain
             del _GUARDED[decoder]
 
     _GUARDED[decoder][1].append(handle)

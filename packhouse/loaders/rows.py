@@ -276,7 +276,7 @@ class _MappingRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # no slices
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
         return read_row(self.rows[index], whole_rows=self.whole_rows, where=f"row {index}")
 
 
@@ -338,7 +338,7 @@ class ArrowRows(Sequence[Row]):
         of_all = np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
         return of_all if self._indices is None else of_all[self._indices]
 
-    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # no slices
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)

@@ -49,7 +49,7 @@ _EPOCH, _START, _NUM_WORKERS, _ENDED = range(4)
 _MOST_WORKERS = 4096
 
 
-class StreamingPackedDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # to mypy torch is Any
+class StreamingPackedDataset(torch.utils.data.IterableDataset):
     """Packs of a published version, dealt to ranks and workers, shuffled, resumable mid-epoch.
 
     Args:

@@ -28,7 +28,7 @@ from packhouse.errors import HELD_BACK, ConfigError, PackhouseError, TransientEr
 from packhouse.given import read_recipe
 from packhouse.recipe import Recipe
 from packhouse.recipe.reading import changes_data
-from packhouse.report import print_report, print_result, report_json
+from packhouse.result import print_report, print_result, report_json
 from packhouse.runtime.disks import disk_errors
 from packhouse.runtime.interrupts import Interrupted, handle_signals
 from packhouse.runtime.memory import leave_without_collecting

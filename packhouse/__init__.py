@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
     from packhouse.api import Version, open_version, plan, prepare
-    from packhouse.audit_report import AuditReport
     from packhouse.data_audit import audit
     from packhouse.errors import PackhouseError
     from packhouse.loaders.versions import load_packed
     from packhouse.recipe import Recipe, load_recipe
+    from packhouse.report.audit_report import AuditReport
 
     __version__: str
 
 _MODULES = {
-    "AuditReport": "packhouse.audit_report",
+    "AuditReport": "packhouse.report.audit_report",
     "PackhouseError": "packhouse.errors",
     "Recipe": "packhouse.recipe",
     "Version": "packhouse.api",

@@ -137,7 +137,7 @@ class Version:
         return statistics
 
     def _repr_html_(self) -> str:
-        from packhouse.version_page import version_html
+        from packhouse.report.version_page import version_html
 
         workspace = Workspace(cache=self._cache or default_cache())
         return version_html(self._opened, workspace.tokenizers)

@@ -258,7 +258,7 @@ def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, Any]:
     """Return everything that a program may want to know, as plain JSON."""
     refreshed, result = job.refreshed, None
     if refreshed and refreshed.prepared:
-        from packhouse.report import report_json
+        from packhouse.result import report_json
 
         result = report_json(refreshed.prepared)
     return {

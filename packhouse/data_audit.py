@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.api import Version, open_version, prepare_recipe, recipe_for
-from packhouse.audit_report import MEANINGS, AuditReport, Example, make_report
 from packhouse.auditing.reading import token_batches
 from packhouse.auditing.tokenized import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
@@ -32,6 +31,7 @@ from packhouse.packing.layout import expand_labels
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.records.tables import read_table
+from packhouse.report.audit_report import MEANINGS, AuditReport, Example, make_report
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored

@@ -1,6 +1,7 @@
 """The picture of a version: how long its records are, and how full its packs.
 
-`packhouse.pictures` draws it as SVG; here it stands inside the markdown that Prefect's UI shows.
+`packhouse.report.pictures` draws it as SVG; here it stands inside the markdown that Prefect's
+UI shows.
 """
 
 import re
@@ -8,7 +9,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 
 from packhouse.packing import PackStatistics
-from packhouse.pictures import lengths_svg
+from packhouse.report.pictures import lengths_svg
 from packhouse.steps.pack import Side
 
 __all__ = ["artifact_key", "lengths_picture"]

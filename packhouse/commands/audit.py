@@ -11,7 +11,7 @@ from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import console, echo
 
 if TYPE_CHECKING:
-    from packhouse.audit_report import AuditReport
+    from packhouse.report.audit_report import AuditReport
 
 __all__ = ["audit"]
 
@@ -82,7 +82,7 @@ def _print(report: "AuditReport") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from packhouse.audit_report import headline, indented
+    from packhouse.report.audit_report import headline, indented
     from packhouse.token_runs import coloured, plain
 
     out = console(soft_wrap=False)

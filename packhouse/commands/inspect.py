@@ -12,7 +12,7 @@ import numpy as np
 
 from packhouse.cache.places import default_cache
 from packhouse.engine.workspace import Workspace
-from packhouse.samples import first_split, read_packs, trained_mask_of
+from packhouse.report.samples import first_split, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import console, echo

@@ -107,7 +107,7 @@ def prepare(
             )
     except Interrupted as error:
         exit_interrupted(error, keeps_steps=True)
-    from packhouse.report import print_result
+    from packhouse.result import print_result
 
     for note in notes:
         echo(f"note: {note}", err=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
-from packhouse.report import audit_table, print_ledger
+from packhouse.result import audit_table, print_ledger
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.layout import is_name

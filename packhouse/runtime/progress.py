@@ -27,7 +27,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from packhouse.notebook import NotebookProgress, is_notebook
+from packhouse.runtime.notebook import NotebookProgress, is_notebook
 from packhouse.terminal import console, echo
 
 __all__ = [

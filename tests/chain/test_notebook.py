@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.notebook import NotebookProgress, is_notebook
+from packhouse.runtime.notebook import NotebookProgress, is_notebook
 from packhouse.runtime.progress import job_done, say, show_progress, start_phase, step_progress
 
 DEMO = "deployments/demo/tokenizer"

@@ -23,7 +23,8 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.report import print_ledger
+from packhouse.report.version_page import numbers_of
+from packhouse.result import print_ledger
 from packhouse.store import (
     load_ref,
     open_store,
@@ -43,7 +44,6 @@ from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.store.objects import MAX_GET_BYTES
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
-from packhouse.version_page import numbers_of
 from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 PUBLISHED = Path(__file__).parent / "published"

@@ -13,8 +13,8 @@ import numpy as np
 
 from packhouse.packing import PackStatistics
 from packhouse.pages import PAGE_STYLE, html_table, html_text
-from packhouse.pictures import lengths_svg
-from packhouse.samples import first_split, read_packs, trained_mask_of
+from packhouse.report.pictures import lengths_svg
+from packhouse.report.samples import first_split, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.token_runs import html_runs, runs_of

@@ -2,7 +2,7 @@
 
 import json
 
-from packhouse.report import print_report, report_json
+from packhouse.result import print_report, report_json
 
 FLAGGED = {"role": "assistant", "content": "Paris.", "loss": False, "mood": "glad"}
 

@@ -20,7 +20,9 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +39,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.packing.layout import published_schema, to_layout
+from packhouse.records.lists import list_offsets
 from packhouse.runtime.disks import disk_errors, write_whole
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
@@ -102,7 +105,26 @@ def load_packed(
     opened, entries = open_split(uri, version, split)
     paths = [mapped_file(opened, entry, folder, verify) for entry in entries]
     info = DatasetInfo(description=f"packhouse {opened.dataset} {opened.version} {split}")
-    return concatenate_datasets([Dataset.from_file(str(path)) for path in paths], info=info)
+    rows = concatenate_datasets([Dataset.from_file(str(path)) for path in paths], info=info)
+    num_records = sum(int(list_offsets(c)[-1]) for c in rows.data["seq_lengths"].chunks if len(c))
+    if num_records > len(rows):
+        _warn_of_leaks()
+    return rows
+
+
+def _warn_of_leaks() -> None:
+    """Warn where models of transformers are at hand and `enable_packing` was not called."""
+    if "transformers.modeling_utils" not in sys.modules:  # no model in this process
+        return
+    from packhouse.loaders.enabling import is_enabled
+
+    if not is_enabled():
+        warnings.warn(
+            "rows hold several records each, and enable_packing(model) was not called before "
+            "load_packed: most collators would train across records without an error "
+            "(docs/how-to/keep-records-apart.md lists them)",
+            stacklevel=3,
+        )
 
 
 def check_verify(verify: bool) -> bool:

@@ -49,8 +49,10 @@ class PublishConfig(Section):
     layout: Literal["labels", "compact"] = "labels"
     """`labels` holds a label per token; `compact` holds the trained ranges instead."""
 
-    position_ids: bool = False
-    """Also publish `position_ids`, restarting at each record."""
+    position_ids: bool = True
+    """Also publish `position_ids`, restarting at each record: the one mark of their ends that
+    `transformers.Trainer` keeps (with `pack.strategy: none`, a row is a record, and has none).
+    0.4% of a Parquet file; `arrow` and `jsonl` grow by 4 bytes a token and more."""
 
     max_file_mb: Annotated[int, Field(gt=0)] = 256
     """Upper size of one published file in MiB of token data, before compression."""

@@ -175,10 +175,13 @@ def _data_jobs(
     recipe: Recipe, side: Side, packed: PackFacts, gathered: Sequence[Job[PackRange]]
 ) -> Iterator[Job[FilesParameters]]:
     planned = packed.sides[side]
+    publish = recipe.publish
+    if recipe.pack.strategy == "none":  # a row is a record: padding collators know no such column
+        publish = publish.model_copy(update={"position_ids": False})
     for cut in cut_files(side, planned.num_packs, planned.num_tokens, recipe.publish):
         told = DataParameters(
             cut=cut,
-            publish=recipe.publish,
+            publish=publish,
             with_label=planned.with_label,
             with_weights=planned.with_weights,
         )

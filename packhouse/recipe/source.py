@@ -97,6 +97,9 @@ class SourceConfig(Section):
     mix_seed: int = 0
     """Another seed is another choice by `weight` and `max_records`."""
 
+    eval_only: bool = False
+    """All its records go to eval, and with them those of other sources with the same prompt."""
+
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Keys and manifests hold settings: those of older recipes must stay as they were."""
@@ -107,9 +110,9 @@ class SourceConfig(Section):
         return settings
 
 
-_NEW = ("encoding", "rows_at", "unwrap", "roles")
+_NEW = ("encoding", "rows_at", "unwrap", "roles", "eval_only")
 """Settings that came after versions were published; at their default they are not written."""
 
 
-MIXING = ("weight", "max_records", "mix_seed")
+MIXING = ("weight", "max_records", "mix_seed", "eval_only")
 """Settings of a source that decide which of its records are packed, and nothing before that."""

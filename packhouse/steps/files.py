@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from packhouse.runtime.fingerprint import digest
 from packhouse.steps.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER, PackRange
-from packhouse.steps.pack import PACK, PackFacts, PackParameters, Side
+from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.steps.records import RECORDS, read_records
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
@@ -118,6 +118,8 @@ class WrittenFile:
     tokens: int = 0
     path: str | None = None
     """Of an export, under `exports/`."""
+    source: str | None = None
+    """Of a data file, where eval is published by source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +180,7 @@ def _data_jobs(
     publish = recipe.publish
     if recipe.pack.strategy == "none":  # a row is a record: padding collators know no such column
         publish = publish.model_copy(update={"position_ids": False})
-    for cut in cut_files(side, planned.num_packs, planned.num_tokens, recipe.publish):
+    for cut in _cuts(side, planned, publish):
         told = DataParameters(
             cut=cut,
             publish=publish,
@@ -192,6 +194,24 @@ def _data_jobs(
             label=f"{side} file {cut.number}",
             size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
         )
+
+
+def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
+    """Yield the files of a side, numbered through; those of a source hold no other."""
+    parts: list[tuple[str | None, Mapping[str, int]]] = [*planned.by_source.items()]
+    whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
+    first = number = 0
+    for source, own in parts or [(None, whole)]:
+        for cut in cut_files(side, own["packs"], own["tokens"], publish):
+            yield replace(
+                cut,
+                number=number,
+                first=first + cut.first,
+                last=first + cut.last,
+                source=source,
+            )
+            number += 1
+        first += own["packs"]
 
 
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
@@ -225,7 +245,12 @@ def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path)
         with_weights=told.with_weights,
     )
     written = WrittenFile(
-        name=file.path.name, kind="data", rows=file.rows, split=file.split, tokens=file.tokens
+        name=file.path.name,
+        kind="data",
+        rows=file.rows,
+        split=file.split,
+        tokens=file.tokens,
+        source=cut.source,
     )
     return FilesFacts(files=(written,), content=content.hexdigest())
 

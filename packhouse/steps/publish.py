@@ -221,6 +221,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             sha256=written.files[file.name].sha256,
             kind=file.kind,
             name=file.path,
+            source=file.source,
         )
         for written in work.inputs(FILES)
         for file in written.facts.files

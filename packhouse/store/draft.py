@@ -48,6 +48,8 @@ class LocalFile:
     """`data`, `records`, `quarantine`, `exports`: the folder it goes to. `card`: README.md."""
     name: str | None = None
     """Path in that folder, for readers that look for a name; by default one made of its content."""
+    source: str | None = None
+    """The source of all its rows, where a split has files by source."""
 
 
 def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
@@ -76,6 +78,7 @@ def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
             sha256=body.sha256,
             rows=file.rows,
             tokens=file.tokens,
+            source=file.source,
         )
         numbers[group] += 1
         uploads.append((entry, body))

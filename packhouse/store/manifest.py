@@ -193,9 +193,13 @@ class FileEntry:
     sha256: str
     rows: int
     tokens: int
+    source: str | None = None
+    """The source of all its rows, where a split has files by source; else not written."""
 
     def __post_init__(self) -> None:
         key = self.key
+        if self.source is not None:
+            check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
             raise ConfigError(f"file {key[:80]!r} of kind {self.kind!r}: not a key of a version")
         check_name("split", self.split)
@@ -307,7 +311,10 @@ class Manifest:
             "dataset": self.dataset,
             "vid": self.vid,
             "generation": self.generation,
-            "files": [asdict(entry) for entry in self.files],
+            "files": [
+                {name: value for name, value in asdict(entry).items() if value is not None}
+                for entry in self.files
+            ],
             "schema": dict(self.schema),
             "schema_fingerprint": self.schema_fingerprint,
         }

@@ -31,6 +31,7 @@ COMMANDS = {
     "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
     "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
+    "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
     "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
     "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
     "diff": ("packhouse.commands.versions", "Compare two versions: rows, tokens, settings."),

@@ -34,7 +34,7 @@ COMMANDS = {
     "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
     "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
     "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
-    "diff": ("packhouse.commands.versions", "Compare two versions: rows, tokens, settings."),
+    "diff": ("packhouse.commands.diff", "Compare two versions: rows, tokens, settings."),
     "ref": ("packhouse.commands.refs", "List, set or roll back refs such as `latest`."),
     "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
     "cache": ("packhouse.commands.cache", "Look at finished steps on this machine; make room."),

@@ -46,6 +46,7 @@ from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
+from packhouse.views import ask
 
 __all__ = [
     "Version",
@@ -135,6 +136,25 @@ class Version:
         """Packs, tokens, trained tokens and lengths of each split."""
         statistics: Mapping[str, Any] = self._opened.manifest.counts["statistics"]
         return statistics
+
+    def sql(self, query: str) -> pa.Table:
+        """Answer one SELECT over the views of this version; needs the extra `sql` (DuckDB).
+
+        Views are records, packs, quarantine, dropped, ledger, audit and versions; `packhouse sql
+        --help` names their columns.
+
+        Raises:
+            ConfigError: the query does not run; the message lists all views and columns.
+
+        Example:
+            >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+            >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+            ...     format={"template": "alpaca"}, store=getfixture("tmp_path"), progress=False)
+            >>> version.sql("select outcome, count(*) as n from records group by 1").to_pylist()
+            [{'outcome': 'kept', 'n': 99}]
+        """
+        cache = self._cache or find_cache(None).folder
+        return ask(self._opened, query, Workspace(cache=cache).tokenizers)
 
     def _repr_html_(self) -> str:
         from packhouse.report.version_page import version_html

@@ -28,6 +28,10 @@ class PublishConfig(Section):
     also: list[Target] = []
     """Where else the version goes: `hf://datasets/ORG/NAME`, `wandb://PROJECT`."""
 
+    keep_tokenizer: bool = True
+    """Keep the tokenizer's files in the store, once for all versions, so that any machine shows
+    text. False where its terms forbid to pass it on; `packhouse inspect` then needs it."""
+
     allow_breaking_schema: bool = False
     """Move the ref even if readers of its current version would miss or misread something."""
 

@@ -18,7 +18,7 @@ from packhouse.report.samples import first_split, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.token_runs import html_runs, runs_of
-from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import read_pipeline
 
 __all__ = ["numbers_of", "version_html"]
@@ -96,8 +96,8 @@ def _samples(opened: OpenVersion, tokenizers: Path) -> Iterator[str]:
     entries = opened.files("data", first_split(opened))
     if not entries or entries[0].size > _MAX_BYTES or not entries[0].rows:
         return
-    wanted = str(opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
-    snapshot = find_snapshot(wanted, tokenizers)
+    load = tokenizer_of(opened, tokenizers)
+    snapshot = load() if load else None
     pipeline = read_pipeline(snapshot.backend) if snapshot else None
     shown = 0
     yield _LEGEND

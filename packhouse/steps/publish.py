@@ -46,6 +46,7 @@ from packhouse.store.evolution import Drift, Gate
 from packhouse.store.hub import mirror_to_hub
 from packhouse.store.wandb_artifact import log_to_wandb
 from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.loading import check_unchanged, fingerprinted_bytes
 from packhouse.tokenization.names import is_hub_name
 
 __all__ = [
@@ -237,6 +238,9 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             _manifest_facts(facts, recipe),
             ref=None if at else config.ref,
             gate=_gate(config),
+            tokenizer=partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
+            if config.keep_tokenizer
+            else None,
         )
     except PackhouseError as error:
         refused = [_schema_gate(error.changes, str(error))] if "changes" in error.facts else []
@@ -289,6 +293,16 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "libraries": library_versions([*ALL_LIBRARIES, *_plugin_packages(recipe)]),
         "provenance": {"encoders": facts.encoders, **name},
     }
+
+
+def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
+    """Return what the store keeps of a tokenizer.
+
+    Raises:
+        TokenizerError: it is another one now than the version was made with.
+    """
+    check_unchanged(tokenizer, fingerprint)
+    return fingerprinted_bytes(tokenizer)
 
 
 def _plugin_packages(recipe: Recipe) -> Iterator[str]:

@@ -60,6 +60,8 @@ def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path: Path) -> None:
 def test_without_the_tokenizer_ids_are_shown(tmp_path: Path) -> None:
     version = prepared(tmp_path, rows_with("one"))
     (tmp_path / "empty").mkdir()
+    for kept in (tmp_path / "store" / "_tokenizers").iterdir():
+        kept.unlink()
     opened = packhouse.open_version(version.uri)
     opened._cache = tmp_path / "empty"
 

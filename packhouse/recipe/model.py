@@ -6,19 +6,20 @@ Each section is handed to the step of the same name and is part of that step's c
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, model_validator
 
 from packhouse.pages import PAGE_STYLE, html_table
+from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe.audit import AuditConfig
-from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
+from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig, Strategy
 from packhouse.recipe.publish import PublishConfig
 from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
 from packhouse.recipe.section import Name, Section, Uri
-from packhouse.recipe.source import SourceConfig
+from packhouse.recipe.source import RowFormat, SourceConfig
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "plugins_of"]
 
 
 class Recipe(Section):
@@ -65,6 +66,21 @@ class Recipe(Section):
                 "records has no one label"
             )
         return self
+
+
+def plugins_of(recipe: Recipe) -> list[Plugin]:
+    """Return the plug-ins that a recipe names.
+
+    Raises:
+        ConfigError: see `find_plugin`.
+    """
+    formats = {source.format for source in recipe.sources}.difference(get_args(RowFormat))
+    strategies = {recipe.pack.strategy}.difference(get_args(Strategy))
+    return [
+        *(find_plugin("row_formats", name) for name in sorted(formats)),
+        *(find_plugin("packing_strategies", name) for name in strategies),
+        *(find_plugin("checks", name) for name in recipe.audit.checks),
+    ]
 
 
 def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

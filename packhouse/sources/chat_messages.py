@@ -119,6 +119,8 @@ def rename_messages(
         >>> fields = {"role": "speaker", "content": "text"}
         >>> rename_messages([message], "role", fields, {"Agent": "assistant"})
         [{'role': 'assistant', 'content': 'Hi'}]
+
+    A key that a message has under our name as well gives way to the one that `fields` names.
     """
     if isinstance(messages, str):
         messages, _ = parse_text(messages)
@@ -129,7 +131,8 @@ def rename_messages(
     renamed: list[object] = []
     for message in messages:
         if isinstance(message, dict):
-            message = {ours.get(key, key): value for key, value in message.items()}
+            named = {ours[key]: value for key, value in message.items() if key in ours}
+            message = {k: v for k, v in message.items() if k not in ours} | named
             if isinstance(role := message.get(speaker), str):
                 message[speaker] = roles.get(role, role)
         renamed.append(message)

@@ -6,11 +6,11 @@ deleted from the store or published to another one is published again without wo
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from packhouse.auditing import check_audit
 from packhouse.cache.steps import Receipt
@@ -20,10 +20,9 @@ from packhouse.errors import PackhouseError
 from packhouse.exports import FORMAT_KEYS
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
-from packhouse.packing import STRATEGIES, PackStatistics
-from packhouse.plugins import find_plugin
+from packhouse.packing import PackStatistics
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.source import RowFormat
+from packhouse.recipe.model import plugins_of
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.steps.audit import AUDIT, combine_audits
@@ -290,7 +289,8 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions([*ALL_LIBRARIES, *_plugin_packages(recipe)]),
+        "libraries": library_versions(ALL_LIBRARIES)
+        | {plugin.distribution or plugin.name: plugin.version for plugin in plugins_of(recipe)},
         "provenance": {"encoders": facts.encoders, **name},
     }
 
@@ -303,17 +303,6 @@ def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
     """
     check_unchanged(tokenizer, fingerprint)
     return fingerprinted_bytes(tokenizer)
-
-
-def _plugin_packages(recipe: Recipe) -> Iterator[str]:
-    """Packages of the plug-ins that a recipe names."""
-    for source in recipe.sources:
-        if source.format not in get_args(RowFormat):
-            yield find_plugin("row_formats", source.format).distribution
-    if recipe.pack.strategy not in STRATEGIES:
-        yield find_plugin("packing_strategies", recipe.pack.strategy).distribution
-    for name in recipe.audit.checks:
-        yield find_plugin("checks", name).distribution
 
 
 def _gate(config: PublishConfig) -> Gate:

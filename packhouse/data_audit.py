@@ -200,6 +200,7 @@ def _audit_raw(
             **settings.get("audit", {}),
             "min_answer_coverage": 0.0,
             **dict.fromkeys(shares, 1.0),
+            "quality": _without_limits(settings.get("audit", {}).get("quality", {})),
         },
         "validate": {**settings.get("validate", {}), "max_quarantined": 1.0},
     }
@@ -219,6 +220,10 @@ def _audit_raw(
         done, _ = prepare_recipe(recipe, place)
         version = Version(open_stored(str(store), recipe.dataset, done.version))
         return _report_prepared(done, version, recipe, place)
+
+
+def _without_limits(quality: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in quality.items() if not name.startswith("max_")}
 
 
 def _report_prepared(

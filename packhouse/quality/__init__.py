@@ -12,12 +12,20 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from packhouse.quality.answers import echoes, is_empty, is_refusal
+from packhouse.quality.counting import COUNTERS, combine_quality, count_quality
 from packhouse.quality.dirt import has_html, has_mojibake
-from packhouse.quality.language import language
+from packhouse.quality.language import language, language_key
 from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
 from packhouse.quality.repetition import repetition
 
-__all__ = ["FUNCTIONS", "TextFunction"]
+__all__ = [
+    "COUNTERS",
+    "FUNCTIONS",
+    "TextFunction",
+    "combine_quality",
+    "count_quality",
+    "language_key",
+]
 
 
 class TextFunction(NamedTuple):

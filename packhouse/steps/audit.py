@@ -30,7 +30,8 @@ from packhouse.auditing import (
 )
 from packhouse.engine.step import Job, Step, Work
 from packhouse.plugins import find_plugin, plugin_key
-from packhouse.recipe import Recipe
+from packhouse.quality import combine_quality, count_quality, language_key
+from packhouse.recipe import AuditConfig, Recipe
 from packhouse.records.tables import read_table
 from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import scan_source
@@ -55,7 +56,7 @@ __all__ = [
 
 _BATCH_PACKS = 256
 
-Of = Literal["shard", "benchmarks", "packs", "records", "check"]
+Of = Literal["shard", "quality", "benchmarks", "packs", "records", "check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +70,14 @@ class AuditParameters:
     """Of the shard's source; the key of format covers them."""
     check: str | None = None
     """Name of the plug-in that looks at the rows of a shard."""
+    languages: bool = False
+    """The languages of answers are counted."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what decides the findings."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
-        return {"of": self.of, **self.benchmarks, **plugin}
+        languages = language_key() if self.languages else {}
+        return {"of": self.of, **self.benchmarks, **plugin, **languages}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,9 +90,12 @@ class AuditFacts:
 
 
 def checks_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what names the checks of plug-ins and their versions; empty without any."""
-    names = sorted(set(recipe.audit.checks))
-    return {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
+    """Return what names the checks of plug-ins and languages, with versions; empty without any."""
+    names, languages = sorted(set(recipe.audit.checks)), sorted(set(recipe.audit.quality.languages))
+    return {
+        **({"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}),
+        **({"languages": languages, **language_key()} if languages else {}),
+    }
 
 
 def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
@@ -108,7 +115,7 @@ def jobs(
     tokenize: Sequence[Job[TokenizeParameters]],
     pack: Job[PackParameters],
     benchmarks: Mapping[str, Any],
-    checks: Sequence[str] = (),
+    config: AuditConfig,
 ) -> Iterator[Job[AuditParameters]]:
     """Yield the jobs that look at shards, and at all records."""
     for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
@@ -122,7 +129,10 @@ def jobs(
     for job in validate if benchmarks else ():
         told = AuditParameters(of="benchmarks", benchmarks=benchmarks)
         yield AUDIT.job(told, [job.ref], label=f"benchmarks in {job.label}", size=job.size)
-    for name, job in product(sorted(set(checks)), validate):
+    for job in validate:
+        told = AuditParameters(of="quality", languages=bool(config.quality.languages))
+        yield AUDIT.job(told, [job.ref], label=f"quality of {job.label}", size=job.size)
+    for name, job in product(sorted(set(config.checks)), validate):
         told = AuditParameters(of="check", check=name)
         yield AUDIT.job(told, [job.ref], label=f"{name} in {job.label}", size=job.size)
     yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
@@ -150,6 +160,11 @@ def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
         work.recipe.format,
         work.parameters.label_names,
     )
+
+
+def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
+    table = read_table(work.input(VALIDATE).path("validated.arrow"))
+    return count_quality(table, languages=work.parameters.languages)
 
 
 def _benchmarks(work: Work[AuditParameters]) -> dict[str, Any]:
@@ -205,6 +220,7 @@ def _check(work: Work[AuditParameters]) -> dict[str, Any]:
 
 _KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
     "shard": _shard,
+    "quality": _quality,
     "benchmarks": _benchmarks,
     "packs": _packs,
     "records": _records,
@@ -243,6 +259,10 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     if work.recipe.audit.benchmarks:
         benchmarks = _read_benchmarks(work.recipe)
         combined["contamination"] = combine_contamination(found["benchmarks"], benchmarks)
+    named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
+    combined["quality"] = combine_quality(
+        list(zip(named, found["quality"], strict=True)), work.recipe.audit.quality.languages
+    )
     if found["check"]:
         combined["checks"] = combine_checks(found["check"])
     return combined

@@ -122,9 +122,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
         tokenize=tokenized,
         pack=packed,
         split=is_split,
-        audit=tuple(
-            audit.jobs(validated, formatted, tokenized, packed, benchmarks, recipe.audit.checks)
-        ),
+        audit=tuple(audit.jobs(validated, formatted, tokenized, packed, benchmarks, recipe.audit)),
         publish=publish.job(recipe, is_split, {**benchmarks, **audit.checks_of(recipe)}),
     )
 

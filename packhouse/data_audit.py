@@ -28,6 +28,7 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.given import tokenizer_name
 from packhouse.golden import pin
 from packhouse.packing.layout import expand_labels
+from packhouse.quality import quality_lines
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.records.tables import read_table
@@ -260,6 +261,7 @@ def _report_prepared(
     dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in version.dropped.items())
     notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]
     notes += [f"dropped by policy: {dropped}"] if dropped else []
+    notes += quality_lines(version.audit["quality"])
     return make_report("raw", recipe.tokenizer, counts, examples, tuple(notes))
 
 

@@ -12,7 +12,7 @@ from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.packing import PackStatistics
-from packhouse.quality import COUNTERS
+from packhouse.quality import quality_lines
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.pack import Side, SplitCounts
@@ -25,7 +25,6 @@ __all__ = [
     "audit_table",
     "ledger_table",
     "print_ledger",
-    "print_quality",
     "print_report",
     "print_result",
     "report_json",
@@ -87,7 +86,10 @@ def print_report(prepared: Prepared) -> None:
     _print_uneven_split(out, published.split)
     print_table(_splits_table(published.statistics))
     print_table(audit_table(published.audit))
-    print_quality(published.audit)
+    if found_lines := quality_lines(published.audit["quality"]):
+        echo(f"\nquality (of {published.audit['quality']['dataset']['rows']:,} rows)")
+        for said in found_lines:
+            print_text(said, 2)
     for found in published.audit.get("checks", {}).values():
         print_text(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
     if "contamination" in published.audit:
@@ -175,21 +177,6 @@ def audit_table(audit: dict[str, Any]) -> Any:
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
     return table
-
-
-def print_quality(audit: Mapping[str, Any]) -> None:
-    """Print what the quality counters found, with the first rows; nothing if they found nothing."""
-    found = audit.get("quality", {"worst": {}})
-    if found["worst"]:
-        echo(f"\nquality (of {found['dataset']['rows']:,} rows)")
-    for counter, rows in found["worst"].items():
-        number = found["dataset"][counter]
-        share = f"{number:,} ({number / max(found['dataset']['rows'], 1):.2%})"
-        file = rows[0]["source"]
-        first = [f"{row['row']:,}" for row in rows if row["source"] == file][:3]
-        named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
-        more = ", ..." * (number > len(first))
-        print_text(f"{counter}: {share} {COUNTERS[counter]}: {named}{more}", 2)
 
 
 def _print_reasons(line: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from packhouse.quality.answers import echoes, is_empty, is_refusal
-from packhouse.quality.counting import COUNTERS, combine_quality, count_quality
+from packhouse.quality.counting import COUNTERS, combine_quality, count_quality, quality_lines
 from packhouse.quality.dirt import has_html, has_mojibake
 from packhouse.quality.language import language, language_key
 from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
@@ -25,6 +25,7 @@ __all__ = [
     "combine_quality",
     "count_quality",
     "language_key",
+    "quality_lines",
 ]
 
 

@@ -23,7 +23,7 @@ from packhouse.quality.personal import has_card, has_email, has_phone, has_secre
 from packhouse.quality.repetition import REPETITIVE, repetition
 from packhouse.records.lists import list_offsets, one_chunk
 
-__all__ = ["COUNTERS", "combine_quality", "count_quality"]
+__all__ = ["COUNTERS", "combine_quality", "count_quality", "quality_lines"]
 
 COUNTERS = {
     "empty_answers": "have an answer that says nothing",
@@ -134,6 +134,25 @@ def combine_quality(
         "worst": {name: _first_of_sources(rows) for name, rows in worst.items() if rows},
     }
     return combined | ({"languages": dict(sorted(spoken.items()))} if spoken else {})
+
+
+def quality_lines(found: Mapping[str, Any]) -> list[str]:
+    """Say what was found, counter by counter, with the first rows of one file.
+
+    Example:
+        >>> worst = [{"source": "a/a.jsonl", "row": 4, "record_id": "5f", "value": 1}]
+        >>> quality_lines({"dataset": {"rows": 50, "html": 1}, "worst": {"html": worst}})
+        ['html: 1 (2.00%) hold HTML in prose: a/a.jsonl row 4']
+    """
+    lines = []
+    for counter, rows in found["worst"].items():
+        number, file = found["dataset"][counter], rows[0]["source"]
+        first = [f"{row['row']:,}" for row in rows if row["source"] == file][:3]
+        named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
+        more = ", ..." * (number > len(first))
+        share = f"{number / max(found['dataset']['rows'], 1):.2%}"
+        lines.append(f"{counter}: {number:,} ({share}) {COUNTERS[counter]}: {named}{more}")
+    return lines
 
 
 def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

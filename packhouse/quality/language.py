@@ -5,12 +5,14 @@ stands around it. It knows 139 languages; told apart are 59 of them, since with 
 English is often taken for a creole, and Mandarin for Wu. 150 us a text.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
 
+from packhouse.errors import ConfigError
 from packhouse.runtime.extras import import_extra
 
 __all__ = ["UNDETERMINED", "language", "language_key"]
@@ -35,14 +37,22 @@ def language(text: pa.StringArray) -> pa.StringArray:
     return pa.array([None if each is None else _language(each) for each in text.to_pylist()])
 
 
-def language_key() -> dict[str, Any]:
-    """Return what decides the languages that are found: library and version, for a step's key.
+def language_key(languages: Sequence[str]) -> dict[str, Any]:
+    """Return what decides which answers are in another language, for a step's key; empty without.
 
     Raises:
-        ConfigError: py3langid is not installed.
+        ConfigError: py3langid is not installed, or a language is none that it is asked for.
     """
+    if not languages:
+        return {}
+    for name in languages:
+        if name not in _LANGUAGES:
+            raise ConfigError(
+                f"audit.quality.languages: '{name}' is none of {', '.join(_LANGUAGES)}", name=name
+            )
     _import()
-    return {"language": ["py3langid", version("py3langid")]}
+    detector = ["py3langid", version("py3langid")]
+    return {"languages": sorted(set(languages)), "language_detector": detector}
 
 
 def _language(text: str) -> str:

@@ -50,7 +50,7 @@ class QualityConfig(Section):
     max_length_outliers: Share | None = None
     """Share of rows that may be over 16 times as long as the median of their source."""
 
-    languages: list[Annotated[str, Field(pattern=r"^[a-z]{2}$")]] = []
+    languages: list[str] = []
     """Languages that answers may be in, such as `en`; they are looked at only if it names one."""
 
     max_other_languages: Share | None = None

@@ -70,13 +70,13 @@ class AuditParameters:
     """Of the shard's source; the key of format covers them."""
     check: str | None = None
     """Name of the plug-in that looks at the rows of a shard."""
-    languages: bool = False
-    """The languages of answers are counted."""
+    languages: Sequence[str] = ()
+    """Of the recipe: where it names some, the languages of answers are counted."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what decides the findings."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
-        languages = language_key() if self.languages else {}
+        languages = language_key(self.languages)
         return {"of": self.of, **self.benchmarks, **plugin, **languages}
 
 
@@ -91,11 +91,9 @@ class AuditFacts:
 
 def checks_of(recipe: Recipe) -> dict[str, Any]:
     """Return what names the checks of plug-ins and languages, with versions; empty without any."""
-    names, languages = sorted(set(recipe.audit.checks)), sorted(set(recipe.audit.quality.languages))
-    return {
-        **({"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}),
-        **({"languages": languages, **language_key()} if languages else {}),
-    }
+    names = sorted(set(recipe.audit.checks))
+    checks = {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
+    return {**checks, **language_key(recipe.audit.quality.languages)}
 
 
 def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def jobs(
         told = AuditParameters(of="benchmarks", benchmarks=benchmarks)
         yield AUDIT.job(told, [job.ref], label=f"benchmarks in {job.label}", size=job.size)
     for job in validate:
-        told = AuditParameters(of="quality", languages=bool(config.quality.languages))
+        told = AuditParameters(of="quality", languages=config.quality.languages)
         yield AUDIT.job(told, [job.ref], label=f"quality of {job.label}", size=job.size)
     for name, job in product(sorted(set(config.checks)), validate):
         told = AuditParameters(of="check", check=name)
@@ -164,7 +162,7 @@ def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
 
 def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
     table = read_table(work.input(VALIDATE).path("validated.arrow"))
-    return count_quality(table, languages=work.parameters.languages)
+    return count_quality(table, languages=bool(work.parameters.languages))
 
 
 def _benchmarks(work: Work[AuditParameters]) -> dict[str, Any]:

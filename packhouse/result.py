@@ -94,10 +94,14 @@ def print_report(prepared: Prepared) -> None:
         print_text(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
     if "contamination" in published.audit:
         found = published.audit["contamination"]
-        out.print(
+        done = {"drop": ": left out", "same_side": ": put into eval"}
+        print_text(
             f"contamination: {found['contaminated']:,} of {found['rows']:,} rows share "
             f"{found['ngram']} words in a row with a benchmark"
+            f"{done.get(found['on_match'], '') * bool(found['contaminated'])}"
         )
+        for name, number in found["by_benchmark"].items():
+            print_text(f"{name}: {number:,} rows", 2)
     if prepared.golden:
         out.print(f"golden: {prepared.golden:,} conversations came out as pinned")
     for target, name in published.mirrors.items():

@@ -177,6 +177,8 @@ def _never(kind: str, source: str, number: int, total: int, text: str) -> _Findi
 
 def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
     number, total, rows = found["contaminated"], found["rows"], found["worst"]
+    if found.get("on_match", "stop") != "stop":
+        number = 0  # pack has left them out of train
     named = ", ".join(
         f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
         for row in rows[:2]

@@ -1,6 +1,6 @@
 """The `audit` section: what stops publication."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,7 +8,10 @@ from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section, Share
 from packhouse.recipe.source import SourceConfig
 
-__all__ = ["AuditConfig", "QualityConfig"]
+__all__ = ["AuditConfig", "OnMatch", "QualityConfig"]
+
+
+OnMatch = Literal["stop", "drop", "same_side"]
 
 
 class QualityConfig(Section):
@@ -111,8 +114,13 @@ class AuditConfig(Section):
     benchmark_ngram: Annotated[int, Field(ge=5, le=100)] = 13
     """Words in a row that a row shares with a benchmark to count as contaminated."""
 
+    on_match: OnMatch = "stop"
+    """What becomes of contaminated rows: `stop` publishes none of the version if they are too many;
+    `drop` leaves them out; `same_side` puts them, and all rows of their groups, into eval, which is
+    the benchmark's side. Unlike the limits, part of the version."""
+
     max_contaminated: Share = 0.0
-    """Share of rows that may be contaminated."""
+    """Share of rows that may be contaminated and trained."""
 
     quality: QualityConfig = QualityConfig()
     """What rows hold that they should not: counted always, and limited where it says so."""

@@ -1,13 +1,13 @@
 """audit: what the tokens of a shard, of gathered packs, of all records would teach.
 
-One job looks at one thing: a shard from its row to its tokens, a shard beside the benchmarks, the
-packs of one output shard, or repetition among all records. An appended file costs its own shard
-here, too, and a better audit does not tokenize anything again. Publish adds them up.
+One job looks at one thing: a shard from its row to its tokens, the texts of its rows, the packs of
+one output shard, or repetition among all records. An appended file costs its own shard here, too,
+and a better audit does not tokenize anything again. Publish adds them up.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -17,15 +17,12 @@ import pyarrow as pa
 
 from packhouse import auditing
 from packhouse.auditing import (
-    Benchmarks,
     audit_packs,
     audit_records,
     audit_shard,
     combine,
     combine_checks,
     combine_contamination,
-    find_contamination,
-    read_benchmarks,
     run_check,
 )
 from packhouse.engine.step import Job, Step, Work
@@ -33,8 +30,7 @@ from packhouse.plugins import find_plugin, plugin_key
 from packhouse.quality import combine_quality, count_quality, language_key
 from packhouse.recipe import AuditConfig, Recipe
 from packhouse.records.tables import read_table
-from packhouse.runtime.fingerprint import canonical_json
-from packhouse.sources import scan_source
+from packhouse.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.steps.format import FORMAT, FormatParameters, conversations
 from packhouse.steps.gather import GATHER, PackRange
 from packhouse.steps.pack import PACK, PackParameters
@@ -48,7 +44,6 @@ __all__ = [
     "AUDIT",
     "AuditFacts",
     "AuditParameters",
-    "benchmarks_of",
     "checks_of",
     "combine_audits",
     "jobs",
@@ -56,7 +51,7 @@ __all__ = [
 
 _BATCH_PACKS = 256
 
-Of = Literal["shard", "quality", "benchmarks", "packs", "records", "check"]
+Of = Literal["shard", "quality", "packs", "records", "check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +59,6 @@ class AuditParameters:
     """What one job looks at."""
 
     of: Of
-    benchmarks: Mapping[str, Any] = field(default_factory=dict)
-    """What `benchmarks_of` says, for a job that looks for them."""
     label_names: list[str] | None = None
     """Of the shard's source; the key of format covers them."""
     check: str | None = None
@@ -77,7 +70,7 @@ class AuditParameters:
         """Return what decides the findings."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
         languages = language_key(self.languages)
-        return {"of": self.of, **self.benchmarks, **plugin, **languages}
+        return {"of": self.of, **plugin, **languages}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,23 +89,11 @@ def checks_of(recipe: Recipe) -> dict[str, Any]:
     return {**checks, **language_key(recipe.audit.quality.languages)}
 
 
-def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what names the benchmarks; empty without any.
-
-    What is found of benchmarks is published, so they decide the version; limits do not.
-    """
-    if not recipe.audit.benchmarks:
-        return {}
-    shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
-    return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
-
-
 def jobs(
     validate: Sequence[Job[ValidateParameters]],
     format_: Sequence[Job[FormatParameters]],
     tokenize: Sequence[Job[TokenizeParameters]],
     pack: Job[PackParameters],
-    benchmarks: Mapping[str, Any],
     config: AuditConfig,
 ) -> Iterator[Job[AuditParameters]]:
     """Yield the jobs that look at shards, and at all records."""
@@ -124,9 +105,6 @@ def jobs(
             label=tokenized.label,
             size=validated.size,
         )
-    for job in validate if benchmarks else ():
-        told = AuditParameters(of="benchmarks", benchmarks=benchmarks)
-        yield AUDIT.job(told, [job.ref], label=f"benchmarks in {job.label}", size=job.size)
     for job in validate:
         told = AuditParameters(of="quality", languages=config.quality.languages)
         yield AUDIT.job(told, [job.ref], label=f"quality of {job.label}", size=job.size)
@@ -165,27 +143,6 @@ def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
     return count_quality(table, languages=bool(work.parameters.languages))
 
 
-def _benchmarks(work: Work[AuditParameters]) -> dict[str, Any]:
-    validated = work.input(VALIDATE)
-    found = _read_benchmarks(work.recipe)
-    return find_contamination(read_table(validated.path("validated.arrow")), found)
-
-
-_last_read: dict[bytes, Benchmarks] = {}
-
-
-def _read_benchmarks(recipe: Recipe) -> Benchmarks:
-    """Read the benchmarks once for all jobs that a process does, one after another."""
-    section = recipe.audit.model_dump(mode="json", include={"benchmarks", "benchmark_ngram"})
-    key = canonical_json(section)
-    found = _last_read.get(key)
-    if found is None:
-        found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
-        _last_read.clear()
-        _last_read[key] = found
-    return found
-
-
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     table = read_table(work.input(GATHER).path("packs.arrow"))
     snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
@@ -219,7 +176,6 @@ def _check(work: Work[AuditParameters]) -> dict[str, Any]:
 _KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
     "shard": _shard,
     "quality": _quality,
-    "benchmarks": _benchmarks,
     "packs": _packs,
     "records": _records,
     "check": _check,
@@ -255,8 +211,10 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     combined["packs"] = _add_packs(found["packs"], work.recipe)
     _add_repetition(combined, found["records"][0])
     if work.recipe.audit.benchmarks:
-        benchmarks = _read_benchmarks(work.recipe)
-        combined["contamination"] = combine_contamination(found["benchmarks"], benchmarks)
+        matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
+        benchmarks = load_benchmarks(work.recipe)
+        combined["contamination"] = combine_contamination(matched, benchmarks)
+        combined["contamination"]["on_match"] = work.recipe.audit.on_match
     named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
     combined["quality"] = combine_quality(
         list(zip(named, found["quality"], strict=True)), work.recipe.audit.quality.languages

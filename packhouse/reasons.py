@@ -133,6 +133,9 @@ DROP_REASONS: dict[str, Reason] = {
     "near_duplicate": Reason(
         "nearly repeats an earlier conversation", "set `dedup.near: keep`, or a higher threshold"
     ),
+    "contaminated": Reason(
+        "shares a run of words with a benchmark", "set `audit.on_match: stop` to be told instead"
+    ),
     "sampled_out": Reason(
         "not chosen by `weight` or `max_records` of its source", "raise them to take more"
     ),

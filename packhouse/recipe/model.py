@@ -76,6 +76,16 @@ class Recipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _matches_have_a_side(self) -> Self:
+        is_split = self.split.eval_fraction or self.split.eval_count
+        if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:
+            raise ValueError(
+                "audit.on_match same_side puts rows into eval, and nothing else goes there: set "
+                "split.eval_fraction or split.eval_count, or take on_match drop"
+            )
+        return self
+
 
 def plugins_of(recipe: Recipe) -> list[Plugin]:
     """Return the plug-ins that a recipe names.

@@ -69,6 +69,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a turn follows a tool call that has no result", "add the result, or end on the call"
         ),
         "no_assistant": Reason("nobody answers", "take the row out"),
+        "expression": Reason(
+            "`where` or `select` of its source fails on it",
+            "mend the row, or take TRY_CAST(...) and TRY(...), which give NULL where they fail",
+        ),
         "no_messages": Reason("a plug-in finds no conversation in the row", "take the row out"),
         "ends_on_user": Reason(
             "the last question has no answer",
@@ -132,6 +136,9 @@ DROP_REASONS: dict[str, Reason] = {
     "duplicate": Reason("repeats an earlier conversation", "set `dedup.exact: keep` to keep it"),
     "near_duplicate": Reason(
         "nearly repeats an earlier conversation", "set `dedup.near: keep`, or a higher threshold"
+    ),
+    "filtered": Reason(
+        "`where` of its source is false or NULL for it", "widen the expression to keep it"
     ),
     "sampled_out": Reason(
         "not chosen by `weight` or `max_records` of its source", "raise them to take more"

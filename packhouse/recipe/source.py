@@ -31,6 +31,8 @@ Encoding = Literal[
     "utf-8", "utf-16", "gb18030", "big5", "cp932", "cp949", "cp1250", "cp1251", "cp1252"
 ]
 
+Expression = Annotated[str, Field(min_length=1, max_length=4000)]
+
 
 class SourceConfig(Section):
     """One source of raw rows."""
@@ -70,6 +72,16 @@ class SourceConfig(Section):
     unwrap: bool = False
     """Each row stands in a list of its own: `[{"question": ...}]` counts as `{"question": ...}`."""
 
+    where: Expression | None = None
+    """Which rows are read: an SQL expression over a row's fields, such as
+    `length(output) > 20 and lang = 'en'`. Rows for which it is false or NULL are dropped and
+    counted. Needs `pip install 'packhouse[sql]'`."""
+
+    select: dict[str, Expression] = {}
+    """What a row has instead of its own fields: name -> SQL expression over them, such as
+    `{instruction: "title || chr(10) || body", output: answer}`. Fields that are not named here are
+    left out."""
+
     fields: dict[str, str] = {}
     """Our field -> the file's field, where they differ: `{instruction: question_text}`. `role` and
     `content` are those of a message."""
@@ -97,6 +109,11 @@ class SourceConfig(Section):
     mix_seed: int = 0
     """Another seed is another choice by `weight` and `max_records`."""
 
+    @property
+    def is_reshaped(self) -> bool:
+        """True if expressions decide which rows are read, or which fields they have."""
+        return self.where is not None or bool(self.select)
+
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Keys and manifests hold settings: those of older recipes must stay as they were."""
@@ -107,7 +124,7 @@ class SourceConfig(Section):
         return settings
 
 
-_NEW = ("encoding", "rows_at", "unwrap", "roles")
+_NEW = ("encoding", "rows_at", "unwrap", "roles", "where", "select")
 """Settings that came after versions were published; at their default they are not written."""
 
 

@@ -40,7 +40,7 @@ def scan_tables(
     facts, *batches = decode_head(file.uri, file_format, 1000)
     header = tuple(facts["names"])
     row_format: str = config.format
-    if row_format == "auto":
+    if row_format == "auto" and not config.is_reshaped:
         head = [row for batch in batches for row in batch.to_pylist()]
         row_format = find_row_format(head, config, file.uri)
     ranges = list(_group_ranges(facts["sizes"], max_shard_bytes))

@@ -186,6 +186,8 @@ def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side
 
 def _source_facts(validated: ValidateFacts) -> dict[str, Any]:
     facts = {**asdict(validated.origin), "rows": validated.rows_in}
+    if validated.dropped:
+        facts["dropped"] = dict(validated.dropped)
     unused = validated.extra_fields
     return facts | ({"unused_fields": unused} if unused else {})
 
@@ -285,7 +287,9 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions([*ALL_LIBRARIES, *_plugin_packages(recipe)]),
+        "libraries": library_versions(
+            [*ALL_LIBRARIES, *_plugin_packages(recipe), *_sql_library(recipe)]
+        ),
         "provenance": {"encoders": facts.encoders, **name},
     }
 
@@ -299,6 +303,10 @@ def _plugin_packages(recipe: Recipe) -> Iterator[str]:
         yield find_plugin("packing_strategies", recipe.pack.strategy).distribution
     for name in recipe.audit.checks:
         yield find_plugin("checks", name).distribution
+
+
+def _sql_library(recipe: Recipe) -> list[str]:
+    return ["duckdb"] if any(source.is_reshaped for source in recipe.sources) else []
 
 
 def _gate(config: PublishConfig) -> Gate:

@@ -73,6 +73,16 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "`where` or `select` of its source fails on it",
             "mend the row, or take TRY_CAST(...) and TRY(...), which give NULL where they fail",
         ),
+        "orphan": Reason(
+            "the message answers one that is no row of the file",
+            "add its parent, or keep whole trees where `where` filters",
+        ),
+        "tree": Reason(
+            "another row has the same `message_id`, or the row is of a tree", "keep one of them"
+        ),
+        "transcript": Reason(
+            "the text does not begin with a speaker", "begin it with `Human:`, or take it out"
+        ),
         "no_messages": Reason("a plug-in finds no conversation in the row", "take the row out"),
         "ends_on_user": Reason(
             "the last question has no answer",
@@ -136,6 +146,12 @@ DROP_REASONS: dict[str, Reason] = {
     "duplicate": Reason("repeats an earlier conversation", "set `dedup.exact: keep` to keep it"),
     "near_duplicate": Reason(
         "nearly repeats an earlier conversation", "set `dedup.near: keep`, or a higher threshold"
+    ),
+    "joined": Reason(
+        "the message is part of the conversation at the first row of its tree", "nothing to do"
+    ),
+    "other_path": Reason(
+        "the message is on no path of its tree that is taken", "set `oasst_paths: all` for more"
     ),
     "filtered": Reason(
         "`where` of its source is false or NULL for it", "widen the expression to keep it"

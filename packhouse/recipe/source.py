@@ -20,6 +20,8 @@ RowFormat = Literal[
     "messages",  # the row itself is the list of messages
     "sharegpt",  # conversations: [{from, value}]
     "oasst",  # a message tree: text, role, replies
+    "oasst_flat",  # a message of a tree: message_id, parent_id, text, role
+    "transcript",  # chosen or text: "\n\nHuman: ...\n\nAssistant: ..."
     "classification",  # text, label
     "text",  # text
     "preference",  # prompt, chosen
@@ -58,9 +60,14 @@ class SourceConfig(Section):
         "parquet",
         "arrow",
         "xlsx",
+        "sqlite",
+        "duckdb",
     ] = "auto"
     """Format of the file; `auto` goes by its name and checks its first bytes. `objects`: JSON
-    objects one after another, each over as many lines as it takes."""
+    objects one after another, each over as many lines as it takes; `xlsx`: also ODS."""
+
+    table: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """SQLite or DuckDB file: the table that holds the rows; needed where there are several."""
 
     encoding: Encoding = "utf-8"
     """Of a text file. `gb18030` also reads GBK and GB2312, `cp932` Shift JIS, `cp949` EUC-KR,
@@ -124,7 +131,7 @@ class SourceConfig(Section):
         return settings
 
 
-_NEW = ("encoding", "rows_at", "unwrap", "roles", "where", "select")
+_NEW = ("encoding", "rows_at", "unwrap", "roles", "where", "select", "table")
 """Settings that came after versions were published; at their default they are not written."""
 
 

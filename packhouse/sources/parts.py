@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
+
 from packhouse.errors import SourceError
 from packhouse.recipe import ValidateConfig
 from packhouse.sources.files import pin_of
-from packhouse.sources.records import Records
+from packhouse.sources.records import Records, Rows
+from packhouse.sources.row_formats import ROW_FORMATS
 from packhouse.sources.shards import TEXT_FILES, SourceShard
 from packhouse.sources.streams import read_range
 from packhouse.sources.tabular import TABULAR, parse_tables
@@ -35,8 +38,10 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
     Parts bound memory and nothing else: where they cannot be judged alone (an array that is not
     JSON), the shard is one part, and what `use` returned before is dropped.
     """
+    is_whole = shard.row_format in ROW_FORMATS and ROW_FORMATS[shard.row_format].needs_all_rows
     if shard.file_format in TABULAR:
-        return [use(part) for part in _table_parts(shard)]
+        parts = _table_parts(shard)
+        return [use(_as_one(shard, parts))] if is_whole else [use(part) for part in parts]
     place = (shard.byte_start, shard.byte_end, shard.pin, shard.encoding)
     data = read_range(shard.uri, shard.compression, *place)
     if hashlib.sha256(data).hexdigest() != shard.sha256:
@@ -44,6 +49,8 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
     text_file = TEXT_FILES[shard.file_format]
     how = Parsing(shard.uri, shard.header or (), shard.num_rows, rules.max_row_bytes)
     try:
+        if is_whole:
+            raise NotInBlocksError
         return [use(part) for part in _block_parts(shard, data, text_file.parse_blocks(data, how))]
     except NotInBlocksError:
         return [use(Part(shard, data, text_file.parse(data, how)))]
@@ -64,9 +71,15 @@ def _table_parts(shard: SourceShard) -> Iterator[Part]:
         raise _changed(shard)
     assert shard.num_rows is not None
     row = shard.row_start
-    for records in parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows):
+    rows = (shard.row_start, shard.num_rows)
+    for records in parse_tables(shard.uri, shard.file_format, *rows, shard.table):
         yield Part(replace(shard, row_start=row), None, records)
         row += records.num_records
+
+
+def _as_one(shard: SourceShard, parts: Iterator[Part]) -> Part:
+    rows = Rows(row for part in parts for row in part.records.rows)
+    return Part(shard, None, Records(rows, np.arange(len(rows)), len(rows)))
 
 
 def _changed(shard: SourceShard) -> SourceError:

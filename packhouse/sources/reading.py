@@ -36,7 +36,6 @@ from packhouse.sources.parts import Part, for_parts
 from packhouse.sources.records import (
     MAX_BAD_ROWS,
     Failure,
-    Ints,
     Records,
     Rows,
     gc_paused,
@@ -149,7 +148,7 @@ class _Reader:
                 else failure
                 for failure in records.failures
             ]
-        dropped = self._reshape(part)
+        filtered = self._reshape(part)
         row_format = shard.row_format
         name_of = partial(_name_row, part)
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
@@ -172,12 +171,13 @@ class _Reader:
         failures = list(records.failures)
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
+        of_trees = [Failure(int(records.numbers[i]), *why) for i, *why in adapted.dropped]
         self._check_bad(shard, len(failures))
         self.num_bad += len(failures)
         return ShardRows(
             validated=_validated_table(shard, records, kept, self.group_by),
             quarantined=_quarantined_table(part, failures),
-            dropped=dropped,
+            dropped=_dropped_table(part, [*filtered, *of_trees]),
             num_records=records.num_records,
             extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
             extra_fields=extra_fields
@@ -186,11 +186,11 @@ class _Reader:
             + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
         )
 
-    def _reshape(self, part: Part) -> pa.Table:
+    def _reshape(self, part: Part) -> list[Failure]:
         """Apply `where` and `select` to the rows of a part; return those that `where` drops."""
         records, config, numbers = part.records, self.config, part.records.numbers
         if not config.is_reshaped:
-            return DROPPED.empty_table()
+            return []
         done = reshape(records.rows, config, part.shard.columns or {})
         self._check_bad(part.shard, len(records.failures) + len(done.failures))
         if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
@@ -198,7 +198,8 @@ class _Reader:
             records.failed |= dict(of_number)
         records.failures += [Failure(int(numbers[n]), *why) for n, *why in done.failures]
         records.rows, records.numbers = done.rows, numbers[done.places]
-        return _dropped_table(part.shard, numbers[done.filtered], "filtered", config.where or "")
+        left_out = numbers[done.filtered].tolist()
+        return [Failure(number, "filtered", config.where or "") for number in left_out]
 
     def _check_bad(self, shard: SourceShard, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
@@ -251,10 +252,12 @@ def _validated_table(
     return pa.Table.from_arrays(columns, schema=VALIDATED)
 
 
-def _dropped_table(shard: SourceShard, numbers: Ints, reason: str, detail: str) -> pa.Table:
-    rows = pa.array(numbers + shard.row_start, pa.int64())
-    texts = [pa.array([text] * len(rows), pa.string()) for text in (shard.file, reason, detail)]
-    return pa.Table.from_arrays([texts[0], rows, *texts[1:]], schema=DROPPED)
+def _dropped_table(part: Part, dropped: list[Failure]) -> pa.Table:
+    numbers, reasons, details = zip(*sorted(dropped), strict=True) if dropped else ((), (), ())
+    rows = pa.array(np.array(numbers, np.int64) + part.shard.row_start, pa.int64())
+    source = pa.array([part.shard.file] * len(rows), pa.string())
+    texts = [pa.array(each, pa.string()) for each in (reasons, details)]
+    return pa.Table.from_arrays([source, rows, *texts], schema=DROPPED)
 
 
 def with_raw_rows(

@@ -1,6 +1,7 @@
 """Scan a source: its files cut to shards, the format of its rows, and the types of its columns."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -16,11 +17,15 @@ from packhouse.sources.reshaping import (
     reshape,
     wanted_columns,
 )
-from packhouse.sources.row_formats import find_row_format
+from packhouse.sources.row_formats import ROW_FORMATS, find_row_format
 from packhouse.sources.shards import MAX_SHARD_BYTES, SourceShard, cut_source
+from packhouse.sources.streams import read_range
 from packhouse.sources.tabular import TABULAR
 
 __all__ = ["scan_source"]
+
+MAX_WHOLE_BYTES = 2**29
+"""Bytes of a file whose rows are read together."""
 
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
@@ -50,7 +55,7 @@ def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) ->
         with gc_paused():
             shards = _with_columns(shards, config)
     _refuse_other_shapes(shards, config)
-    return shards
+    return [shard for _, group in _by_file(shards) for shard in _whole(list(group))]
 
 
 def _refuse_other_shapes(shards: list[SourceShard], config: SourceConfig) -> None:
@@ -67,6 +72,43 @@ def _refuse_other_shapes(shards: list[SourceShard], config: SourceConfig) -> Non
         )
 
 
+def _whole(shards: list[SourceShard]) -> list[SourceShard]:
+    """The shards of a file; one, where its rows mean something only together.
+
+    Raises:
+        SourceError: the file is too large for that.
+    """
+    first, last = shards[0], shards[-1]
+    row_format = ROW_FORMATS.get(first.row_format)
+    if row_format is None or not row_format.needs_all_rows or len(shards) == 1:
+        return shards
+    size = last.byte_end - first.byte_start
+    if size > MAX_WHOLE_BYTES:
+        raise SourceError(
+            f"source file '{first.uri}': format {first.row_format} needs all rows of a file at "
+            f"once, and it has {size:,} bytes, over {MAX_WHOLE_BYTES:,}; split it by tree",
+            uri=first.uri,
+        )
+    counts = [shard.num_rows for shard in shards]
+    sha256 = first.file_sha256
+    if first.file_format not in TABULAR:
+        place = (first.byte_start, last.byte_end, first.pin, first.encoding)
+        data = read_range(first.uri, first.compression, *place)
+        sha256 = hashlib.sha256(data).hexdigest()
+    return [
+        replace(
+            first,
+            byte_end=last.byte_end,
+            num_rows=None if None in counts else sum(n for n in counts if n is not None),
+            sha256=sha256,
+        )
+    ]
+
+
+def _by_file(shards: Sequence[SourceShard]) -> Iterator[tuple[str, Iterator[SourceShard]]]:
+    return groupby(shards, key=lambda shard: shard.uri)
+
+
 def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[SourceShard]:
     """Add the kinds of the columns, which hold for all files, and the format of the rows."""
     wanted = wanted_columns(config)
@@ -79,10 +121,10 @@ def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[Sourc
             if name.lower() in wanted:
                 kinds[name] = kind_of_values([row.get(name) for row in rows], kinds[name])
 
-    for uri, of_file in groupby(shards, key=lambda shard: shard.uri):
+    for uri, of_file in _by_file(shards):
         first, *rest = of_file
         if first.file_format in TABULAR:
-            _, *batches = decode_head(uri, first.file_format, 1)
+            _, *batches = decode_head(uri, first.file_format, 1, config.table)
             found = {name: "null" for name in first.header or ()}
             for each in batches:
                 found |= {field.name: kind_of_type(field.type) for field in each.schema}
@@ -98,8 +140,7 @@ def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[Sourc
     typed = [replace(shard, columns=columns) for shard in shards]
     if config.format != "auto":
         return typed
-    by_file = groupby(typed, key=lambda shard: shard.uri)
-    return [shard for _, group in by_file for shard in _with_format(list(group), config)]
+    return [shard for _, group in _by_file(typed) for shard in _with_format(list(group), config)]
 
 
 def _with_format(shards: Sequence[SourceShard], config: SourceConfig) -> list[SourceShard]:

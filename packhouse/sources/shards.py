@@ -12,6 +12,7 @@ from typing import Any
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
+from packhouse.sources.databases import DATABASES, refuse_unsaved
 from packhouse.sources.delimited import CommaFile, SemicolonFile, TabFile
 from packhouse.sources.file_formats import (
     BOM,
@@ -20,7 +21,14 @@ from packhouse.sources.file_formats import (
     compression_of,
     format_of,
 )
-from packhouse.sources.files import SourceFile, file_errors, find_files, open_file, source_name
+from packhouse.sources.files import (
+    SourceFile,
+    file_errors,
+    find_files,
+    local_path,
+    open_file,
+    source_name,
+)
 from packhouse.sources.json_arrays import ArrayFile
 from packhouse.sources.json_lines import LinesFile
 from packhouse.sources.json_objects import ObjectsFile
@@ -84,6 +92,8 @@ class SourceShard:
     """Modification time or ETag when scanned; says whether the file changed since."""
     encoding: str = "utf-8"
     """Of the file. Bytes, their places and their digest are those of its text in UTF-8."""
+    table: str | None = None
+    """Of a database."""
     columns: dict[str, Kind] | None = None
     """Kinds of the columns that `where` and `select` of the source read; None without these."""
     notes: dict[str, int] = field(default_factory=dict)
@@ -101,7 +111,7 @@ class SourceShard:
         """
         known = asdict(self)
         left_out = ["uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding"]
-        left_out += ["columns"] if self.columns is None else []  # keys of older recipes stay
+        left_out += [name for name in ("columns", "table") if known[name] is None]  # older keys
         return {name: value for name, value in known.items() if name not in left_out}
 
 
@@ -144,6 +154,12 @@ def _scan_file(
         "pin": file.pin,
         "encoding": config.encoding,
     }
+    if file_format in DATABASES:
+        common["table"] = config.table
+        if (path := local_path(file.uri)) is not None:
+            refuse_unsaved(file.uri, str(path))
+    elif config.table is not None:
+        raise SourceError(f"source file '{file.uri}' is no database, and `table` names a table")
     if file_format in TABULAR:
         if compression != "none":
             raise SourceError(f"source file '{file.uri}' is compressed {file_format}; unpack it")

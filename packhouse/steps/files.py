@@ -182,7 +182,7 @@ def jobs(
     told = QuarantineParameters(shards=digest([job.key for job in shards["tokenize"]]))
     reads = [job.ref for jobs in shards.values() for job in jobs]
     made.append(FILES.job(told, inputs=[], label="quarantine file", also_reads=reads))
-    if any(may_drop(source) for source in recipe.sources):
+    if any(may_drop(job.parameters) for job in shards["validate"]):
         validated = shards["validate"]
         left_out = DroppedParameters(shards=digest([job.key for job in validated]))
         refs = [job.ref for job in validated]

@@ -105,9 +105,9 @@ def jobs(recipe: Recipe) -> Iterator[Job[ValidateParameters]]:
         )
 
 
-def may_drop(source: SourceConfig) -> bool:
-    """Return True if rows of a source may be left out before they are records."""
-    return source.where is not None
+def may_drop(told: ValidateParameters) -> bool:
+    """Return True if rows of a shard may be left out before they are records."""
+    return told.source.where is not None or told.shard.row_format == "oasst_flat"
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:

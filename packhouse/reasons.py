@@ -69,6 +69,20 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a turn follows a tool call that has no result", "add the result, or end on the call"
         ),
         "no_assistant": Reason("nobody answers", "take the row out"),
+        "expression": Reason(
+            "`where` or `select` of its source fails on it",
+            "mend the row, or take TRY_CAST(...) and TRY(...), which give NULL where they fail",
+        ),
+        "orphan": Reason(
+            "the message answers one that is no row of the file",
+            "add its parent, or keep whole trees where `where` filters",
+        ),
+        "tree": Reason(
+            "another row has the same `message_id`, or the row is of a tree", "keep one of them"
+        ),
+        "transcript": Reason(
+            "the text does not begin with a speaker", "begin it with `Human:`, or take it out"
+        ),
         "no_messages": Reason("a plug-in finds no conversation in the row", "take the row out"),
         "ends_on_user": Reason(
             "the last question has no answer",
@@ -135,6 +149,15 @@ DROP_REASONS: dict[str, Reason] = {
     ),
     "contaminated": Reason(
         "shares a run of words with a benchmark", "set `audit.on_match: stop` to be told instead"
+    ),
+    "joined": Reason(
+        "the message is part of the conversation at the first row of its tree", "nothing to do"
+    ),
+    "other_path": Reason(
+        "the message is on no path of its tree that is taken", "set `oasst_paths: all` for more"
+    ),
+    "filtered": Reason(
+        "`where` of its source is false or NULL for it", "widen the expression to keep it"
     ),
     "sampled_out": Reason(
         "not chosen by `weight` or `max_records` of its source", "raise them to take more"

@@ -4,7 +4,8 @@
 """
 
 from packhouse.sources.reading import ShardRows, read_shard, with_raw_rows
-from packhouse.sources.shards import SourceShard, scan_source
+from packhouse.sources.scanning import scan_source
+from packhouse.sources.shards import SourceShard
 
 __all__ = ["VERSION", "ShardRows", "SourceShard", "read_shard", "scan_source", "with_raw_rows"]
 

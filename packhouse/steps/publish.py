@@ -186,6 +186,8 @@ def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side
 
 def _source_facts(validated: ValidateFacts) -> dict[str, Any]:
     facts = {**asdict(validated.origin), "rows": validated.rows_in}
+    if validated.dropped:
+        facts["dropped"] = dict(validated.dropped)
     unused = validated.extra_fields
     return facts | ({"unused_fields": unused} if unused else {})
 
@@ -289,7 +291,7 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions(ALL_LIBRARIES)
+        "libraries": library_versions([*ALL_LIBRARIES, *_sql_library(recipe)])
         | {plugin.distribution or plugin.name: plugin.version for plugin in plugins_of(recipe)},
         "provenance": {"encoders": facts.encoders, **name},
     }
@@ -303,6 +305,10 @@ def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
     """
     check_unchanged(tokenizer, fingerprint)
     return fingerprinted_bytes(tokenizer)
+
+
+def _sql_library(recipe: Recipe) -> list[str]:
+    return ["duckdb"] if any(source.is_reshaped for source in recipe.sources) else []
 
 
 def _gate(config: PublishConfig) -> Gate:

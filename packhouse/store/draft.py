@@ -45,7 +45,7 @@ class LocalFile:
     sha256: str | None = None
     """If given, the file must still have it."""
     kind: FileKind = "data"
-    """`data`, `records`, `quarantine`, `exports`: the folder it goes to. `card`: README.md."""
+    """Also its folder, but that of a `card`: README.md."""
     name: str | None = None
     """Path in that folder, for readers that look for a name; by default one made of its content."""
     source: str | None = None

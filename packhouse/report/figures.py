@@ -27,6 +27,7 @@ Bins = Mapping[str, Mapping[int, int]]
 """Series -> lower bound in tokens -> count."""
 
 _HEIGHT = 220
+_KINDS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +143,7 @@ def _histogram(
             "x": x,
             "x2": {"field": "to"},
             "y": _q("n", counts, stack="zero", axis=_axis(counts, format="~s", tickCount=5)),
-            "color": _color(series, len(bins)),
+            "color": _color(series, bins),
             "tooltip": [
                 {"field": "of", "title": series, "type": "nominal"},
                 {"field": "bin", "title": measured, "type": "nominal"},
@@ -180,9 +181,12 @@ def _rule(seq_len: int) -> list[Spec]:
     ]  # fmt: skip
 
 
-def _color(title: str, series: int) -> dict[str, Any]:
-    legend = None if series < 2 else {"orient": "top", "title": None, "columns": 3}
-    return {"field": "of", "type": "nominal", "title": title, "legend": legend}
+def _color(title: str, series: Iterable[str], **scale: Any) -> dict[str, Any]:
+    """Colours of series, in this order; a legend where there are several."""
+    names = list(series)
+    legend = None if len(names) < 2 else {"orient": "top", "title": None, "columns": 3}
+    domain = {"scale": {"domain": names, **scale}}
+    return {"field": "of", "type": "nominal", "title": title, "legend": legend, **domain}
 
 
 def seq_len_figure(choices: Sequence[Alternative], seq_len: int) -> Figure:
@@ -208,7 +212,7 @@ def seq_len_figure(choices: Sequence[Alternative], seq_len: int) -> Figure:
                 "axis": _axis("seq_len", values=[each.seq_len for each in choices], format=",d"),
             },
             "y": _q("share", "share", scale={"domain": [lowest, 1]}, axis=_axis(None, format="~%")),
-            "color": _color("share", 2),
+            "color": _color("share", ("fill", "rows kept")),
         },
         layer=[
             {"mark": {"type": "line", "interpolate": "linear"}},
@@ -275,7 +279,7 @@ def _shares(
                   "scale": {"domain": [0, 1]}},
             "x2": {"field": "to"},
             "y": _q("n", counts, stack="zero", axis=_axis(counts, format="~s", tickCount=5)),
-            "color": _color("split", len(splits)),
+            "color": _color("split", splits),
             "tooltip": [
                 {"field": "of", "title": "split", "type": "nominal"},
                 _q("from", "from", format=".0%"),
@@ -331,6 +335,7 @@ def reasons_figure(
 ) -> Figure:
     """Bars of (name, kind, count), such as rows by reason."""
     rows = list(counts)
+    kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
     values = [{"reason": reason, "of": kind, "n": n} for reason, kind, n in rows]
     spec = _spec(
         values,
@@ -340,7 +345,7 @@ def reasons_figure(
             "y": {"field": "reason", "type": "nominal", "sort": "-x", "title": None,
                   "axis": {"labelLimit": 130}},
             "x": _q("n", "rows", axis=_axis("rows", format="~s", tickCount=5)),
-            "color": _color("kind", len({kind for _, kind, _ in rows})),
+            "color": _color("kind", kinds, range=[_KINDS.get(kind, "#888") for kind in kinds]),
             "tooltip": [
                 {"field": "reason", "type": "nominal"},
                 {"field": "of", "title": "kind", "type": "nominal"},
@@ -364,7 +369,7 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
     for i, line in enumerate(ledger):
         came, left = line["rows_in"] / most, line["rows_out"] / most
         bands += _band("rows", i, 1, 1 - came, 1, 1 - left, f"{line['rows_out']:,} rows")
-        labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "kind": "number"})
+        labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
         low = 1 - came
         for kind in ("quarantined", "dropped"):
             lost = sum(line.get(kind, {}).values())
@@ -375,13 +380,12 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
                 )
                 top = min(low + wide, 1)
                 bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
-                labels.append(
-                    {"x": i + 1, "y": low - 0.22 - wide, "text": f"{lost:,} {kind}", "kind": kind}
-                )
+                text = f"{lost:,} {kind}"
+                labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
                 low -= 0.24 + wide
     names = [line["step"] for line in ledger]
     last = ledger[-1]["rows_out"] if ledger else 0
-    labels.append({"x": len(ledger), "y": 1.04, "text": f"{last:,}", "kind": "number"})
+    labels.append({"x": len(ledger), "y": 1.04, "text": f"{last:,}", "is_end": True})
     ends = [*names, "out"]
     x = {
         "field": "x",
@@ -393,7 +397,11 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
             "labelExpr": f"{json.dumps(ends)}[datum.value]",
             "grid": False,
             "labelOverlap": False,
-            "labelFlush": True,
+            "labelFlush": False,
+            "labelAlign": {
+                "condition": {"test": f"datum.value === {len(ledger)}", "value": "right"},
+                "value": "left",
+            },
             "labelPadding": 16,
             "labelFontSize": 10.5,
             "orient": "top",
@@ -420,8 +428,8 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
                         "type": "nominal",
                         "legend": None,
                         "scale": {
-                            "domain": ["rows", "quarantined", "dropped"],
-                            "range": ["#4a7fe8", "#e5484d", "#d98a00"],
+                            "domain": list(_KINDS),
+                            "range": list(_KINDS.values()),
                         },
                     },
                     "opacity": {
@@ -433,7 +441,7 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
             },
             *(
                 {
-                    "data": {"values": [each for each in labels if (each["x"] > 0) == is_end]},
+                    "data": {"values": [each for each in labels if each["is_end"] == is_end]},
                     "mark": {"type": "text", "style": "ink", "align": align, "baseline": "bottom"},
                     "encoding": {
                         "x": {"field": "x", "type": "quantitative"},

@@ -94,26 +94,34 @@ def _read_records(
                 counts[name, str(row["split"]), row["num_tokens"]] += row["times_sum"]
             for row in table.filter(pc.is_in(table["record_id"], wanted)).to_pylist():
                 shown[row["record_id"]].setdefault("place", f"{row['source']}:{row['row']}")
-            for row in table.filter(pc.equal(table["times"], 0)).to_pylist():
-                found = dropped.setdefault(str(row["outcome"]), [])
-                if len(found) < _EXAMPLES:
+            for reason, rows in _by(table.filter(pc.equal(table["times"], 0)), ["outcome"]):
+                found = dropped.setdefault(reason[0], [])
+                for row in rows.slice(0, _EXAMPLES - len(found)).to_pylist():
                     found.append(
                         {name: row[name] for name in ("record_id", "source", "row", "repeats")}
                     )
     return [[*key, number] for key, number in sorted(counts.items())], dropped
 
 
+def _by(table: pa.Table, names: list[str]) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
+    """Yield the rows of each combination of values, in order."""
+    keys = table.select(names).group_by(names).aggregate([]).to_pylist()
+    for key in sorted(tuple(str(each[name]) for name in names) for each in keys):
+        mask = np.ones(table.num_rows, bool)
+        for name, value in zip(names, key, strict=True):
+            mask &= pc.equal(table[name].cast(pa.string()), value).to_numpy()
+        yield key, table.filter(pa.array(mask))
+
+
 def _read_quarantine(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Examples of each step and reason, with the first bytes of the row."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     columns = ["source", "row", "step", "reason", "detail", "raw", "raw_size"]
     for path in paths:
         for batch in read_batches(path, columns):
-            for number in range(batch.num_rows):
-                key = str(batch["step"][number]), str(batch["reason"][number])
+            for key, rows in _by(pa.table(batch), ["step", "reason"]):
                 examples = found.setdefault(key, [])
-                if len(examples) < _EXAMPLES:
-                    row = batch.slice(number, 1).to_pylist()[0]
+                for row in rows.slice(0, _EXAMPLES - len(examples)).to_pylist():
                     raw = row.pop("raw")[:_RAW_BYTES].decode("utf-8", "replace")
                     examples.append({**row, "raw": raw, "detail": row["detail"][:_RAW_BYTES]})
     return [

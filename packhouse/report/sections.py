@@ -1,6 +1,7 @@
 """The sections of a version's report, each from the manifest and from what its files say."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from packhouse.report.figures import (
 )
 from packhouse.report.html import details, figure, numbers, preformatted, section, table, tiles
 from packhouse.report.other_seq_lens import alternatives
-from packhouse.store.manifest import Manifest
+from packhouse.store.manifest import PULLED_NAMES, Manifest
 
 __all__ = [
     "audit_section",
@@ -249,6 +250,8 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         figures.append(figure(turns_figure(turns)))
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     inner = table(columns, rows, "Trained tokens by source") if rows else ""
+    if sum_by_reason(manifest.counts.get("ledger", []), "dropped"):
+        inner += "<p class=quiet>Counted before rows were dropped and copied.</p>"
     return section("trained", "What is trained", inner, grid, _part(measured) if grid else "")
 
 
@@ -309,8 +312,9 @@ def _dropped(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Iterato
 
 def _reason(reason: str, said: str, known: Any) -> str:
     text = f"{known.meaning}. What helps: {known.remedy}." if known else ""
+    marked = re.sub("`([^`]+)`", r"<code>\1</code>", html_text(text[:1].upper() + text[1:]))
     head = f"<h3>{html_text(reason)} <span class=quiet>{html_text(said)}</span></h3>"
-    return f"{head}<p>{html_text(text)}</p>"
+    return f"{head}<p>{marked}</p>"
 
 
 def quality_section(manifest: Manifest) -> str:
@@ -427,6 +431,7 @@ def recipe_section(manifest: Manifest) -> str:
     files = [
         [entry.key, entry.kind, entry.rows, entry.size, entry.sha256]
         for entry in manifest.files[:200]
+        if entry.kind not in PULLED_NAMES  # its own digest cannot stand in it
     ]
     settings = json.dumps(manifest.configuration, indent=2, ensure_ascii=False, sort_keys=True)
     versions = json.dumps(

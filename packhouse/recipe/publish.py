@@ -64,6 +64,9 @@ class PublishConfig(Section):
     exports: list[ExportFormat] = []
     """Also carry the rows in these trainers' formats, as `packhouse export` writes them."""
 
+    report: bool = True
+    """Publish `report.html`, a page with charts and samples (1 to 3 MB), in the version."""
+
     @field_validator("exports")
     @classmethod
     def _each_once(cls, formats: list[ExportFormat]) -> list[ExportFormat]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse import exports
+from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
 from packhouse.exports import write_export
 from packhouse.loaders.versions import read_rows
@@ -33,9 +34,10 @@ from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, S
 from packhouse.steps.records import RECORDS, read_records
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE, may_drop
+from packhouse.store.draft import LocalFile
 from packhouse.store.manifest import FileKind
 
-__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs"]
+__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs", "local_files"]
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """Publish settings that affect file contents; the others say where the files go."""
@@ -231,6 +233,24 @@ def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[
             )
             number += 1
         first += own["packs"]
+
+
+def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
+    """Return the files of a version, in the order of the manifest."""
+    return [
+        LocalFile(
+            path=written.path(file.name),
+            split=file.split,
+            rows=file.rows,
+            tokens=file.tokens,
+            sha256=written.files[file.name].sha256,
+            kind=file.kind,
+            name=file.path,
+            source=file.source,
+        )
+        for written in receipts
+        for file in written.facts.files
+    ]
 
 
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:

@@ -58,7 +58,8 @@ JOINED = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
     "{% for call in m.tool_calls or [] %}"
     "{{ call.function.name + ': ' + call.function.arguments + ' ' }}{% endfor %}"
-    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 AS_JSON = JOINED.replace("arguments + ' '", "arguments | tojson")
 AS_EITHER = JOINED.replace(

@@ -32,6 +32,7 @@ COMMANDS = {
     "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
     "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
+    "trace": ("packhouse.commands.trace", "Say from which row a token comes, or where a row went."),
     "dropped": ("packhouse.commands.dropped", "Print the rows that were left out, and why."),
     "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
     "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),

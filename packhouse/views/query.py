@@ -91,13 +91,14 @@ def read_view(
         view: its name.
         columns: which; those of `only` are read too.
         tokenizers: folder of tokenizers in the cache.
-        only: rows with these values alone; of `text`, rows that hold this value.
+        only: rows with these values alone; of `text`, rows that hold this value, and of `source/`
+            those of all its files.
         limit: rows at most.
 
     Raises:
         IntegrityError: a file of the version is damaged.
     """
-    every = {*columns, *only}
+    every = {*columns, *(name.rstrip("/") for name in only)}
     kinds = {*_KINDS.get(view, ()), *(["data"] if view == "records" and every & _IN_PACKS else [])}
     question = _Question(views=[view], only=dict(only), limit=limit)
     found = _asked(opened, question, kinds, every, tokenizers)
@@ -205,6 +206,8 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
         for name, value in question.only.items():
             if name == "text":
                 found = found.filter(pc.match_substring(found[name], value))
+            elif name == "source/":
+                found = found.filter(pc.starts_with(found["source"], f"{value}/"))
             else:
                 found = found.filter(pc.equal(found[name], value))
         yield from batches_of(found.slice(0, question.limit).combine_chunks())

@@ -33,6 +33,8 @@ COMMANDS = {
     "report": ("packhouse.commands.report", "Write a page with charts and samples of a version."),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
     "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
+    "trace": ("packhouse.commands.trace", "Say from which row a token comes, or where a row went."),
+    "dropped": ("packhouse.commands.dropped", "Print the rows that were left out, and why."),
     "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
     "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
     "diff": ("packhouse.commands.diff", "Compare two versions: rows, tokens, settings."),

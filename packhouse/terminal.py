@@ -6,6 +6,7 @@ forget to escape a row, a file name or a string of a manifest.
 
 import logging
 import os
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from typing_extensions import override
 
 from packhouse.escaping import for_terminal
 
-__all__ = ["EscapedRecord", "console", "echo", "print_table", "print_text"]
+__all__ = ["EscapedRecord", "console", "echo", "page", "print_table", "print_text"]
 
 _PIPE_WIDTH = 2000
 
@@ -41,6 +42,24 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Any:
                 yield Segment(text, style, control)
 
     return Escaping(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+
+
+def page(blocks: Iterator[Any]) -> None:
+    """Print what rich can draw, block by block; on a terminal in a pager, which asks for more."""
+    out = console()
+    if not (out.is_terminal and sys.stdin.isatty()):
+        for block in blocks:
+            out.print(block, end="")
+        return
+
+    def lines() -> Iterator[str]:
+        for block in blocks:
+            with out.capture() as held:
+                out.print(block, end="")
+            yield held.get()
+
+    os.environ.setdefault("LESS", "FRX")  # colours; and no pager for what fits on the screen
+    click.echo_via_pager(lines(), color=True)
 
 
 def print_table(table: Any) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -16,7 +16,15 @@ from typing_extensions import override
 
 from packhouse.escaping import for_terminal
 
-__all__ = ["EscapedRecord", "console", "echo", "page", "print_table", "print_text"]
+__all__ = [
+    "EscapedRecord",
+    "console",
+    "echo",
+    "page",
+    "print_facts",
+    "print_table",
+    "print_text",
+]
 
 _PIPE_WIDTH = 2000
 
@@ -72,6 +80,23 @@ def print_table(table: Any) -> None:
     with out.capture() as held:
         out.print(table)
     echo("\n".join(line.rstrip() for line in held.get().rstrip("\n").split("\n")))
+
+
+def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and values in two columns; what has no room stands under its name, unbroken."""
+    out = console()
+    is_wide = not out.is_terminal and "COLUMNS" not in os.environ
+    width = _PIPE_WIDTH if is_wide else out.width
+    known = [(for_terminal(name), for_terminal(value)) for name, value in facts]
+    column = max((len(name) for name, _ in known if len(name) <= width // 2), default=0) + 2
+    if title:
+        out.print(title, style="bold")
+    for name, value in known:
+        if len(name) < column and column + len(value) <= width:
+            echo(f"{name:<{column}}{value}")
+        else:
+            echo(name)
+            print_text(value, 4)
 
 
 def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:

@@ -17,7 +17,7 @@ from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_te
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.report.samples import trained_mask_of
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import console, echo
+from packhouse.terminal import console, echo, print_text
 from packhouse.token_runs import cut_runs, drawn
 
 __all__ = ["init"]
@@ -114,7 +114,7 @@ def init(
     out.write_text(text, encoding="utf-8")
     if not as_json:
         unasked = "" if yes or sys.stdin.isatty() else " (there is no terminal to ask at)"
-        echo(f"written to {out}{unasked}; next: packhouse prepare {out}")
+        print_text(f"written to {out}{unasked}; next: packhouse prepare {out}")
 
 
 def _sources(looks: list[Look]) -> list[dict[str, Any]]:
@@ -199,9 +199,9 @@ def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
     out.print(f"\n{look.path}", style="bold")
     out.print(f"  {file_facts(look)}")
     for name, what in look.fields.items():
-        out.print(f"  {name}: {what}")
+        print_text(f"{name}: {what}", 2)
     told = json.dumps(look.settings, ensure_ascii=False)
-    out.print(f"  proposed: {told}" + (" (a guess)" if look.is_guess else ""))
+    print_text(f"proposed: {told}" + (" (a guess)" if look.is_guess else ""), 2)
     load = partial(load_snapshot, recipe.tokenizer, Workspace(cache=cache).tokenizers)
     for row in sample.slice(0, _SHOWN_ROWS).to_pylist():
         runs = cut_runs(trained_mask_of(row)[:_SHOWN_TOKENS])

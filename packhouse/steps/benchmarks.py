@@ -77,7 +77,9 @@ def benchmark_job(
 def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
     """Write `matches.arrow`, the rows that share a run of words with a benchmark."""
     validated = read_table(work.input(VALIDATE).path("validated.arrow"))
-    found, matches = match_benchmarks(validated, load_benchmarks(work.recipe))
+    found, matches = match_benchmarks(
+        validated, load_benchmarks(work.recipe, work.parameters.benchmarks)
+    )
     write_table(folder / "matches.arrow", matches)
     return BenchmarkFacts(found=found)
 
@@ -85,10 +87,15 @@ def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
 _last_read: dict[bytes, Benchmarks] = {}
 
 
-def load_benchmarks(recipe: Recipe) -> Benchmarks:
-    """Read the benchmarks once for all jobs that a process does, one after another."""
+def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, Any]) -> Benchmarks:
+    """Read the benchmarks once for all jobs that a process does, one after another.
+
+    Args:
+        recipe: says where they lie.
+        benchmarks: as `benchmarks_of` says: other contents are read anew.
+    """
     section = recipe.audit.model_dump(mode="json", include={"benchmarks", "benchmark_ngram"})
-    key = canonical_json(section)
+    key = canonical_json({"recipe": section, "files": benchmarks["benchmarks"]})
     found = _last_read.get(key)
     if found is None:
         found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)

@@ -32,7 +32,7 @@ def test_what_is_counted_is_published_and_stops_nothing(project):
     assert quality["dataset"]["emails"] == quality["sources"]["sums"]["emails"] == 2
     assert [row["row"] for row in quality["worst"]["emails"]] == [3, 7]
     assert "jo@mail.org" not in json.dumps(quality)  # where it stands is said, never what it is
-    (card,) = (project.folder / "store").rglob("README.md")
+    (card,) = (project.folder / "store").rglob("README-*.md")
     assert "| emails | 2 |" in card.read_text()
 
 

@@ -18,7 +18,7 @@ from packhouse import auditing
 from packhouse.auditing import Benchmarks, match_benchmarks, read_benchmarks
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
-from packhouse.recipe import Recipe
+from packhouse.recipe import MIXING, Recipe
 from packhouse.records.lists import one_chunk
 from packhouse.records.tables import read_table, write_table
 from packhouse.runtime.fingerprint import canonical_json
@@ -43,7 +43,12 @@ def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
     if not recipe.audit.benchmarks:
         return {}
     shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
-    return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
+    read = [
+        source.model_dump(mode="json", exclude={"path", *MIXING})
+        for source in recipe.audit.benchmarks
+    ]
+    ngram = recipe.audit.benchmark_ngram
+    return {"benchmarks": {"ngram": ngram, "shards": shards, "read": read}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,10 +97,9 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, Any]) -> Benchmarks
 
     Args:
         recipe: says where they lie.
-        benchmarks: as `benchmarks_of` says: other contents are read anew.
+        benchmarks: as `benchmarks_of` says: where it says something else, they are read anew.
     """
-    section = recipe.audit.model_dump(mode="json", include={"benchmarks", "benchmark_ngram"})
-    key = canonical_json({"recipe": section, "files": benchmarks["benchmarks"]})
+    key = canonical_json(benchmarks["benchmarks"])
     found = _last_read.get(key)
     if found is None:
         found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)

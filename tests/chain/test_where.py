@@ -43,7 +43,7 @@ def test_what_where_drops_is_counted_and_listed_in_the_version(project):
     assert len(rows) == short
     assert {row["detail"] for row in rows} == {WHERE}
     assert rows[0] == {"source": "rows/rows.jsonl", "row": 0, "reason": "filtered", "detail": WHERE}
-    for command in (["verify"], ["pull", "--to", str(project.root / "pulled")], ["show"]):
+    for command in (["verify"], ["pull", str(project.root / "pulled")], ["show"]):
         name, *options = command
         done = CliRunner().invoke(cli, [name, str(project.root / "store" / "sums"), *options])
         assert done.exit_code == 0, done.output

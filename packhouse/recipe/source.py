@@ -116,6 +116,9 @@ class SourceConfig(Section):
     mix_seed: int = 0
     """Another seed is another choice by `weight` and `max_records`."""
 
+    eval_only: bool = False
+    """All its records go to eval, and with them those of other sources with the same prompt."""
+
     @property
     def is_reshaped(self) -> bool:
         """True if expressions decide which rows are read, or which fields they have."""
@@ -131,9 +134,9 @@ class SourceConfig(Section):
         return settings
 
 
-_NEW = ("encoding", "rows_at", "unwrap", "roles", "where", "select", "table")
+_NEW = ("encoding", "rows_at", "unwrap", "roles", "where", "select", "table", "eval_only")
 """Settings that came after versions were published; at their default they are not written."""
 
 
-MIXING = ("weight", "max_records", "mix_seed")
+MIXING = ("weight", "max_records", "mix_seed", "eval_only")
 """Settings of a source that decide which of its records are packed, and nothing before that."""

@@ -220,6 +220,7 @@ def _apply_rules(
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
+        refused_orders=rules.refused_orders,
         answers=row_format_called(row_format).answers,
         max_chars=rules.max_chars,
     )

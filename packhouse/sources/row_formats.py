@@ -100,14 +100,20 @@ class RowFormat(ABC):
     def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
         """Our field -> the file's field, for the fields that are among `keys`.
 
+        What `renamed` gives to one field is not read a second time as another one.
+
         Example:
             >>> ROW_FORMATS["alpaca"].names(["id", "instruction", "context"], {})
             {'instruction': 'instruction', 'input': 'context'}
+            >>> ROW_FORMATS["question_answer"].names(["input", "answer"], {"question": "input"})
+            {'question': 'input', 'answer': 'answer'}
         """
         found = {}
-        for ours, aliases in (self.required | self.optional).items():
+        known = self.required | self.optional
+        taken = {theirs for ours, theirs in renamed.items() if ours in known}
+        for ours, aliases in known.items():
             for name in (renamed[ours],) if ours in renamed else aliases:
-                if name in keys:
+                if name in keys and (ours in renamed or name not in taken):
                     found[ours] = name
                     break
         return found
@@ -595,8 +601,9 @@ class PluginRows(RowFormat):
     ) -> list[Conversation]:
         """Call the plug-in; a row has our names where `fields` renames the file's."""
         renamed = {ours: row[theirs] for ours, theirs in config.fields.items() if theirs in row}
+        rest = {name: row[name] for name in row if name not in config.fields.values()}
         with self.plugin.named_in_errors(" on a row"):
-            given = self.function({**row, **renamed})
+            given = self.function({**rest, **renamed})
         conversations = given if isinstance(given, list) else [given]
         if not conversations:
             raise BadRowError("no_messages", f"{self.plugin} found no conversation")

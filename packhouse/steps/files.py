@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse import exports
+from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
 from packhouse.exports import write_export
 from packhouse.loaders.versions import read_rows
@@ -29,13 +30,14 @@ from packhouse.runtime.fingerprint import digest
 from packhouse.steps.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER, PackRange
-from packhouse.steps.pack import PACK, PackFacts, PackParameters, Side
+from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.steps.records import RECORDS, read_records
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE, may_drop
+from packhouse.store.draft import LocalFile
 from packhouse.store.manifest import FileKind
 
-__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs"]
+__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs", "local_files"]
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """Publish settings that affect file contents; the others say where the files go."""
@@ -132,6 +134,8 @@ class WrittenFile:
     tokens: int = 0
     path: str | None = None
     """Of an export, under `exports/`."""
+    source: str | None = None
+    """Of a data file, where eval is published by source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,10 +198,13 @@ def _data_jobs(
     recipe: Recipe, side: Side, packed: PackFacts, gathered: Sequence[Job[PackRange]]
 ) -> Iterator[Job[FilesParameters]]:
     planned = packed.sides[side]
-    for cut in cut_files(side, planned.num_packs, planned.num_tokens, recipe.publish):
+    publish = recipe.publish
+    if recipe.pack.strategy == "none":  # a row is a record: padding collators know no such column
+        publish = publish.model_copy(update={"position_ids": False})
+    for cut in _cuts(side, planned, publish):
         told = DataParameters(
             cut=cut,
-            publish=recipe.publish,
+            publish=publish,
             with_label=planned.with_label,
             with_weights=planned.with_weights,
         )
@@ -208,6 +215,42 @@ def _data_jobs(
             label=f"{side} file {cut.number}",
             size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
         )
+
+
+def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
+    """Yield the files of a side, numbered through; those of a source hold no other."""
+    parts: list[tuple[str | None, Mapping[str, int]]] = [*planned.by_source.items()]
+    whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
+    first = number = 0
+    for source, own in parts or [(None, whole)]:
+        for cut in cut_files(side, own["packs"], own["tokens"], publish):
+            yield replace(
+                cut,
+                number=number,
+                first=first + cut.first,
+                last=first + cut.last,
+                source=source,
+            )
+            number += 1
+        first += own["packs"]
+
+
+def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
+    """Return the files of a version, in the order of the manifest."""
+    return [
+        LocalFile(
+            path=written.path(file.name),
+            split=file.split,
+            rows=file.rows,
+            tokens=file.tokens,
+            sha256=written.files[file.name].sha256,
+            kind=file.kind,
+            name=file.path,
+            source=file.source,
+        )
+        for written in receipts
+        for file in written.facts.files
+    ]
 
 
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
@@ -243,7 +286,12 @@ def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path)
         with_weights=told.with_weights,
     )
     written = WrittenFile(
-        name=file.path.name, kind="data", rows=file.rows, split=file.split, tokens=file.tokens
+        name=file.path.name,
+        kind="data",
+        rows=file.rows,
+        split=file.split,
+        tokens=file.tokens,
+        source=cut.source,
     )
     return FilesFacts(files=(written,), content=content.hexdigest())
 

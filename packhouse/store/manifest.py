@@ -41,7 +41,7 @@ __all__ = [
 FORMAT = 1
 """Version of the manifest's own form."""
 
-FileKind = Literal["data", "records", "quarantine", "dropped", "card", "exports"]
+FileKind = Literal["data", "records", "quarantine", "dropped", "card", "report", "exports"]
 
 TABLES = ("data", "records", "quarantine", "dropped")
 """Kinds of files that are tables of rows, numbered by split."""
@@ -55,6 +55,12 @@ FACTS = (
     "engines",
     "libraries",
 )
+
+PULLED_NAMES: dict[str, str] = {"card": "README.md", "report": "report.html"}
+"""Kinds of files that have a name of their own at the top of a pulled version.
+
+They are for people and no part of the version's identity: another packhouse may write others.
+"""
 
 MAX_MANIFEST_BYTES = 2**26
 """Room for 200,000 files. Readers refuse a larger manifest, so publishers do."""
@@ -192,16 +198,21 @@ class FileEntry:
     key: str
     """Relative to the version's folder, e.g. `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`."""
     kind: FileKind
-    """`data` is what `datasets` loads; `card` is pulled as README.md; `exports` are other forms."""
+    """`data` is what `datasets` loads; `card` is pulled as README.md, `report` as report.html;
+    `exports` are other forms."""
     split: str
     size: int
     """Bytes."""
     sha256: str
     rows: int
     tokens: int
+    source: str | None = None
+    """The source of all its rows, where a split has files by source; else not written."""
 
     def __post_init__(self) -> None:
         key = self.key
+        if self.source is not None:
+            check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
             raise ConfigError(f"file {key[:80]!r} of kind {self.kind!r}: not a key of a version")
         check_name("split", self.split)
@@ -217,7 +228,7 @@ class FileEntry:
     @property
     def path(self) -> str:
         """Where `pull` writes the file, relative to the destination."""
-        return "README.md" if self.kind == "card" else self.key
+        return PULLED_NAMES.get(self.kind, self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +324,10 @@ class Manifest:
             "dataset": self.dataset,
             "vid": self.vid,
             "generation": self.generation,
-            "files": [asdict(entry) for entry in self.files],
+            "files": [
+                {name: value for name, value in asdict(entry).items() if value is not None}
+                for entry in self.files
+            ],
             "schema": dict(self.schema),
             "schema_fingerprint": self.schema_fingerprint,
         }

@@ -141,8 +141,8 @@ def test_transcripts_are_told_by_the_field_chosen_and_no_plain_text_is_taken_for
 
 
 def test_a_transcript_without_a_speaker_or_an_answer_is_quarantined(read_bytes):
-    texts = ["Hi", "\n\nHuman: q", "\n\nHuman: q\n\nAssistant:", "Assistant: a"]
+    texts = ["Hi", "\n\nHuman: q", "\n\nHuman: q\n\nAssistant:"]
 
     found = read_bytes(lines([{"chosen": text} for text in texts]), format="transcript")
 
-    assert found.reasons == ["transcript", "no_assistant", "empty_answer", "starts_with_assistant"]
+    assert found.reasons == ["transcript", "no_assistant", "empty_answer"]

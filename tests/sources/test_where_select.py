@@ -14,7 +14,8 @@ import pytest
 
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import scan_source
+from packhouse.sources import evaluation, scan_source
+from packhouse.sources.reshaping import expression_key
 from packhouse.steps.validate import ValidateParameters
 
 pytest.importorskip("duckdb")
@@ -266,7 +267,6 @@ def test_too_many_failing_rows_are_refused(read_bytes):
 
 
 def test_a_missing_duckdb_is_said_with_the_line_that_installs_it(tmp_path, monkeypatch):
-    from packhouse.sources import evaluation
 
     monkeypatch.setitem(sys.modules, "duckdb", None)
     evaluation._connection.cache_clear()
@@ -274,3 +274,22 @@ def test_a_missing_duckdb_is_said_with_the_line_that_installs_it(tmp_path, monke
     with pytest.raises(ConfigError, match=r"needs duckdb.*pip install 'packhouse\[sql\]'"):
         evaluation.analyse(["a = 1"])
     evaluation._connection.cache_clear()
+
+
+def test_functions_that_packhouse_adds_are_known(read_bytes, tmp_path):
+    rows = [{"text": "mail me@example.org"}, {"text": "I am an AI, I cannot."}, {"text": None}]
+
+    found = read_bytes(lines(rows), where="not has_email(text)", select={"text": "text"})
+
+    assert found.validated["row"].to_pylist() == [1]
+    assert found.dropped["row"].to_pylist() == [0, 2]
+    path = tmp_path / "rows.jsonl"
+    added = expression_key(SourceConfig(path=str(path), where="has_email(text)"))
+    assert sorted(added) == ["duckdb", "text_functions"]
+
+
+def test_a_function_whose_package_is_missing_is_an_error_before_any_row_is_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+
+    with pytest.raises(ConfigError, match=r"py3langid"):
+        evaluation.analyse(["language(text) = 'en'"])

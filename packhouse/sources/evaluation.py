@@ -150,7 +150,8 @@ def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
 
 def _call_once(name: str) -> None:
     function = TEXT_FUNCTIONS[name].call
-    function(*[pa.array(["some text"])] * len(inspect.signature(function).parameters))
+    text = pa.array(["a text that is long enough to have a language"])
+    function(*[text] * len(inspect.signature(function).parameters))
 
 
 @cache

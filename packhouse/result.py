@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.packing import PackStatistics
 from packhouse.quality import quality_lines
+from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.pack import Side, SplitCounts
@@ -78,7 +79,7 @@ def print_report(prepared: Prepared) -> None:
     print_text(f"in {uri}, {_ref(prepared, uri)}", 2)
     out.print()
     lines = [line.to_json() for line in prepared.ledger]
-    print_ledger(lines)
+    print_ledger(lines, published.sources)
     _print_notes(prepared)
     _print_unused_fields(prepared)
     _print_mixing(published)
@@ -140,11 +141,19 @@ def _ref(prepared: Prepared, uri: str) -> str:
     )
 
 
-def print_ledger(lines: list[dict[str, Any]]) -> None:
-    """Print where every row went, and why those that are not there left."""
+def print_ledger(lines: list[dict[str, Any]], sources: Iterable[Mapping[str, Any]]) -> None:
+    """Print where every row went, and why those that are not there left.
+
+    Args:
+        lines: of the ledger.
+        sources: shards, as the lineage of a manifest has them.
+    """
     print_table(ledger_table(lines))
     for line in lines:
         _print_reasons(line)
+    for each in filters_of(sources):
+        kept = f"where of {each.source} left out {each.filtered:,} of {each.rows:,} rows"
+        print_text(f"{kept}: {each.where}", 2)
 
 
 def ledger_table(lines: list[dict[str, Any]]) -> Any:

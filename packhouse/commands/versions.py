@@ -153,7 +153,7 @@ def show(address: str, as_json: bool) -> None:
         print_rich_table(audit_table(dict(manifest.audit)))
     if ledger := [dict(line) for line in manifest.counts.get("ledger", [])]:
         echo()
-        print_ledger(ledger)
+        print_ledger(ledger, manifest.lineage.get("sources", ()))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [

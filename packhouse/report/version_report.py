@@ -14,7 +14,7 @@ import numpy as np
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
-from packhouse.report import sections
+from packhouse.report import checks, sections
 from packhouse.report.html import page
 from packhouse.report.measure import MAX_READ_TOKENS, Files, measure
 from packhouse.report.pieces import piece_texts
@@ -26,7 +26,14 @@ from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.tokenization.loading import find_snapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
-__all__ = ["MAX_BYTES", "report_of", "unpublished_report", "version_report"]
+__all__ = [
+    "MAX_BYTES",
+    "measured_of",
+    "pipeline_of",
+    "report_of",
+    "unpublished_report",
+    "version_report",
+]
 
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens of samples: fewer where their texts are long
@@ -44,7 +51,7 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
     Raises:
         IntegrityError: a file is damaged.
     """
-    pipeline = _pipeline_of(opened.manifest, tokenizers)
+    pipeline = pipeline_of(opened.manifest, tokenizers)
     uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
     with temporary_folder("report") as folder:
 
@@ -61,10 +68,11 @@ def unpublished_report(
     uploads = name_files(files, with_md5=False)
     draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
     paths = {entry.key: Path(file.path) for (entry, _), file in zip(uploads, files, strict=True)}
-    return report_of(draft, lambda entry: paths[entry.key], _pipeline_of(draft, tokenizers))
+    return report_of(draft, lambda entry: paths[entry.key], pipeline_of(draft, tokenizers))
 
 
-def _pipeline_of(manifest: Manifest, tokenizers: Path) -> Pipeline | None:
+def pipeline_of(manifest: Manifest, tokenizers: Path) -> Pipeline | None:
+    """Return the tables of a version's tokenizer; None where it is not in the folder."""
     wanted = str(manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
     snapshot = find_snapshot(wanted, tokenizers)
     return read_pipeline(snapshot.backend) if snapshot else None
@@ -82,17 +90,28 @@ def report_of(
         uri: where the version lies, for the commands that load it; None: `STORE` stands there.
     """
     for room in _SAMPLES:
-        files = _files(manifest, fetch, room)
-        measured = run_confined(  # some kilobytes of a file may stand for gigabytes
-            partial(measure, files),
-            what=f"version '{manifest.version}'",
-            blames=IntegrityError,
-            num_bytes=files.num_bytes,
-        )
-        html = _page(manifest, measured, pipeline, uri)
+        html = _page(manifest, measured_of(manifest, fetch, room), pipeline, uri)
         if len(html.encode()) < MAX_BYTES:
             break
     return html
+
+
+def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str, Any]:
+    """Return what `measure` finds in the files of a version, read in a child with limits.
+
+    Args:
+        manifest: of the version.
+        fetch: gives the local path of a file.
+        samples: tokens of samples, about.
+    """
+    files = _files(manifest, fetch, samples)
+    measured: dict[str, Any] = run_confined(  # some kilobytes of a file may stand for gigabytes
+        partial(measure, files),
+        what=f"version '{manifest.version}'",
+        blames=IntegrityError,
+        num_bytes=files.num_bytes,
+    )
+    return measured
 
 
 def _files(manifest: Manifest, fetch: Fetch, samples: int) -> Files:
@@ -136,10 +155,10 @@ def _page(
         sections.packs_section(manifest, measured),
         sections.trained_section(manifest, measured),
         sections.samples_section(num_packs, num_tokens, has_text),
-        sections.left_out_section(manifest, measured),
-        sections.quality_section(manifest),
-        sections.duplicates_section(manifest),
-        sections.audit_section(manifest, _limits(manifest)),
+        checks.left_out_section(manifest, measured),
+        checks.quality_section(manifest),
+        checks.duplicates_section(manifest),
+        checks.audit_section(manifest, _limits(manifest)),
         sections.recipe_section(manifest),
     ]
     name = f"{manifest.dataset} {manifest.version}"

@@ -154,7 +154,7 @@ def _histogram(
     }
     layers: list[Any] = [bars]
     if seq_len:
-        layers += _rule(seq_len)
+        layers.append(_rule(seq_len))
         says = f"{says} The dashed line is seq_len, {seq_len:,}."
     lows = sorted({low for own in bins.values() for low in own})
     rows = [[_range(low), *(bins[each].get(low, 0) for each in bins)] for low in lows]
@@ -173,13 +173,10 @@ def _range(low: int) -> str:
     return f"{low:,}" if high == low else f"{low:,} to {high:,}"
 
 
-def _rule(seq_len: int) -> list[Spec]:
-    data = {"values": [{"at": seq_len}]}
+def _rule(seq_len: int) -> Spec:
+    mark = {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"}
     x = {"field": "at", "type": "quantitative"}
-    return [
-        {"data": data, "mark": {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"},
-         "encoding": {"x": x}},
-    ]  # fmt: skip
+    return {"data": {"values": [{"at": seq_len}]}, "mark": mark, "encoding": {"x": x}}
 
 
 def _color(title: str, series: Iterable[str], **scale: Any) -> dict[str, Any]:

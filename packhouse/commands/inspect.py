@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ __all__ = ["inspect", "print_runs", "token_runs"]
 @click.option("--split", help="Which split. [default: train, else the first there is]")
 @click.option("--packs", default=1, show_default=True, help="How many packs.")
 @click.option("--skip", default=0, show_default=True, help="Packs to skip first.")
-@click.option("--tokenizer", help="Tokenizer folder, if this machine did not prepare the version.")
+@click.option("--tokenizer", help="Tokenizer folder, if the store does not keep it.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a pack.")
 def inspect(
@@ -68,20 +68,25 @@ def token_runs(row: dict[str, Any]) -> list[tuple[int, int, bool]]:
 def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Any:
     """Return lists of ids -> their texts; None: the tokenizer is unknown, print ids."""
     from packhouse.foreign import decode, run_tokenizer
-    from packhouse.tokenization import TokenizerSnapshot, load_snapshot
-    from packhouse.tokenization.loading import find_snapshot
+    from packhouse.tokenization import fingerprint_tokenizer, load_snapshot
+    from packhouse.tokenization.of_version import LoadSnapshot, tokenizer_of
 
-    wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
     tokenizers = Workspace(cache=cache).tokenizers
-    load: Callable[[], TokenizerSnapshot | None] = partial(find_snapshot, wanted, tokenizers)
+    load: LoadSnapshot | None
     if folder:
         load = partial(load_snapshot, folder, tokenizers)
-    snapshot = load()
-    if snapshot is None:
-        echo("tokenizer unknown here: printing ids; give --tokenizer FOLDER for text", err=True)
+        wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
+        if fingerprint_tokenizer(folder) != wanted:
+            echo("warning: this is not the tokenizer the version was made with", err=True)
+    else:
+        load = tokenizer_of(opened, tokenizers)
+    if load is None:
+        echo(
+            "printing ids: neither the cache nor the store has the tokenizer; give --tokenizer "
+            "FOLDER for text",
+            err=True,
+        )
         return None
-    if snapshot.fingerprint != wanted:
-        echo("warning: this is not the tokenizer the version was made with", err=True)
     name = folder or f"of {opened.dataset}"
     return lambda rows: run_tokenizer(partial(decode, load, rows), name)
 

@@ -6,11 +6,11 @@ deleted from the store or published to another one is published again without wo
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from packhouse.auditing import check_audit
 from packhouse.cache.steps import Receipt
@@ -20,10 +20,9 @@ from packhouse.errors import PackhouseError
 from packhouse.exports import FORMAT_KEYS
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
-from packhouse.packing import STRATEGIES, PackStatistics
-from packhouse.plugins import find_plugin
+from packhouse.packing import PackStatistics
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.source import RowFormat
+from packhouse.recipe.model import plugins_of
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.report.version_report import unpublished_report
 from packhouse.runtime.fingerprint import digest, library_versions
@@ -47,6 +46,7 @@ from packhouse.store.evolution import Drift, Gate
 from packhouse.store.hub import mirror_to_hub
 from packhouse.store.wandb_artifact import log_to_wandb
 from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.loading import check_unchanged, fingerprinted_bytes
 from packhouse.tokenization.names import is_hub_name
 
 __all__ = [
@@ -198,6 +198,8 @@ def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side
 
 def _source_facts(validated: ValidateFacts) -> dict[str, Any]:
     facts = {**asdict(validated.origin), "rows": validated.rows_in}
+    if validated.dropped:
+        facts["dropped"] = dict(validated.dropped)
     unused = validated.extra_fields
     return facts | ({"unused_fields": unused} if unused else {})
 
@@ -239,6 +241,9 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             _manifest_facts(facts, recipe),
             ref=None if at else config.ref,
             gate=_gate(config),
+            tokenizer=partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
+            if config.keep_tokenizer
+            else None,
         )
     except PackhouseError as error:
         refused = [_schema_gate(error.changes, str(error))] if "changes" in error.facts else []
@@ -291,7 +296,8 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions([*ALL_LIBRARIES, *_plugin_packages(recipe)]),
+        "libraries": library_versions([*ALL_LIBRARIES, *_sql_library(recipe)])
+        | {plugin.distribution or plugin.name: plugin.version for plugin in plugins_of(recipe)},
         "provenance": {
             "encoders": facts.encoders,
             **name,
@@ -300,15 +306,18 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _plugin_packages(recipe: Recipe) -> Iterator[str]:
-    """Packages of the plug-ins that a recipe names."""
-    for source in recipe.sources:
-        if source.format not in get_args(RowFormat):
-            yield find_plugin("row_formats", source.format).distribution
-    if recipe.pack.strategy not in STRATEGIES:
-        yield find_plugin("packing_strategies", recipe.pack.strategy).distribution
-    for name in recipe.audit.checks:
-        yield find_plugin("checks", name).distribution
+def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
+    """Return what the store keeps of a tokenizer.
+
+    Raises:
+        TokenizerError: it is another one now than the version was made with.
+    """
+    check_unchanged(tokenizer, fingerprint)
+    return fingerprinted_bytes(tokenizer)
+
+
+def _sql_library(recipe: Recipe) -> list[str]:
+    return ["duckdb"] if any(source.is_reshaped for source in recipe.sources) else []
 
 
 def _gate(config: PublishConfig) -> Gate:

@@ -46,10 +46,11 @@ class LocalFile:
     sha256: str | None = None
     """If given, the file must still have it."""
     kind: FileKind = "data"
-    """`data`, `records`, `quarantine`, `exports`: the folder it goes to. `card`: README.md;
-    `report`: report.html."""
+    """Also its folder, but that of a `card` (README.md) and a `report` (report.html)."""
     name: str | None = None
     """Path in that folder, for readers that look for a name; by default one made of its content."""
+    source: str | None = None
+    """The source of all its rows, where a split has files by source."""
 
 
 def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
@@ -78,6 +79,7 @@ def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
             sha256=body.sha256,
             rows=file.rows,
             tokens=file.tokens,
+            source=file.source,
         )
         numbers[group] += 1
         uploads.append((entry, body))

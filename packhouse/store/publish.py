@@ -1,5 +1,6 @@
 """Publish a version: data first, manifest last, then the ref.
 
+    tokenizer                                 create-only, once for all versions of the store
     data, records, quarantine, card, report   create-only, named by content
     manifest.json                             create-only: this is the commit
     refs/<name>.json                          compare-and-swap
@@ -55,6 +56,7 @@ from packhouse.store.refs import (
     read_ref_steps,
     read_slot_steps,
 )
+from packhouse.store.tokenizers import keep_tokenizer
 
 __all__ = ["PublishedVersion", "publish_version"]
 
@@ -87,6 +89,7 @@ def publish_version(
     facts: Mapping[str, Any],
     ref: str | None = None,
     gate: Gate = Gate(),  # noqa: B008 - frozen
+    tokenizer: Callable[[], bytes] | None = None,
 ) -> PublishedVersion:
     """Publish local files as a version, with a dataset card, and move a ref to it.
 
@@ -100,6 +103,8 @@ def publish_version(
             default that of the first Parquet or Arrow data file.
         ref: name of the ref to move, unless it already pointed to this version at some time.
         gate: what the move must keep to: readers' schema, and limits of drift.
+        tokenizer: returns the bytes whose sha256 is `lineage.tokenizer.fingerprint`; the store
+            keeps them once for all versions, and `provenance.keeps_tokenizer` says so.
 
     Returns:
         The version; `created` is False if the same bytes were published before. If the drift from
@@ -133,6 +138,10 @@ def publish_version(
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
         keeper = _Gatekeeper(draft, gate)
         held_back = bool(ref) and not run(store, keeper.first_look(str(ref)))
+        if tokenizer is not None and draft.lineage.get("tokenizer"):
+            fingerprint = draft.lineage["tokenizer"]["fingerprint"]
+            kept = keep_tokenizer(store, fingerprint, tokenizer)
+            draft = replace(draft, provenance={**draft.provenance, "keeps_tokenizer": kept})
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move)
         done = run(store, steps)
     return replace(done, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)

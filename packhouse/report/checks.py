@@ -1,6 +1,5 @@
 """Sections of a report on what was refused, repeated or checked: rows left out, leakage, audit."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,10 +8,11 @@ from packhouse.auditing.gate import check_audit
 from packhouse.errors import AuditError
 from packhouse.gates import GateResult
 from packhouse.pages import html_text
+from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
 from packhouse.report.figures import reasons_figure
-from packhouse.report.html import details, figure, numbers, preformatted, section, table
+from packhouse.report.html import details, figure, numbers, section, table
 from packhouse.report.sections import sum_by_reason
 from packhouse.store.manifest import Manifest
 
@@ -69,10 +69,8 @@ def _dropped(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Iterato
     for reason, number in sum_by_reason(ledger, "dropped").most_common():
         yield _reason(reason, f"{number:,} dropped", DROP_REASONS.get(reason))
         rows = measured["dropped"].get(reason, [])
-        cells = [
-            [row["source"], row["row"], row["record_id"], row["repeats"] or ""] for row in rows
-        ]
-        shown = table(("source", "row", "record", "repeats"), cells, f"Examples of {reason}")
+        cells = [[row["source"], row["row"], row["detail"]] for row in rows]
+        shown = table(("source", "row", "what"), cells, f"Examples of {reason}")
         yield details(numbers(len(rows), "example"), shown if rows else "")
 
 
@@ -84,22 +82,25 @@ def _reason(reason: str, said: str, known: Any) -> str:
 
 
 def quality_section(manifest: Manifest) -> str:
-    """Counters of quality, where the audit has them."""
+    """Counters of quality by source, with the first rows of each."""
     found = manifest.audit.get("quality")
-    if not isinstance(found, Mapping) or not found:
+    if not found:
         return ""
-    return section("quality", "Quality", _tree(found))
-
-
-def _tree(value: Any) -> str:
-    """Facts of a form that is not known here: numbers as a table, the rest as JSON."""
-    flat = sorted((k, v) for k, v in value.items() if isinstance(v, int | float))
-    rest = {k: v for k, v in value.items() if not isinstance(v, int | float)}
-    parts = [table(("counter", "number"), flat, "Counters of quality")] if flat else []
-    for name, inner in sorted(rest.items()):
-        text = json.dumps(inner, indent=1, ensure_ascii=False, sort_keys=True)[:8000]
-        parts.append(details(str(name), preformatted(text, str(name))))
-    return "".join(parts)
+    sources = found["sources"]
+    scopes = (
+        {**sources, "all": found["dataset"]} if len(sources) > 1 else {"rows": found["dataset"]}
+    )
+    rows = []
+    for counter, says in COUNTERS.items():
+        counts = [scope.get(counter, 0) for scope in scopes.values()]
+        worst = found.get("worst", {}).get(counter, [])[:3]
+        named = ", ".join(f"{row['source']}:{row['row']}" for row in worst)
+        rows.append([counter.replace("_", " "), *counts, says, named])
+    columns = ("counter", *scopes, "they", "such as (file:row)")
+    said = f"<p class=quiet>Of {found['dataset'].get('rows', 0):,} rows.</p>"
+    spoken = [[name, number] for name, number in found.get("languages", {}).items()]
+    inner = table(("language of answers", "rows"), spoken, "Languages") if spoken else ""
+    return section("quality", "Quality", said, table(columns, rows, "Counters of quality"), inner)
 
 
 def duplicates_section(manifest: Manifest) -> str:

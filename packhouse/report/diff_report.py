@@ -22,8 +22,9 @@ from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
-from packhouse.store.diff import Diff, diff_versions, records_of
+from packhouse.store.diff import Change, Diff, diff_versions, records_of
 from packhouse.store.manifest import FileEntry
+from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 
 __all__ = ["diff_report", "mask_runs"]
@@ -33,8 +34,10 @@ _PER_KIND = 5
 _MEANINGS = {
     "added": "only in the new version",
     "removed": "only in the old version",
+    "edited": "the same row, with other content",
     "changed_tokens": "in both, with other tokens",
     "changed_masks": "in both, with the same tokens and another mask",
+    "copies": "in both, more or less often",
     "moved": "in both, on another side (train or eval)",
     "same": "alike",
 }
@@ -49,7 +52,7 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
     Args:
         old: a version.
         new: another, of the same dataset or not.
-        tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
+        tokenizers: folder of tokenizers in the cache; if store and cache lack one, ids are shown.
 
     Raises:
         IntegrityError: a file is damaged.
@@ -58,7 +61,7 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
     names = _names(old, new)
     with temporary_folder("report") as folder:
         sides = [
-            _Side(each, folder / str(number), pipeline_of(each.manifest, tokenizers), found)
+            _Side(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
             for number, each in enumerate((old, new))
         ]
     parts = [
@@ -101,7 +104,8 @@ class _Side:
 
         self.measured = measured_of(self.manifest, fetch)
         examples = found.records.examples if found.records else {}
-        wanted = sorted({each for ids in examples.values() for each in ids[:_PER_KIND]})
+        changes = [each for found in examples.values() for each in found[:_PER_KIND]]
+        wanted = sorted({name for each in changes for name in (each.record_id, each.old_id)})
         files = [fetch(entry) for entry in opened.files()] if wanted else []
         self.records: dict[str, Record] = run_confined(
             partial(_find_records, files, wanted),
@@ -211,10 +215,10 @@ def _records_section(found: Diff, sides: Sequence[_Side]) -> str:
         if number is None:
             continue
         rows.append([name.replace("_", " "), number, meaning])
-        ids = found.records.examples.get(name, ())[:_PER_KIND]
-        if name != "same" and ids:
+        changes = found.records.examples.get(name, ())[:_PER_KIND]
+        if name != "same" and changes:
             parts.append(f"<h3>{html_text(name.replace('_', ' '))}</h3>")
-            parts += [_record(each, sides) for each in ids]
+            parts += [_record(each, sides) for each in changes]
     legend = (
         "<div class=legend><i class=t>trained</i><i class=gain>newly trained</i>"
         "<i class=loss>no longer trained</i><i><ins>added</ins></i><i><del>removed</del></i></div>"
@@ -223,17 +227,20 @@ def _records_section(found: Diff, sides: Sequence[_Side]) -> str:
     return section("records", "Records", head, legend if parts else "", *parts)
 
 
-def _record(record_id: str, sides: Sequence[_Side]) -> str:
-    old, new = (side.records.get(record_id) for side in sides)
+def _record(change: Change, sides: Sequence[_Side]) -> str:
+    old = sides[0].records.get(change.old_id)
+    new = sides[1].records.get(change.record_id)
     texts = [
         piece_texts(record["ids"], side.pipeline) if record else []
         for record, side in zip((old, new), sides, strict=True)
     ]
     runs = mask_runs(old, new, texts[0], texts[1])
     length = max(each["length"] for each in (old, new) if each) if old or new else 0
-    said = f"record {record_id}, {numbers(length, 'token')}"
+    said = ", ".join(part for part in (change.place, change.detail) if part)
+    said += f" (record {change.record_id}, {numbers(length, 'token')}"
     if length > _TOKENS:
         said += f", the first {_TOKENS:,} of them"
+    said += ")"
     body = "".join(_tagged(kind, text) for kind, text in runs)
     return f"<p class=quiet>{html_text(said)}</p><p class=raw dir=auto>{body}</p>"
 

@@ -24,6 +24,7 @@ from packhouse.store import OpenVersion
 from packhouse.store.draft import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenization.of_version import LoadSnapshot, tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
 __all__ = [
@@ -46,12 +47,12 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
 
     Args:
         opened: the version; its files are fetched and checked.
-        tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
+        tokenizers: folder of tokenizers in the cache; if store and cache lack it, ids are shown.
 
     Raises:
         IntegrityError: a file is damaged.
     """
-    pipeline = pipeline_of(opened.manifest, tokenizers)
+    pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
     uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
     with temporary_folder("report") as folder:
 
@@ -68,13 +69,14 @@ def unpublished_report(
     uploads = name_files(files, with_md5=False)
     draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
     paths = {entry.key: Path(file.path) for (entry, _), file in zip(uploads, files, strict=True)}
-    return report_of(draft, lambda entry: paths[entry.key], pipeline_of(draft, tokenizers))
+    wanted = str(draft.lineage.get("tokenizer", {}).get("fingerprint", ""))
+    pipeline = pipeline_of(partial(find_snapshot, wanted, tokenizers))
+    return report_of(draft, lambda entry: paths[entry.key], pipeline)
 
 
-def pipeline_of(manifest: Manifest, tokenizers: Path) -> Pipeline | None:
-    """Return the tables of a version's tokenizer; None where it is not in the folder."""
-    wanted = str(manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
-    snapshot = find_snapshot(wanted, tokenizers)
+def pipeline_of(load: LoadSnapshot | None) -> Pipeline | None:
+    """Return the tables of a tokenizer; None where there is none."""
+    snapshot = load() if load else None
     return read_pipeline(snapshot.backend) if snapshot else None
 
 
@@ -129,6 +131,7 @@ def _files(manifest: Manifest, fetch: Fetch, samples: int) -> Files:
         rows=rows,
         records=[fetch(entry) for entry in manifest.files if entry.kind == "records"],
         quarantine=[fetch(entry) for entry in manifest.files if entry.kind == "quarantine"],
+        dropped=[fetch(entry) for entry in manifest.files if entry.kind == "dropped"],
         seq_len=int(manifest.configuration.get("pack", {}).get("seq_len") or 1),
         samples=samples,
     )

@@ -1,4 +1,4 @@
-"""`packhouse report VERSION`: one HTML file that shows what a version trains."""
+"""`packhouse report VERSION|RECIPE`: one HTML file that shows what is trained."""
 
 import json
 import webbrowser
@@ -8,6 +8,9 @@ import click
 
 from packhouse.cache.places import default_cache
 from packhouse.engine.workspace import Workspace
+from packhouse.given import read_recipe
+from packhouse.recipe.reading import is_recipe_path
+from packhouse.recipe_report import recipe_report
 from packhouse.report.diff_report import diff_report
 from packhouse.report.version_report import version_report
 from packhouse.store import OpenVersion, open_version
@@ -18,7 +21,7 @@ __all__ = ["report"]
 
 
 @click.command()
-@click.argument("targets", metavar="VERSION", nargs=-1, required=True)
+@click.argument("targets", metavar="VERSION|RECIPE", nargs=-1, required=True)
 @click.option("--diff", "is_diff", is_flag=True, help="Compare two versions: --diff OLD NEW.")
 @click.option(
     "-o",
@@ -41,6 +44,8 @@ def report(
 ) -> None:
     """Write a report of a version: one HTML file with charts and samples, for any browser.
 
+    Of a RECIPE (a .yaml file) that ran, the report of its version; else what a run would make.
+
     \b
     packhouse report ./store/alpaca
     packhouse report s3://bucket/store/alpaca@prod -o alpaca.html --open
@@ -49,13 +54,15 @@ def report(
     With --diff, NEW may be a bare NAME of the same dataset.
     """
     if len(targets) != 1 + is_diff:
-        raise click.UsageError("give one VERSION, or --diff and two of them")
+        raise click.UsageError("give one VERSION or RECIPE, or --diff and two of them")
     tokenizers = Workspace(cache=cache).tokenizers
-    opened = open_address(targets[0])
     if is_diff:
+        opened = open_address(targets[0])
         html = diff_report(opened, _other(opened, targets[1]), tokenizers)
+    elif is_recipe_path(targets[0]):
+        html = recipe_report(read_recipe(targets[0]), cache)
     else:
-        html = version_report(opened, tokenizers)
+        html = version_report(open_address(targets[0]), tokenizers)
     output.write_text(html, encoding="utf-8")
     if as_json:
         echo(json.dumps({"report": str(output), "bytes": output.stat().st_size}))

@@ -20,14 +20,15 @@ import pyarrow.compute as pc
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.store.contracts import read_batches
 
-__all__ = ["MAX_READ_TOKENS", "Files", "measure"]
+__all__ = ["MAX_READ_TOKENS", "MAX_RECORD_TOKENS", "Files", "measure"]
 
 MAX_READ_TOKENS = 2**24
 """Tokens of a split whose masks are read."""
 _SHOWN_TOKENS = 40_000  # in all samples
 _PACKS = 40  # of a split, at most
 _PACK_TOKENS = 16_000
-_RECORD_TOKENS = 3_000
+MAX_RECORD_TOKENS = 3_000
+"""Tokens of a record that samples show."""
 _EXAMPLES = 3  # rows of each reason
 _RAW_BYTES = 400  # of a bad row
 _BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
@@ -264,7 +265,7 @@ def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     names = row.get("record_ids") or [""] * len(row["seq_lengths"])
     edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
     for name, (start, end) in zip(names, pairwise(edges), strict=False):
-        cut = min(end, start + min(_RECORD_TOKENS, max(room, 1)))
+        cut = min(end, start + min(MAX_RECORD_TOKENS, max(room, 1)))
         room -= cut - start
         records.append(
             {

@@ -245,11 +245,13 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     return section("trained", "What is trained", inner, grid, _part(measured) if grid else "")
 
 
-def samples_section(num_packs: int, num_tokens: int, has_text: bool) -> str:
+def samples_section(num_packs: int, num_tokens: int, has_text: bool, said: str = "") -> str:
     """The browser of samples; the page's script fills it."""
     if not num_packs:
         return ""
-    said = f"{numbers(num_packs, 'pack')} with {num_tokens:,} tokens, spread over the splits."
+    said = (
+        said or f"{numbers(num_packs, 'pack')} with {num_tokens:,} tokens, spread over the splits."
+    )
     if not has_text:
         said += " The tokenizer is not at hand, or its tokens are no bytes: ids are shown."
     return section(

@@ -34,6 +34,7 @@ __all__ = [
     "report_of",
     "unpublished_report",
     "version_report",
+    "with_texts",
 ]
 
 MAX_BYTES = 3_000_000
@@ -146,7 +147,7 @@ def _page(
         split["all_packs"] = sum(
             e.rows for e in manifest.files if e.kind == "data" and e.split == name
         )
-        packs = [_with_texts(pack, pipeline) for pack in split["samples"]]
+        packs = [with_texts(pack, pipeline) for pack in split["samples"]]
         samples.append({"name": name, "packs": packs})
         num_packs += len(packs)
         num_tokens += sum(len(record["ids"]) for pack in packs for record in pack["records"])
@@ -173,7 +174,8 @@ def _page(
     )
 
 
-def _with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
+def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
+    """Add the text of each token of a sample, and which tokens are special."""
     for record in pack["records"]:
         ids = np.asarray(record["ids"], np.int64)
         record["texts"] = piece_texts(record["ids"], pipeline)

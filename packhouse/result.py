@@ -227,6 +227,7 @@ _NOTES = {
     "bom": "files began with a byte order mark",
     "unanswered": "questions have no answer, and are left out",
     "blank_lines": "blank lines were passed over",
+    "trailing_commas": "JSON arrays have a comma behind their last row",
     "truncated_files": "files end in the middle of a row",
 }
 

@@ -59,6 +59,8 @@ def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> tuple[GateResu
     limits = dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches if breach["limit"])
     if "audit.max_contaminated" in limits:
         limits["audit.on_match"] = None  # `drop` leaves the rows out
+    if "audit.max_untrained_packs" in limits:  # `concat` cuts a long prompt into packs of its own
+        limits |= {"pack.strategy (best_fit cuts no record)": None, "pack.seq_len": None}
     change = f", or change {', '.join(limits)}" if limits else ""
     raise AuditError(
         f"the audit stops publication: {text}{more}. Mend the rows or the template{change}",

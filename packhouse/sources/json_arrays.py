@@ -115,6 +115,9 @@ class ArrayFile(TextFile):
             tail = self._without_rest(tail)
         if tail.endswith(b"]"):  # whether it is the array's own shows when the shard is parsed
             self.buffer = tail[:-1].rstrip()
+            if self.buffer.endswith(b","):  # `{...},\n]`: written by hand; no row is missing
+                self.buffer = self.buffer[:-1]
+                self.notes["trailing_commas"] = 1
             return
         elements = split_elements(tail)
         if elements.end is not None and tail[elements.end] == ord("]"):

@@ -438,6 +438,14 @@ def test_45_new_fields_in_later_rows_are_reported(read_bytes):
     assert source.extra_fields == {"source_url": 2, "score": 2}
 
 
+@pytest.mark.parametrize("end", [b"]", b",]", b" ,\n ]\n"])
+def test_a_comma_behind_the_last_element_is_no_row(end, read_bytes):
+    source = read_bytes(b"[" + GOOD + b",\n" + ALSO_GOOD + end, "rows.json")
+
+    assert (source.validated.num_rows, source.reasons) == (2, [])
+    assert source.notes == ({} if end == b"]" else {"trailing_commas": 1})
+
+
 @pytest.mark.parametrize(
     ("said", "weights"),
     [

@@ -40,12 +40,18 @@ from packhouse.given import (
 from packhouse.loaders import load_packed
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.recipe.reading import apply_override, is_recipe_path, merge_settings
+from packhouse.recipe.reading import (
+    apply_override,
+    changes_data,
+    is_recipe_path,
+    merge_settings,
+)
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
+from packhouse.views import ask
 
 __all__ = [
     "Version",
@@ -136,6 +142,50 @@ class Version:
         statistics: Mapping[str, Any] = self._opened.manifest.counts["statistics"]
         return statistics
 
+    def sql(self, query: str) -> pa.Table:
+        """Answer one SELECT over the views of this version; needs the extra `sql` (DuckDB).
+
+        Views are records, packs, quarantine, dropped, ledger, audit and versions; `packhouse sql
+        --help` names their columns.
+
+        Raises:
+            ConfigError: the query does not run; the message lists all views and columns.
+
+        Example:
+            >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+            >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+            ...     format={"template": "alpaca"}, store=getfixture("tmp_path"), progress=False)
+            >>> version.sql("select outcome, count(*) as n from records group by 1").to_pylist()
+            [{'outcome': 'kept', 'n': 99}]
+        """
+        cache = self._cache or find_cache(None).folder
+        return ask(self._opened, query, Workspace(cache=cache).tokenizers)
+
+    def report(self, path: str | Path | None = None) -> str:
+        """Return the report as HTML, one page with charts and samples; write it to `path`, too.
+
+        Example:
+            >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+            >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+            ...     format={"template": "alpaca"}, store=getfixture("tmp_path"), progress=False,
+            ...     cache=getfixture("tmp_path") / "cache")
+            >>> version.report(getfixture("tmp_path") / "report.html")[:15]
+            '<!doctype html>'
+        """
+        from packhouse.report.version_report import version_report
+
+        workspace = Workspace(cache=self._cache or default_cache())
+        html = version_report(self._opened, workspace.tokenizers)
+        if path is not None:
+            Path(path).write_text(html, encoding="utf-8")
+        return html
+
+    def show(self, height: int = 900) -> Any:
+        """Return the report for a notebook, which shows it in a frame of `height` pixels."""
+        from packhouse.report.framed import FramedPage
+
+        return FramedPage(self.report(), height)
+
     def _repr_html_(self) -> str:
         from packhouse.report.version_page import version_html
 
@@ -209,7 +259,9 @@ def prepare(
             start at its folder; what has an argument of its own is given once.
 
     Returns:
-        The version, published or found; its ref (`latest`) points to it.
+        The version, published or found. `latest` points to it, unless a gate held it back, or
+        settings changed what a recipe makes: others may read `latest`, so it stays where it is;
+        `publish={"move_ref": True}` moves it.
 
     Raises:
         PackhouseError: nothing was published; see `packhouse.errors`. Each names file, row, limit
@@ -238,11 +290,14 @@ def prepare(
         done, notes = prepare_recipe(recipe, place, workers)
         for note in notes:
             log.warning("%s", note)
+    published = done.published
+    left = f"it stays at {published.ref_version}, for the recipe was changed for this call, or says"
+    left += " publish.move_ref: false; publish={'move_ref': True} moves it"
     return Version(
         open_stored(recipe.publish.store, recipe.dataset, done.version),
         cache=place.folder,
         is_new=done.created,
-        held_back=done.published.held_back,
+        held_back=published.held_back or ((left,) if published.is_ref_left else ()),
     )
 
 
@@ -324,7 +379,8 @@ def recipe_for(
 ) -> Recipe:
     """Return the recipe of what was given to `prepare`; rows in memory are written to the cache.
 
-    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`.
+    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`. Where
+    they change what a given recipe makes, `publish.move_ref` is false unless they say it, too.
 
     Raises:
         ConfigError: a setting that no recipe has, or no tokenizer.
@@ -341,6 +397,10 @@ def recipe_for(
     }
     if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
         over["tokenizer"] = str(Path(over["tokenizer"]).absolute())  # not of the recipe's folder
+    is_recipe = isinstance(data, Recipe) or is_recipe_path(data)
+    put = [*merge_settings({}, over), *merge_settings({}, settings), *overrides]
+    if is_recipe and changes_data(put):
+        over["publish"]["move_ref"] = False
     merge_settings(over, settings)
     if is_recipe_path(data):
         return read_recipe(data, overrides, over)

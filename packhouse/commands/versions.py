@@ -1,4 +1,4 @@
-"""`packhouse ls | show | verify | pull | diff`: versions, for people and scripts."""
+"""`packhouse ls | show | verify | pull`: versions, for people and scripts."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,15 @@ from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
 from packhouse.result import audit_table, print_ledger
 from packhouse.store.address import open_address, parse_address
-from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.layout import is_name
 from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
-from packhouse.store.read import OpenVersion, pull_version, scan_versions, verify_version
+from packhouse.store.read import pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_facts
 from packhouse.terminal import print_table as print_rich_table
 
-__all__ = ["diff", "ls", "pull", "show", "verify"]
+__all__ = ["ls", "pull", "show", "verify"]
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -146,7 +145,7 @@ def show(address: str, as_json: bool) -> None:
         echo_json(json.loads(opened.manifest.to_bytes()))
         return
     manifest = opened.manifest
-    print_table(("", ""), list(_summary(manifest).items()), f"{opened.dataset} {opened.version}")
+    _print_facts(f"{opened.dataset} {opened.version}", list(_summary(manifest).items()))
     files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
     echo()
     print_table(("file", "rows", "tokens", "bytes"), files)
@@ -154,7 +153,7 @@ def show(address: str, as_json: bool) -> None:
         print_rich_table(audit_table(dict(manifest.audit)))
     if ledger := [dict(line) for line in manifest.counts.get("ledger", [])]:
         echo()
-        print_ledger(ledger)
+        print_ledger(ledger, manifest.lineage.get("sources", ()))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [
@@ -162,7 +161,15 @@ def show(address: str, as_json: bool) -> None:
         ]
         if flat:
             echo()
-            print_table((name, ""), flat)
+            _print_facts(name, flat)
+
+
+def _print_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
+    print_facts(title, [(k, f"{v:,}" if type(v) is int else _plain(v)) for k, v in facts])
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -218,58 +225,3 @@ def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) 
         echo_json(_summary(opened.manifest) | {"folder": str(folder)})
     else:
         echo(f"{opened.dataset} {opened.version} -> {folder}")
-
-
-@click.command()
-@click.argument("old", metavar="OLD")
-@click.argument("new", metavar="NEW")
-@click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
-@as_json
-def diff(old: str, new: str, no_records: bool, as_json: bool) -> None:
-    """Compare two versions: settings, counts, schema, records, tokens and masks.
-
-    NEW may be a bare NAME of the same dataset.
-
-    \b
-    packhouse diff ./store/alpaca@prod latest
-    """
-    left = open_address(old)
-    right = _same_dataset(left, new) if "/" not in new else open_address(new)
-    found = diff_versions(left, right, records=not no_records)
-    if as_json:
-        echo_json(found.to_json())
-    else:
-        _print_diff(found)
-
-
-def _same_dataset(left: OpenVersion, name: str) -> OpenVersion:
-    from packhouse.store.read import open_version
-
-    return open_version(left.store, left.dataset, name.removeprefix("@"))
-
-
-def _print_diff(found: Diff) -> None:
-    echo(f"{found.old} -> {found.new}")
-    if found.is_same_content:
-        echo("the rows are the same (content_id)")
-    for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
-        changed = getattr(found, name)
-        if changed:
-            echo()
-            rows = [(k, *pair) for k, pair in changed.items() if "length_histogram" not in k]
-            print_table((name, "old", "new"), rows)
-    echo()
-    print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
-    if found.records is not None:
-        _print_records(found)
-
-
-def _print_records(found: Diff) -> None:
-    records = found.records
-    assert records is not None
-    rows = []
-    for name in ("added", "removed", "changed_tokens", "changed_masks", "moved", "same"):
-        examples = ", ".join(records.examples.get(name, ()))
-        rows.append((name.replace("_", " "), getattr(records, f"num_{name}"), examples))
-    echo()
-    print_table(("records", "number", "such as"), rows)

@@ -6,6 +6,7 @@ objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in Ope
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,7 +51,8 @@ SPEAKERS = frozenset(_ROLES)
 
 _CALL_ROLES = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_WEIGHTS = ("weight", "loss_weight", "train")
+_WEIGHTS = ("weight", "loss_weight", "train", "loss")
+_FLAGS = ("train", "loss")
 _READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *_WEIGHTS}
 _READ_BY_SPEAKER = {
     "role": _READ | {"role", "content"},
@@ -119,6 +121,8 @@ def rename_messages(
         >>> fields = {"role": "speaker", "content": "text"}
         >>> rename_messages([message], "role", fields, {"Agent": "assistant"})
         [{'role': 'assistant', 'content': 'Hi'}]
+
+    A key that a message has under our name as well gives way to the one that `fields` names.
     """
     if isinstance(messages, str):
         messages, _ = parse_text(messages)
@@ -129,7 +133,8 @@ def rename_messages(
     renamed: list[object] = []
     for message in messages:
         if isinstance(message, dict):
-            message = {ours.get(key, key): value for key, value in message.items()}
+            named = {ours[key]: value for key, value in message.items() if key in ours}
+            message = {k: v for k, v in message.items() if k not in ours} | named
             if isinstance(role := message.get(speaker), str):
                 message[speaker] = roles.get(role, role)
         renamed.append(message)
@@ -242,7 +247,8 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
     kind = _PART_KINDS.get(str(given))
     if kind is None:
         what = str(given)[:40]
-        raise BadRowError("type", f"message {number}: content part of type {what!r}, not text")
+        reason = "media" if re.search("image|audio|video|file", what) else "type"
+        raise BadRowError(reason, f"message {number}: content part of type {what!r}, not text")
     keys = ("text", "value", "content", given)
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
     if kind != "tool_call" and type(value) is not str:
@@ -264,13 +270,29 @@ def _read_calls(value: object, number: int) -> list[object]:
         arguments = function.get("arguments", function.get("parameters", {}))
         what = f"message {number}: the arguments of a tool call"
         if isinstance(arguments, str):
-            arguments = parse_field(arguments or "{}", what)
-        if not isinstance(arguments, dict):
+            arguments = _read_arguments(arguments, what)
+        elif not isinstance(arguments, dict):
             raise BadRowError("tool_calls", f"{what} are {kind_of(arguments)}, not an object")
         call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         named = {"name": function["name"], "arguments": arguments}
         calls.append(call_id | {"type": "function", "function": named})
     return calls
+
+
+def _read_arguments(text: str, what: str) -> object:
+    """Return an object, or the text where it is none, as a model may have written it.
+
+    Example:
+        >>> _read_arguments('{"a": 1}', ""), _read_arguments('{"a": ', "")
+        ({'a': 1}, '{"a": ')
+    """
+    try:
+        value = parse_field(text or "{}", what)
+    except BadRowError as error:
+        if error.reason != "tool_calls":  # JSON, but with a fault such as a key given twice
+            raise
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _read_tools(tools: object) -> str | None:
@@ -314,21 +336,22 @@ def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:
 
 
 def _read_weight(message: dict[str, Any], number: int) -> float | None:
-    """Return the loss weight: `weight`, `loss_weight` (a number) or `train` (true or false).
+    """Return the loss weight: `weight`, `loss_weight` (a number), `train`, `loss` (true or false).
 
-    If several are given, they must agree; beside a weight, `train` says whether it may be 0.
+    If several are given, they must agree; beside a weight, a flag says whether it may be 0. A
+    `loss` that is a number is what some model had, and no weight.
     """
     given: dict[str, float] = {}
     for key in _WEIGHTS:
         value = message.get(key)
-        if value is None:
+        if value is None or (key == "loss" and type(value) in (int, float)):
             continue
-        is_number = type(value) is bool if key == "train" else type(value) in (int, float)
+        is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
         if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
             what = str(value)[:40]
             raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
         given[key] = float(value)
-    weights = {weight for key, weight in given.items() if key != "train"}
+    weights = {weight for key, weight in given.items() if key not in _FLAGS}
     is_trained = {weight > 0 for weight in given.values()}
     if len(weights) > 1 or len(is_trained) > 1:
         says = ", ".join(f"{key} is {message[key]}" for key in given)

@@ -20,11 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse import exports
+from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
 from packhouse.exports import write_export
 from packhouse.loaders.versions import read_rows
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.records.tables import read_table
 from packhouse.runtime.fingerprint import digest
 from packhouse.steps.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.steps.format import FORMAT
@@ -32,10 +33,11 @@ from packhouse.steps.gather import GATHER, PackRange
 from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.steps.records import RECORDS, read_records
 from packhouse.steps.tokenize import TOKENIZE
-from packhouse.steps.validate import VALIDATE
+from packhouse.steps.validate import VALIDATE, may_drop
+from packhouse.store.draft import LocalFile
 from packhouse.store.manifest import FileKind
 
-__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs"]
+__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs", "local_files"]
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """Publish settings that affect file contents; the others say where the files go."""
@@ -103,7 +105,21 @@ class QuarantineParameters:
         return {"of": "quarantine", "shards": self.shards}
 
 
-FilesParameters = DataParameters | ExportParameters | RecordsParameters | QuarantineParameters
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DroppedParameters:
+    """The file of all rows that the recipe leaves out before they are records."""
+
+    shards: str
+    """Digest of the keys of all validated shards."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        return {"of": "dropped", "shards": self.shards}
+
+
+FilesParameters = (
+    DataParameters | ExportParameters | RecordsParameters | QuarantineParameters | DroppedParameters
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +186,11 @@ def jobs(
     told = QuarantineParameters(shards=digest([job.key for job in shards["tokenize"]]))
     reads = [job.ref for jobs in shards.values() for job in jobs]
     made.append(FILES.job(told, inputs=[], label="quarantine file", also_reads=reads))
+    if any(may_drop(job.parameters) for job in shards["validate"]):
+        validated = shards["validate"]
+        left_out = DroppedParameters(shards=digest([job.key for job in validated]))
+        refs = [job.ref for job in validated]
+        made.append(FILES.job(left_out, inputs=[], label="dropped file", also_reads=refs))
     return tuple(made)
 
 
@@ -214,6 +235,24 @@ def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[
         first += own["packs"]
 
 
+def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
+    """Return the files of a version, in the order of the manifest."""
+    return [
+        LocalFile(
+            path=written.path(file.name),
+            split=file.split,
+            rows=file.rows,
+            tokens=file.tokens,
+            sha256=written.files[file.name].sha256,
+            kind=file.kind,
+            name=file.path,
+            source=file.source,
+        )
+        for written in receipts
+        for file in written.facts.files
+    ]
+
+
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
     """Write the file that the job says; of an export, all files of one format."""
     match work.parameters:
@@ -225,6 +264,8 @@ def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
             return _write_records(work, told, folder)
         case QuarantineParameters():
             return _write_quarantine(work, folder)
+        case DroppedParameters():
+            return _write_dropped(work, folder)
 
 
 def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path) -> FilesFacts:
@@ -296,13 +337,26 @@ def _write_quarantine(work: Work[FilesParameters], folder: Path) -> FilesFacts:
     receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
     bad = "quarantined.arrow"
     parts = [read_table(receipt.path(bad)) for receipt in receipts if bad in receipt.files]
+    return _write_rows(parts, "quarantine", folder / "quarantine.parquet", _BAD_ROWS_PER_GROUP)
+
+
+def _write_dropped(work: Work[FilesParameters], folder: Path) -> FilesFacts:
+    """Write which rows the recipe leaves out, and by what; none: no file."""
+    name = "dropped.arrow"
+    parts = [read_table(r.path(name)) for r in work.inputs(VALIDATE) if name in r.files]
+    return _write_rows(parts, "dropped", folder / "dropped.parquet", _ROWS_PER_GROUP)
+
+
+def _write_rows(
+    parts: Sequence[pa.Table], kind: FileKind, path: Path, rows_per_group: int
+) -> FilesFacts:
     if not parts:
         return FilesFacts(files=())
-    table, name = pa.concat_tables(parts), "quarantine.parquet"
-    starts = range(0, table.num_rows, _BAD_ROWS_PER_GROUP)
-    groups = (table.slice(start, _BAD_ROWS_PER_GROUP).combine_chunks() for start in starts)
-    _write_parquet(folder / name, QUARANTINED, groups, _BAD_ROWS_PER_GROUP)
-    return FilesFacts(files=(WrittenFile(name=name, kind="quarantine", rows=table.num_rows),))
+    table = pa.concat_tables(parts)
+    starts = range(0, table.num_rows, rows_per_group)
+    groups = (table.slice(start, rows_per_group).combine_chunks() for start in starts)
+    _write_parquet(path, table.schema, groups, rows_per_group)
+    return FilesFacts(files=(WrittenFile(name=path.name, kind=kind, rows=table.num_rows),))
 
 
 def _write_parquet(

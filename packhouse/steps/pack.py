@@ -39,8 +39,10 @@ from packhouse.packing import (
 from packhouse.packing.overlength import REASONS
 from packhouse.plugins import plugin_key
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
+from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.sources.files import source_name
+from packhouse.steps.benchmarks import BENCHMARKS, match_shards
 from packhouse.steps.eval_side import is_for_eval, of_eval_only
 from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.steps.records import OUTCOMES, PLACES, write_batches
@@ -65,6 +67,7 @@ SEQUENCES = pa.schema(
 )
 OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
 
+_CONTAMINATED = REASONS.index("contaminated")
 _BLOCK = 2**20  # sequences written at a time
 
 
@@ -77,10 +80,15 @@ class PackParameters:
     pack: PackConfig
     dedup: DedupConfig
     split: SplitConfig
+    benchmarks: Mapping[str, Any]
+    """As `benchmarks_of` says, where `audit.on_match` is not `stop`; else empty."""
+    on_match: OnMatch
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key: all settings."""
+        matches = {"on_match": self.on_match, "search": BENCHMARKS.version, **self.benchmarks}
         return {
+            **(matches if self.benchmarks else {}),
             "mix": self.mix,
             "pack": self.pack.model_dump(mode="json"),
             **plugin_key("packing_strategies", self.pack.strategy, packing.STRATEGIES),
@@ -139,6 +147,7 @@ def job(
     validate: Sequence[Job[ValidateParameters]],
     format_: Sequence[Job[FormatParameters]],
     tokenize: Sequence[Job[TokenizeParameters]],
+    benchmarks: Mapping[str, Any],
 ) -> Job[PackParameters]:
     """Return the job that plans all packs."""
     usual = SourceConfig(path="").model_dump(mode="json", include=set(MIXING))
@@ -149,6 +158,8 @@ def job(
             pack=recipe.pack,
             dedup=recipe.dedup,
             split=recipe.split,
+            benchmarks={} if recipe.audit.on_match == "stop" else benchmarks,
+            on_match=recipe.audit.on_match,
         ),
         inputs=[job.ref for job in tokenize],
         also_reads=[job.ref for job in (*validate, *format_)],
@@ -166,16 +177,26 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
     admitted = [apply_over_length(shard, told.pack) for shard in shards]
     formatted = list(zip(work.inputs(VALIDATE), work.inputs(FORMAT), strict=True))
+    matches: pa.Array | None = None
+    if told.benchmarks:
+        masks, matches = match_shards(work, told.benchmarks, work.inputs(VALIDATE), shards)
+        if told.on_match == "drop":
+            admitted = [
+                each.without(mask, "contaminated")
+                for each, mask in zip(admitted, masks, strict=True)
+            ]
     fingerprints = _fingerprints(work, formatted) if dedup.needs_fingerprints(told.dedup) else []
     selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
     only = of_eval_only(work.recipe, names, shards)
     is_eval = is_for_eval(shards, selection, told.split, only)
+    if matches is not None and told.on_match == "same_side":
+        is_eval |= _groups_of(matches, shards, selection)
     has_label = _has_label(shards)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
     _write_places(folder, receipts, shards, admitted)
-    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval))
+    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval, matches))
     counts, sources = _counts(selection), selection.sources
     found = selection.dedup
     if found is not None:
@@ -278,6 +299,17 @@ def _sequences(
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
 
 
+def _groups_of(
+    matches: pa.Array, shards: Sequence[pa.Table], selection: Selection
+) -> npt.NDArray[np.bool_]:
+    """Which records are of a group that holds a match: a group is never parted."""
+    keys = selection.group_keys
+    if keys is None:
+        keys = pa.chunked_array([c for s in shards for c in s["group_key"].chunks], pa.string())
+    matched = pc.unique(keys.filter(matches.is_valid()))
+    return np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
+
+
 def _has_label(shards: Sequence[pa.Table]) -> npt.NDArray[np.bool_]:
     parts = [shard["label"].is_valid().to_numpy() for shard in shards]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
@@ -325,20 +357,28 @@ def _write_places(
     (folder / "sources.json").write_text(json.dumps(sorted(files)), encoding="utf-8")
 
 
-def _outcomes(selection: Selection, is_eval: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+def _outcomes(
+    selection: Selection, is_eval: npt.NDArray[np.bool_], matches: pa.Array | None
+) -> Iterator[pa.RecordBatch]:
     """Yield a batch of `OUTCOMES` per shard."""
     first = 0
+    names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])
     for each, times in zip(selection.admitted, selection.times, strict=True):
         num_tokens = np.zeros(len(each.reasons), dtype=np.int32)
         num_tokens[each.rows] = each.lengths
         rows = slice(first, first + len(each.reasons))
-        first, none = rows.stop, pa.nulls(len(times), pa.string())
+        first, repeats = rows.stop, pa.nulls(len(times), pa.string())
+        if selection.repeats is not None:
+            repeats = selection.repeats[rows]
+        if matches is not None:
+            is_match = pa.array(each.reasons == _CONTAMINATED)
+            repeats = pc.if_else(is_match, matches[rows], repeats)
         columns = [
             pa.DictionaryArray.from_arrays(is_eval[rows].astype(np.int8), ["train", "eval"]),
-            pa.DictionaryArray.from_arrays(each.reasons.astype(np.int8), list(REASONS)),
+            pa.DictionaryArray.from_arrays(each.reasons.astype(np.int8), names),
             pa.array(num_tokens),
             pa.array(times),
-            none if selection.repeats is None else selection.repeats[rows],
+            repeats,
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTCOMES)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from packhouse.escaping import for_markdown, markdown_code
+from packhouse.records.ledger import filters_of
 from packhouse.store.manifest import Manifest
 
 __all__ = ["dataset_card"]
@@ -35,6 +36,7 @@ def dataset_card(manifest: Manifest) -> str:
         _splits_table(manifest),
         _settings(manifest),
         _sources(manifest),
+        _quality(manifest),
         "```python\n"
         "from datasets import load_dataset\n"
         f'rows = load_dataset("FOLDER", split="{splits[0] if splits else "train"}")\n'
@@ -75,7 +77,22 @@ def _sources(manifest: Manifest) -> str:
     for source in manifest.lineage.get("sources", ()):
         rows[source.get("file", "")] += source.get("rows", 0)
     lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in sorted(rows.items())]
-    return "\n".join(["| source | rows |", "|---|---:|", *lines, ""]) if lines else ""
+    lines = ["| source | rows |", "|---|---:|", *lines, ""] if lines else []
+    for each in filters_of(manifest.lineage.get("sources", ())):
+        kept = f"{each.filtered:,} of {each.rows:,} rows of {for_markdown(each.source)}"
+        lines += [f"{kept} are left out: where {markdown_code(each.where)} does not hold.", ""]
+    return "\n".join(lines)
+
+
+def _quality(manifest: Manifest) -> str:
+    """Rows that the quality counters found."""
+    found = _at(manifest.audit, "quality.dataset") or {}
+    lines = [
+        f"| {for_markdown(str(counter))} | {number:,} |"
+        for counter, number in sorted(found.items())
+        if counter != "rows" and isinstance(number, int) and number
+    ]
+    return "\n".join(["| quality | rows |", "|---|---:|", *lines, ""]) if lines else ""
 
 
 def _at(value: Mapping[str, Any], key: str) -> Any:

@@ -3,6 +3,7 @@
 <dataset>/v/<vid>.g<N>/data/train-00000-of-00008-<sha12>.parquet   create-only
 <dataset>/v/<vid>.g<N>/manifest.json                               commit point, create-only
 <dataset>/refs/<name>.json                                         compare-and-swap
+_tokenizers/<fingerprint>.gz                                       create-only, for all datasets
 _doctor-<random>/...                                               what a check of the store wrote
 """
 
@@ -20,6 +21,7 @@ __all__ = [
     "manifest_key",
     "ref_key",
     "split_version",
+    "tokenizer_key",
     "version_folder",
     "version_name",
 ]
@@ -111,3 +113,8 @@ def file_key(dataset: str, version: str, key: str) -> str:
 def ref_key(dataset: str, ref: str) -> str:
     """Key of a ref."""
     return f"{dataset}/refs/{ref}.json"
+
+
+def tokenizer_key(fingerprint: str) -> str:
+    """Key of a tokenizer that versions of any dataset are made with."""
+    return f"_tokenizers/{fingerprint}.gz"

@@ -1,8 +1,9 @@
 """Publish a version: data first, manifest last, then the ref.
 
-    data, records, quarantine, card   create-only, named by content
-    manifest.json                     create-only: this is the commit
-    refs/<name>.json                  compare-and-swap
+    tokenizer                                 create-only, once for all versions of the store
+    data, records, quarantine, card, report   create-only, named by content
+    manifest.json                             create-only: this is the commit
+    refs/<name>.json                          compare-and-swap
 
 Any number of publishers may do this at once, die anywhere and start again. The version id is known
 before the first byte, so a retry lands on the same keys and finds its own work there; the same
@@ -38,6 +39,7 @@ from packhouse.store.layout import (
 )
 from packhouse.store.manifest import (
     FACTS,
+    PULLED_NAMES,
     Manifest,
     Tombstone,
 )
@@ -54,6 +56,7 @@ from packhouse.store.refs import (
     read_ref_steps,
     read_slot_steps,
 )
+from packhouse.store.tokenizers import keep_tokenizer
 
 __all__ = ["PublishedVersion", "publish_version"]
 
@@ -86,6 +89,7 @@ def publish_version(
     facts: Mapping[str, Any],
     ref: str | None = None,
     gate: Gate = Gate(),  # noqa: B008 - frozen
+    tokenizer: Callable[[], bytes] | None = None,
 ) -> PublishedVersion:
     """Publish local files as a version, with a dataset card, and move a ref to it.
 
@@ -99,6 +103,8 @@ def publish_version(
             default that of the first Parquet or Arrow data file.
         ref: name of the ref to move, unless it already pointed to this version at some time.
         gate: what the move must keep to: readers' schema, and limits of drift.
+        tokenizer: returns the bytes whose sha256 is `lineage.tokenizer.fingerprint`; the store
+            keeps them once for all versions, and `provenance.keeps_tokenizer` says so.
 
     Returns:
         The version; `created` is False if the same bytes were published before. If the drift from
@@ -132,6 +138,10 @@ def publish_version(
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
         keeper = _Gatekeeper(draft, gate)
         held_back = bool(ref) and not run(store, keeper.first_look(str(ref)))
+        if tokenizer is not None and draft.lineage.get("tokenizer"):
+            fingerprint = draft.lineage["tokenizer"]["fingerprint"]
+            kept = keep_tokenizer(store, fingerprint, tokenizer)
+            draft = replace(draft, provenance={**draft.provenance, "keeps_tokenizer": kept})
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move)
         done = run(store, steps)
     return replace(done, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
@@ -281,7 +291,7 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
 
 
 def _check_same(ours: Manifest, theirs: Manifest) -> None:
-    if ours.manifest_id == theirs.manifest_id or _cardless(ours) == _cardless(theirs):
+    if ours.manifest_id == theirs.manifest_id or _without_pages(ours) == _without_pages(theirs):
         return
     same_rows = bool(ours.content_id) and ours.content_id == theirs.content_id
     parts = [
@@ -301,7 +311,7 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
     )
 
 
-def _cardless(manifest: Manifest) -> str:
-    """Identity of a version whatever its card says: another packhouse may write another card."""
-    files = tuple(entry for entry in manifest.files if entry.kind != "card")
+def _without_pages(manifest: Manifest) -> str:
+    """Identity of a version without card and report: another packhouse may write others."""
+    files = tuple(entry for entry in manifest.files if entry.kind not in PULLED_NAMES)
     return replace(manifest, files=files).manifest_id

@@ -22,12 +22,12 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.runtime.confine import run_confined
-from packhouse.runtime.disks import temporary_folder
+from packhouse.runtime.disks import temporary_folder, write_whole
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
 from packhouse.store.contracts import check_data_file
-from packhouse.store.layout import check_name, file_key, is_version
-from packhouse.store.manifest import FileEntry, Manifest, parse_slot
+from packhouse.store.layout import check_name, file_key, is_version, tokenizer_key
+from packhouse.store.manifest import TABLES, FileEntry, Manifest, parse_slot
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.protocol import MAX_READS, Retry, Steps, in_parallel, run
 from packhouse.store.publish import find_slot_steps
@@ -38,6 +38,7 @@ from packhouse.store.refs import (
     read_ref_steps,
     scan_refs,
 )
+from packhouse.store.tokenizers import fetch_tokenizer
 
 __all__ = [
     "OpenVersion",
@@ -187,11 +188,35 @@ def pull_version(
         _check_same_version(marker, opened)
     wanted = [e for e in opened.manifest.files if not kinds or e.kind in kinds]
     in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
+    if not kinds:
+        _pull_tokenizer(opened, dest / "tokenizer")
     staged = dest / ".manifest.json.partial"
     with _alone(staged):
         staged.write_bytes(opened.manifest.to_bytes())
         os.replace(staged, marker)
     return dest
+
+
+def _pull_tokenizer(opened: OpenVersion, folder: Path) -> None:
+    """Write the tokenizer's files, for `AutoTokenizer.from_pretrained`, if the store keeps it."""
+    for name, content in (fetch_tokenizer(opened.store, _fingerprint(opened)) or {}).items():
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / name, content)
+
+
+def _fingerprint(opened: OpenVersion) -> str:
+    return str(opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
+
+
+def _tokenizer_problems(opened: OpenVersion) -> list[str]:
+    try:
+        found = fetch_tokenizer(opened.store, _fingerprint(opened))
+    except IntegrityError as error:
+        return [str(error)]
+    if found is None and opened.manifest.provenance.get("keeps_tokenizer") is True:
+        key = tokenizer_key(_fingerprint(opened))
+        return [f"the tokenizer '{key}' is gone; publish the version again"]
+    return []
 
 
 def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport:
@@ -208,6 +233,7 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     problems = manifest_problems(manifest)
     for manifest_id in sorted(recorded - {"", manifest.manifest_id}):
         problems.append(str(changed_manifest(manifest, manifest_id)))
+    problems += _tokenizer_problems(opened)
     rules = replace(manifest, files=())  # all that a file is checked with; files may be 200,000
     with temporary_folder("verify") as folder:
         found = in_parallel(
@@ -235,7 +261,7 @@ def _fetch_and_check(
     path = folder / entry.key
     try:
         opened.fetch(entry, path)
-        if entry.kind not in ("data", "records", "quarantine"):
+        if entry.kind not in TABLES:
             return [], Counter()
         tally = run_confined(  # some kilobytes of a file may stand for gigabytes
             partial(_check_file, path, entry, rules),

@@ -11,6 +11,7 @@ import json
 import os
 import textwrap
 import threading
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -36,6 +37,7 @@ __all__ = [
     "check_unchanged",
     "find_snapshot",
     "fingerprint_tokenizer",
+    "fingerprinted_bytes",
     "load_snapshot",
     "tokenizer_bytes",
 ]
@@ -99,13 +101,28 @@ def _state(file: Path) -> tuple[int, ...]:
 @lru_cache(maxsize=4)
 def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
     digest = hashlib.sha256()
-    for library in ("transformers", "tokenizers"):
-        digest.update(f"{library}={version(library)}\n".encode())
-    for file, _ in files:
-        content = file.read_bytes()
-        digest.update(f"{file.name} {len(content)}\n".encode())
-        digest.update(content)
+    for piece in _pieces([file for file, _ in files]):
+        digest.update(piece)
     return digest.hexdigest()
+
+
+def _pieces(files: Sequence[Path]) -> Iterator[bytes]:
+    """All that a fingerprint is made of."""
+    for library in ("transformers", "tokenizers"):
+        yield f"{library}={version(library)}\n".encode()
+    for file in files:
+        content = file.read_bytes()
+        yield f"{file.name} {len(content)}\n".encode()
+        yield content
+
+
+def fingerprinted_bytes(folder: str | Path) -> bytes:
+    """Return the bytes whose sha256 is the fingerprint, files included: what a store keeps.
+
+    Raises:
+        TokenizerError: as `fingerprint_tokenizer`.
+    """
+    return b"".join(_pieces(_tokenizer_files(tokenizer_folder(folder))))
 
 
 def load_snapshot(folder: str | Path, cache: Path | None = None) -> TokenizerSnapshot:

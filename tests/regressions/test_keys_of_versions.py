@@ -25,7 +25,14 @@ DECIDES_NO_BYTE = {
     "publish.allow_breaking_schema",
     *(f"publish.max_{what}_drift" for what in ("length", "source", "quarantine", "trained")),
     # Where it goes, and which of two encoders of equal ids was asked.
-    *("publish.store", "publish.ref", "publish.move_ref", "publish.also", "tokenize.encoder"),
+    *(
+        "publish.store",
+        "publish.ref",
+        "publish.move_ref",
+        "publish.also",
+        "publish.keep_tokenizer",
+        "tokenize.encoder",
+    ),
 }
 NEEDS = {
     # A field that speaks only together with another one, and that other one.

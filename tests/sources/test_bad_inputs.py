@@ -14,6 +14,7 @@ import tracemalloc
 import zlib
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import orjson
 import pyarrow as pa
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError, TransientError
+from packhouse.reasons import TurnOrder
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source, streams
 
@@ -231,7 +233,7 @@ def test_23_text_parts_are_joined_and_other_parts_are_quarantined(read_bytes):
     source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
 
     assert source.texts == [[("user", "ab"), ("assistant", "c")]]
-    assert source.reasons == ["type"]
+    assert source.reasons == ["media"]
     assert "image_url" in source.quarantined["detail"][0].as_py()
 
 
@@ -436,9 +438,35 @@ def test_45_new_fields_in_later_rows_are_reported(read_bytes):
     assert source.extra_fields == {"source_url": 2, "score": 2}
 
 
+@pytest.mark.parametrize(
+    ("said", "weights"),
+    [
+        ({"loss": False}, [0.0]),
+        ({"loss": True, "weight": 0.5}, [0.5]),
+        ({"loss": 0.25}, [None]),
+        ({"loss": False, "train": True}, None),
+    ],
+)
+def test_loss_says_whether_a_message_is_trained(said, weights, read_bytes):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **said}]
+
+    source = read_bytes(orjson.dumps({"messages": messages}))
+
+    found = [row[1]["weight"] for row in source.validated["messages"].to_pylist()]
+    assert (found, source.reasons) == (([], ["type"]) if weights is None else (weights, []))
+
+
+def test_rows_with_images_are_refused_as_such(read_bytes):
+    row = orjson.loads(GOOD)
+    rows = b"\n".join(map(orjson.dumps, [{**row, "image": "a.jpg"}, {**row, "image": ""}, row]))
+
+    assert read_bytes(rows).reasons == ["media"]
+    assert read_bytes(rows, allowed_fields=["image"]).validated.num_rows == 3
+
+
 MESSAGES = [
     {"role": "user", "content": "x", "name": "ann", "foo": 1},
-    {"role": "assistant", "content": "y", "train": True, "weight": 1, "loss": False, "audio": None},
+    {"role": "assistant", "content": "y", "train": True, "weight": 1, "mask": False, "audio": None},
 ]
 
 
@@ -447,10 +475,11 @@ def test_45_fields_of_messages_that_nobody_reads_are_reported(read_bytes, is_tex
     messages = orjson.dumps(MESSAGES).decode() if is_text else MESSAGES
     rows = [{"messages": messages, "id": 1}, {"messages": MESSAGES[1:]}, {"messages": messages}]
 
-    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+    rules = {"refused_orders": ["starts_with_assistant"]}
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)), rules=rules)
 
     assert source.reasons == ["starts_with_assistant"]
-    found = {"messages[].foo": 2, "messages[].loss": 3, "id": 1}
+    found = {"messages[].foo": 2, "messages[].mask": 3, "id": 1}
     assert source.extra_fields == found
 
 
@@ -575,7 +604,8 @@ def test_each_broken_order_has_its_own_reason(case, read_bytes):
     messages, reason = ROLE_CASES[case]
     good = turns(("user", "a"), ("assistant", "b"))
 
-    source = read_bytes(b"\n".join([good, turns(*messages), good]))
+    rules = {"refused_orders": list(get_args(TurnOrder))}
+    source = read_bytes(b"\n".join([good, turns(*messages), good]), rules=rules)
 
     assert source.validated["row"].to_pylist() == [0, 2]
     assert source.reasons == [reason]
@@ -587,8 +617,8 @@ def test_53_ending_on_user_may_be_allowed(read_bytes):
     assert read_bytes(row, rules={"allow_ends_on_user": True}).validated.num_rows == 1
 
 
-@pytest.mark.parametrize("arguments", ["{not json", "[1]", '"text"', 5, None])
-def test_56_tool_call_arguments_that_are_no_json_object_are_quarantined(arguments, read_bytes):
+@pytest.mark.parametrize("arguments", ["{not json", "[1]", '"text"', [1], 5, None])
+def test_56_tool_call_arguments_are_an_object_or_text(arguments, read_bytes):
     def row(value):
         call = {"type": "function", "function": {"name": "f", "arguments": value}}
         messages = [
@@ -599,8 +629,12 @@ def test_56_tool_call_arguments_that_are_no_json_object_are_quarantined(argument
 
     source = read_bytes(row('{"a": 1}') + b"\n" + row(arguments))
 
-    assert source.validated.num_rows == 1
-    assert source.reasons == ["tool_calls"]
+    if not isinstance(arguments, str):
+        assert source.reasons == ["tool_calls"]
+        return
+    calls = [orjson.loads(row[1]["tool_calls"]) for row in source.validated["messages"].to_pylist()]
+    found = [call[0]["function"]["arguments"] for call in calls]
+    assert found == [{"a": 1}, arguments]
 
 
 def test_57_and_58_control_text_in_contents_is_kept_as_it_is(read_bytes):

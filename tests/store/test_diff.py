@@ -30,7 +30,8 @@ def test_records_are_compared_by_id_wherever_packing_put_them(store, tmp_path):
     assert found.configuration == {"pack.seq_len": [8, 16]}
     assert found.totals == {"train.rows": [2, 2], "train.tokens": [7, 6]}
     assert found.schema == {}
-    assert found.records.examples == {
+    examples = {k: [c.record_id for c in v] for k, v in found.records.examples.items()}
+    assert examples == {
         "added": ["d"],
         "removed": ["c"],
         "changed_tokens": ["b"],
@@ -64,8 +65,9 @@ def test_a_record_that_changes_sides_is_told(store, tmp_path):
 
     found = diff_versions(open_version(store, "tiny", "prod"), open_version(store, "tiny"))
 
-    assert (found.records.num_moved, found.records.examples["moved"]) == (1, ["c"])
-    assert found.records.num_same == 3
+    (moved,) = found.records.examples["moved"]
+    assert (moved.record_id, moved.detail) == ("c", "train -> eval")
+    assert (found.records.num_moved, found.records.num_same) == (1, 2)
 
 
 def test_both_layouts_give_the_same_traces(store, tmp_path):

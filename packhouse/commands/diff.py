@@ -1,0 +1,168 @@
+"""`packhouse diff OLD NEW`: what changed between two versions, with examples."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from packhouse.cache.places import default_cache
+from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.engine.workspace import Workspace
+from packhouse.escaping import for_terminal
+from packhouse.store import OpenVersion, open_version
+from packhouse.store.address import open_address
+from packhouse.store.diff import Change, Diff, RecordDiff, diff_versions, read_records
+from packhouse.terminal import echo
+
+__all__ = ["diff"]
+
+_MOST_TEXTS = 2
+"""Examples of a kind of change that are shown with their text."""
+_BEFORE, _AFTER = 12, 30
+"""Tokens that are shown before the first one that differs, and from it on."""
+_VALUE = 30
+"""Characters of a setting's value."""
+
+_KINDS = {
+    "added": "added",
+    "removed": "removed",
+    "edited": "edited (the row's content changed)",
+    "changed_tokens": "",
+    "changed_masks": "same text, another part trained",
+    "copies": "another number of copies",
+    "moved": "in another split",
+}
+
+Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
+
+
+@click.command()
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
+@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@as_json
+def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
+    """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.
+
+    Shows examples with their text where the tokenizer is known. NEW may be a bare NAME of the same
+    dataset.
+
+    \b
+    packhouse diff ./store/alpaca@prod latest
+    """
+    left = open_address(old)
+    is_name = "/" not in new
+    right = open_version(left.store, left.dataset, new.removeprefix("@")) if is_name else None
+    right = right or open_address(new)
+    found = diff_versions(left, right, records=not no_records)
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        _print_facts(found)
+        if found.records is not None:
+            _print_records(found.records, left, right, Workspace(cache=cache).tokenizers)
+
+
+def _print_facts(found: Diff) -> None:
+    echo(f"{found.old} -> {found.new}")
+    if found.is_same_content:
+        echo("the rows are the same (content_id)")
+    for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
+        changed = getattr(found, name)
+        rows = [(k, *map(_short, pair)) for k, pair in changed.items() if not _is_detail(k)]
+        if rows:
+            echo()
+            print_table((name, "old", "new"), rows)
+    echo()
+    print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
+
+
+def _is_detail(key: str) -> bool:
+    """Return True for what the totals and the records say better."""
+    return any(part in key for part in ("length_histogram", "lower_bound", "num_bins"))
+
+
+def _short(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    if isinstance(value, list | dict) and len(str(value)) > _VALUE:
+        return f"{len(value):,} entries"
+    text = "-" if value is None else str(value)
+    return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."
+
+
+def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path) -> None:
+    echo(f"\nrecords: {found.num_same:,} are the same")
+    fingerprints = [each.manifest.lineage.get("tokenizer", {}) for each in (old, new)]
+    is_one = fingerprints[0].get("fingerprint") == fingerprints[1].get("fingerprint")
+    names = {**_KINDS, "changed_tokens": "other text" if is_one else "other token ids"}
+    show = _Texts(found, old, new, tokenizers)
+    for kind, name in names.items():
+        if number := getattr(found, f"num_{kind}"):
+            echo(f"{number:>9,} {name}")
+        for at, change in enumerate(found.examples.get(kind, ())):
+            echo(f"          {change.place or change.record_id}: {change.detail}".rstrip(": "))
+            if at < _MOST_TEXTS and kind in _WITH_TEXT:
+                show(change)
+
+
+_WITH_TEXT = ("edited", "changed_tokens", "changed_masks")
+
+
+class _Texts:
+    """Prints a record before and after, from shortly before where it differs."""
+
+    def __init__(
+        self, found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path
+    ) -> None:
+        shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
+        self._decoders = (_decoder(old, tokenizers), _decoder(new, tokenizers)) if shown else ()
+        self._old = read_records(old, {change.old_id for change in shown}) if shown else {}
+        self._new = read_records(new, {change.record_id for change in shown}) if shown else {}
+
+    def __call__(self, change: Change) -> None:
+        sides = self._old.get(change.old_id), self._new.get(change.record_id)
+        if sides[0] is None or sides[1] is None:
+            return
+        start = max(0, _first_difference(sides[0], sides[1]) - _BEFORE)
+        for sign, tokens, decode in zip("-+", sides, self._decoders, strict=True):
+            if tokens is not None and decode is not None:
+                text = decode(tokens, start)
+                echo(f"            {sign} {'... ' if start else ''}{text}")
+
+
+def _first_difference(old: Tokens, new: Tokens) -> int:
+    length = min(len(old[0]), len(new[0]))
+    differs = (old[0][:length] != new[0][:length]) | (old[1][:length] != new[1][:length])
+    return int(np.argmax(differs)) if differs.any() else length
+
+
+def _decoder(opened: OpenVersion, tokenizers: Path) -> Callable[[Tokens, int], str] | None:
+    """Return what shows some tokens as text, those that are trained between {+ and +}."""
+    from packhouse.foreign import decode, run_tokenizer
+    from packhouse.tokenization.of_version import tokenizer_of
+
+    load = tokenizer_of(opened, tokenizers)
+    if load is None:
+        return None
+
+    def show(tokens: Tokens, start: int) -> str:
+        ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
+        edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
+        runs = [(a, b) for a, b in pairwise(edges) if b > a]
+        pieces = [ids[a:b].tolist() for a, b in runs]
+        texts = run_tokenizer(partial(decode, load, pieces), f"of {opened.dataset}")
+        said = "".join(
+            f"{{+{text}+}}" if mask[start] else text
+            for (start, _), text in zip(runs, texts, strict=True)
+        )
+        more = " ..." if start + len(ids) < len(tokens[0]) else ""
+        return for_terminal(said) + more
+
+    return show

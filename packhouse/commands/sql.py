@@ -1,0 +1,116 @@
+"""`packhouse sql VERSION QUERY`: questions about a version."""
+
+import csv
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from packhouse.cache.places import default_cache
+from packhouse.engine.workspace import Workspace
+from packhouse.escaping import for_terminal
+from packhouse.store.address import open_address
+from packhouse.terminal import echo, print_table
+from packhouse.views import ask
+
+__all__ = ["print_rows", "sql"]
+
+_CELL = 400
+"""Characters of a cell that a table shows; --json and --csv have all."""
+
+
+@click.command()
+@click.argument("target", metavar="VERSION")
+@click.argument("query", metavar="QUERY")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a row.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--limit", default=50, show_default=True, help="Rows of the table; 0: all.")
+@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
+    """Ask a VERSION in SQL (DuckDB's).
+
+    \b
+    records     a row of the sources: source, row, split, outcome, num_tokens, num_trained, ...
+    packs       a pack: split, pack, num_records, num_tokens, num_trained, fill
+    quarantine  a bad row: source, row, step, reason, detail
+    dropped     a row that a policy left out: source, row, reason, detail
+    ledger      rows and tokens of each step; audit: its counts; versions: of the dataset
+
+    text, input_ids and trained of records, and raw of quarantine, are read where QUERY names them.
+
+    \b
+    packhouse sql ./store/alpaca "select source, count(*), avg(num_trained) from records group by 1"
+    packhouse sql ./store/alpaca "select row, text from records where text like '%sorry%' limit 3"
+    """
+    table = ask(open_address(target), query, Workspace(cache=cache).tokenizers)
+    if as_json:
+        for row in table.to_pylist():
+            echo(json.dumps({name: _plain(value) for name, value in row.items()}))
+    elif as_csv:
+        echo(_csv(table).rstrip("\n"))
+    else:
+        print_rows(table, limit)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: DuckDB adds whole numbers up to decimals."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _csv(table: pa.Table) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.column_names)
+    for row in table.to_pylist():
+        plain = [_plain(value) for value in row.values()]
+        writer.writerow([json.dumps(v) if isinstance(v, list | dict) else v for v in plain])
+    return out.getvalue()
+
+
+def print_rows(table: pa.Table, limit: int = 0) -> None:
+    """Print rows as a table, each in one line where the terminal is wide enough.
+
+    Args:
+        table: what to print.
+        limit: rows at most; 0: all.
+    """
+    from rich.table import Table
+
+    shown = table.slice(0, limit or table.num_rows).to_pylist()
+    drawn = Table(box=None, pad_edge=False)
+    for field in table.schema:
+        is_number = pa.types.is_decimal(field.type) or pa.types.is_primitive(field.type)
+        drawn.add_column(
+            for_terminal(field.name),
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_number,
+        )
+    for row in shown:
+        drawn.add_row(*(_cell(_plain(value)) for value in row.values()))
+    print_table(drawn)
+    if len(shown) < table.num_rows:
+        echo(f"{len(shown):,} of {table.num_rows:,} rows; --limit 0 shows all")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return for_terminal(text if len(text) <= _CELL else text[: _CELL - 4] + " ...")

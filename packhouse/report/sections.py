@@ -1,0 +1,305 @@
+"""The sections of a version's report, each from the manifest and from what its files say."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packhouse.pages import html_text
+from packhouse.report.figures import (
+    fill_figure,
+    length_figures,
+    seq_len_figure,
+    share_figure,
+    trained_figure,
+    turns_figure,
+)
+from packhouse.report.flow import flow_figure
+from packhouse.report.html import details, figure, numbers, preformatted, section, table, tiles
+from packhouse.report.other_seq_lens import alternatives
+from packhouse.store.manifest import PULLED_NAMES, Manifest
+
+__all__ = [
+    "flow_section",
+    "heading",
+    "lengths_section",
+    "load_section",
+    "overview",
+    "packs_section",
+    "recipe_section",
+    "samples_section",
+    "sum_by_reason",
+    "trained_section",
+]
+
+Measured = Mapping[str, Any]
+_MOST_SOURCES = 8  # colours that can be told apart
+_OTHERS = "other sources"
+
+
+def heading(manifest: Manifest) -> str:
+    """What it is, in two lines."""
+    pack, form = (manifest.configuration.get(name, {}) for name in ("pack", "format"))
+    seq_len, template = pack.get("seq_len", 0), form.get("template", "")
+    said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
+    said += f", template '{template}'" if template else ""
+    trained = form.get("train_on")
+    said += f", trained on: {trained}." if trained else "."
+    return (
+        f"<header><div><h1>{html_text(manifest.dataset)}</h1>"
+        f"<code class=quiet>{html_text(manifest.version)}</code><p>{html_text(said)}</p></div>"
+        '<button id=theme type=button aria-label="Light or dark colours">Dark</button></header>'
+    )
+
+
+def overview(manifest: Manifest) -> str:
+    """Numbers of the whole."""
+    ledger = manifest.counts.get("ledger", [])
+    sides = _sides(manifest)
+    rows = ledger[0]["rows_in"] if ledger else 0
+    total = Counter[str]()
+    for side in sides.values():
+        total.update({k: v for k, v in side.items() if isinstance(v, int)})
+    room = total["num_packs"] * max((s["seq_len"] for s in sides.values()), default=1)
+    lost = {kind: sum(sum_by_reason(ledger, kind).values()) for kind in ("quarantined", "dropped")}
+    by_side = ", ".join(f"{name} {side['num_packs']:,}" for name, side in sides.items())
+    return tiles(
+        [
+            ("Rows read", f"{rows:,}", numbers(len(manifest.counts.get("sources", {})), "source")),
+            ("Records packed", f"{total['num_sequences']:,}", ""),
+            ("Quarantined", f"{lost['quarantined']:,}", _share(lost["quarantined"], rows)),
+            ("Dropped", f"{lost['dropped']:,}", _share(lost["dropped"], rows)),
+            ("Packs", f"{total['num_packs']:,}", by_side if len(sides) > 1 else ""),
+            ("Tokens", _short(total["num_tokens"]), f"{total['num_tokens']:,}"),
+            ("Trained", _share(total["num_trained"], total["num_tokens"]),
+             f"{total['num_trained']:,} tokens"),
+            ("Fill", f"{total['num_tokens'] / max(room, 1):.2%}",
+             f"{room - total['num_tokens']:,} tokens of padding"),
+        ]
+    )  # fmt: skip
+
+
+def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str]:
+    """Rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
+    sums: Counter[str] = Counter()
+    for line in ledger:
+        sums.update(line.get(kind, {}))
+    return sums
+
+
+def _share(part: int, whole: int) -> str:
+    share = part / whole if whole else 0.0
+    return f"{share:.1%}" if not part or share >= 0.001 else "under 0.1%"
+
+
+def _short(number: int) -> str:
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= 10 * size or (unit != "k" and number >= size):
+            return f"{number / size:.{2 if number < 10 * size else 1}f}{unit}"
+    return f"{number:,}"
+
+
+def _sides(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
+    """Statistics of the splits that have packs, train first."""
+    found = manifest.counts.get("statistics", {})
+    return {
+        name: {"seq_len": 1, "num_sequences": 0, "num_tokens": 0, "num_trained": 0, **found[name]}
+        for name in sorted(found, reverse=True)
+        if found[name].get("num_packs")
+    }
+
+
+def load_section(manifest: Manifest, uri: str | None) -> str:
+    """How a trainer and a shell read the version."""
+    where = uri or f"STORE/{manifest.dataset}@{manifest.version}"
+    split = next(iter(_sides(manifest)), "train")
+    python = (
+        "import packhouse\n\n"
+        f"version = packhouse.open_version({where!r})\n"
+        f"version.{split if split in ('train', 'eval') else 'train'}"
+        "  # a datasets.Dataset, for TRL's SFTTrainer and others"
+    )
+    shell = f"packhouse inspect '{where}'\npackhouse verify '{where}'"
+    said = (
+        "" if uri else "<p class=quiet>STORE is the folder or bucket that this file came from.</p>"
+    )
+    return section(
+        "load", "Load it", said, preformatted(python, "Python"), preformatted(shell, "Shell")
+    )
+
+
+def flow_section(manifest: Manifest) -> str:
+    """The ledger."""
+    ledger = manifest.counts.get("ledger", [])
+    return section("flow", "From rows to tokens", figure(flow_figure(ledger)) if ledger else "")
+
+
+def lengths_section(manifest: Manifest, measured: Measured) -> str:
+    """Lengths by source, and other sizes of packs."""
+    by_source: dict[str, Counter[int]] = {}
+    by_split: dict[str, Counter[int]] = {}
+    totals: Counter[str] = Counter()
+    for source, split, length, count in measured["lengths"]:
+        totals[source] += count
+        by_split.setdefault(split, Counter())[length] += count
+    named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1)}
+    if len(totals) <= _MOST_SOURCES:
+        named = set(totals)
+    for source, _, length, count in measured["lengths"]:
+        by_source.setdefault(source if source in named else _OTHERS, Counter())[length] += count
+    if not by_source:
+        return ""
+    pack = manifest.configuration.get("pack", {})
+    seq_len = int(pack.get("seq_len") or max(s["seq_len"] for s in _sides(manifest).values()))
+    figures = "".join(figure(each) for each in length_figures(by_source, seq_len))
+    choices = alternatives(
+        list(by_split.values()),
+        seq_len,
+        str(pack.get("strategy", "best_fit")),
+        int(pack.get("seed", 0)),
+    )
+    over = sum_by_reason(manifest.counts.get("ledger", []), "dropped")["over_seq_len"]
+    note = (
+        f"<p class=quiet>{numbers(over, 'row')} over seq_len {seq_len:,} left the data "
+        "before this: a larger seq_len would take them in, and they are not counted here.</p>"
+        if over
+        else ""
+    )
+    other = figure(seq_len_figure(choices, seq_len)) + note if choices else ""
+    return section("lengths", "Lengths", f"<div class=grid>{figures}</div><br>", other)
+
+
+def packs_section(manifest: Manifest, measured: Measured) -> str:
+    """Fill and records per pack."""
+    splits = measured["splits"]
+    sides = _sides(manifest)
+    if not splits:
+        return ""
+    rows = []
+    for name, side in sides.items():
+        counts = Counter(dict(map(tuple, splits.get(name, {}).get("per_pack", []))))
+        rows.append(
+            [
+                name,
+                side["num_packs"],
+                side.get("lower_bound", ""),
+                side["num_sequences"],
+                side["num_tokens"],
+                side["num_packs"] * side["seq_len"] - side["num_tokens"],
+                f"{side['num_tokens'] / (side['num_packs'] * side['seq_len']):.2%}",
+                f"{min(counts)} / {_median(counts)} / {max(counts)}" if counts else "",
+            ]
+        )
+    columns = ("split", "packs", "lower bound", "records", "tokens", "padding", "fill",
+               "records in a pack (least / median / most)")  # fmt: skip
+    drawn = fill_figure({name: each["fill"] for name, each in splits.items()})
+    return section(
+        "packs", "Packs", table(columns, rows, "Packs by split"), figure(drawn), _part(measured)
+    )
+
+
+def _part(measured: Measured) -> str:
+    """Say if masks of some packs only were read."""
+    parts = [
+        f"{name}: the first {each['read_packs']:,} of {each['all_packs']:,} packs"
+        for name, each in measured["splits"].items()
+        if each["read_packs"] < each.get("all_packs", 0)
+    ]
+    return f"<p class=quiet>Counted in {html_text('; '.join(parts))}.</p>" if parts else ""
+
+
+def _median(counts: Mapping[int, int]) -> int:
+    half, seen = sum(counts.values()) / 2, 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= half:
+            return value
+    return 0
+
+
+def trained_section(manifest: Manifest, measured: Measured) -> str:
+    """Trained share by source, by record and by answer."""
+    rows = []
+    for name, counts in manifest.audit.get("sources", {}).items():
+        tokens, trained = counts.get("tokens", 0), counts.get("trained_tokens", 0)
+        num_turns, records = counts.get("turns", 0), counts.get("rows", 0)
+        each = round(trained / records, 1) if records else 0
+        rows.append([name, records, tokens, trained, _share(trained, tokens), num_turns, each])
+    columns = ("source", "records", "tokens", "trained", "share", "trained turns",
+               "trained tokens a record")  # fmt: skip
+    splits = measured["splits"]
+    turns: list[tuple[int, int]] = [(0, 0)] * 12
+    for split in splits.values():
+        for i, (tokens, n) in enumerate(split["turns"]):
+            turns[i] = turns[i][0] + tokens, turns[i][1] + n
+    figures = []
+    if any(sum(each["shares"]) for each in splits.values()):
+        figures.append(figure(share_figure({n: e["shares"] for n, e in splits.items()})))
+        figures.append(figure(trained_figure({n: e["trained"] for n, e in splits.items()})))
+    if sum(1 for _, n in turns if n) > 1:
+        figures.append(figure(turns_figure(turns)))
+    grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
+    inner = table(columns, rows, "Trained tokens by source") if rows else ""
+    if sum_by_reason(manifest.counts.get("ledger", []), "dropped"):
+        inner += "<p class=quiet>Counted before rows were dropped and copied.</p>"
+    return section("trained", "What is trained", inner, grid, _part(measured) if grid else "")
+
+
+def samples_section(num_packs: int, num_tokens: int, has_text: bool, said: str = "") -> str:
+    """The browser of samples; the page's script fills it."""
+    if not num_packs:
+        return ""
+    said = (
+        said or f"{numbers(num_packs, 'pack')} with {num_tokens:,} tokens, spread over the splits."
+    )
+    if not has_text:
+        said += " The tokenizer is not at hand, or its tokens are no bytes: ids are shown."
+    return section(
+        "samples",
+        "Samples",
+        f"<p class=quiet>{said} Hover over a token, click it, or use the arrow keys for its id.</p>"
+        "<div class=legend><i class=t>trained</i><i class=quiet>not trained</i>"
+        '<i class=s>special</i><i class="t s">special, trained</i></div>'
+        "<div class=bar><label for=find class=hidden>Search text, record id or file:row</label>"
+        '<input id=find type=search placeholder="Search text, record id or file:row" '
+        "autocomplete=off spellcheck=false>"
+        "<button id=before type=button>&#8592; Previous pack</button>"
+        "<button id=after type=button>Next pack &#8594;</button></div>"
+        "<p id=where class=quiet role=status></p><p id=token class=mono role=status></p>"
+        '<div id=tokens tabindex=0 role=group aria-label="Tokens; arrow keys name each one"></div>'
+        "<noscript><p>Samples need JavaScript.</p></noscript>",
+    )
+
+
+def recipe_section(manifest: Manifest) -> str:
+    """Settings, sources, tokenizer and digests."""
+    tokenizer = manifest.lineage.get("tokenizer", {})
+    facts = [
+        ("dataset", manifest.dataset),
+        ("version id", manifest.vid),
+        ("content id", manifest.content_id),
+        ("tokenizer", str(manifest.provenance.get("tokenizer", tokenizer.get("class", "")))),
+        ("tokenizer fingerprint", str(tokenizer.get("fingerprint", ""))),
+    ]
+    sources = [
+        [str(each.get("file", "")), each.get("rows", 0), str(each.get("sha256", ""))]
+        for each in manifest.lineage.get("sources", [])[:200]
+    ]
+    files = [
+        [entry.key, entry.kind, entry.rows, entry.size, entry.sha256]
+        for entry in manifest.files[:200]
+        if entry.kind not in PULLED_NAMES  # its own digest cannot stand in it
+    ]
+    settings = json.dumps(manifest.configuration, indent=2, ensure_ascii=False, sort_keys=True)
+    versions = json.dumps(
+        {"engines": manifest.engines, "libraries": manifest.libraries}, indent=2, sort_keys=True
+    )
+    return section(
+        "recipe",
+        "Recipe and digests",
+        table(("what", "value"), facts, "What identifies the version"),
+        table(("source file", "rows", "sha256"), sources, "Sources"),
+        details("Settings", preformatted(settings, "Settings"), is_open=True),
+        details("Files", table(("file", "kind", "rows", "bytes", "sha256"), files, "Files")),
+        details("Versions of steps and libraries", preformatted(versions, "Versions")),
+    )

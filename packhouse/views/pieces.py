@@ -1,0 +1,264 @@
+"""Where each record lies in the packs, and its tokens: data files laid beside the records.
+
+A record's row says how many tokens one copy has and how many copies are packed; packs say which
+record each of their pieces is of. All pieces of a record id, one behind another in the order of
+packs, are its copies one behind another. So rows of equal content get one copy each, and a record
+that goes on in the next pack (`concat`) is put together.
+
+    pieces of x: pack 3 [a b c], pack 9 [a b c]     two rows x of 3 tokens: pack 3, pack 9
+    pieces of y: pack 0 [d e],   pack 1 [f]         one row y of 3 tokens:  pack 0
+
+Holds 40 bytes a record, and all tokens (5 bytes each) only where ids, text or masks are asked for.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.errors import IntegrityError
+from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.store.contracts import read_batches
+
+__all__ = ["Pieces", "Rows", "place_rows", "read_pieces"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pieces:
+    """All pieces of records, in the order of packs: train first, then eval."""
+
+    record_ids: pa.Array
+    splits: pa.Array
+    """Dictionary array, a value a piece."""
+    pack: Ints
+    """Number of the pack in its split."""
+    position: Ints
+    """Of its first token in the pack."""
+    num_tokens: Ints
+    num_trained: Ints
+    """Zeros where masks were not asked for."""
+    ids: npt.NDArray[np.int32]
+    """Tokens of all pieces behind one another; empty where not asked for."""
+    mask: npt.NDArray[np.bool_]
+    """Which of them are trained; empty where not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rows:
+    """What the packs say of each row of the records; -1 and empty for rows that are in none."""
+
+    is_packed: npt.NDArray[np.bool_]
+    pack: Ints
+    position: Ints
+    num_trained: Ints
+    input_ids: pa.ListArray | None
+    trained: pa.ListArray | None
+
+
+def read_pieces(
+    files: Iterable[tuple[Path, str]], *, with_masks: bool = False, with_ids: bool = False
+) -> Pieces:
+    """Read the pieces of data files, given with their splits in published order.
+
+    Raises:
+        IntegrityError: a file is damaged, or its rows do not add up.
+    """
+    found: list[dict[str, Any]] = []
+    first: dict[str, int] = {}
+    for path, split in files:
+        for batch in read_batches(path, _columns(path, with_masks=with_masks, with_ids=with_ids)):
+            try:
+                read = _pieces_of(batch, with_masks=with_masks, with_ids=with_ids)
+            except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
+                raise IntegrityError(
+                    f"'{path.name}' holds no packs of records: {type(error).__name__}"
+                ) from None
+            read["pack"] += first.get(split, 0)
+            read["split"] = split
+            first[split] = first.get(split, 0) + batch.num_rows
+            found.append(read)
+    return _joined(found)
+
+
+def _columns(path: Path, *, with_masks: bool, with_ids: bool) -> list[str] | None:
+    if path.suffix != ".parquet":
+        return None
+    import pyarrow.parquet as pq
+
+    try:
+        there = set(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
+    wanted = ["record_ids", "seq_lengths", *(["input_ids"] if with_ids else [])]
+    wanted += ["labels", "trained_ranges"] if with_masks else []
+    return [name for name in wanted if name in there]
+
+
+def _pieces_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> dict[str, Any]:
+    lengths = batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    per_pack = pc.list_value_length(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
+    pack = np.repeat(np.arange(batch.num_rows), per_pack)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    # Tokens before each pack: what ends before its first piece.
+    first_piece = np.cumsum(per_pack) - per_pack
+    before = np.concatenate([[0], ends])[first_piece]
+    record_ids = batch["record_ids"].flatten().cast(pa.string())
+    num_tokens = int(ends[-1]) if len(ends) else 0
+    if len(record_ids) != len(lengths) or (lengths < 0).any() or record_ids.null_count:
+        raise ValueError("not an id a piece")
+    mask = _mask(batch, before, num_tokens) if with_masks else np.zeros(0, np.bool_)
+    summed = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)]) if with_masks else None
+    ids = np.zeros(0, np.int32)
+    if with_ids:
+        ids = batch["input_ids"].flatten().to_numpy(zero_copy_only=False).astype(np.int32)
+        if len(ids) != num_tokens:
+            raise ValueError("lengths do not add up")
+    return {
+        "record_ids": record_ids,
+        "pack": pack.astype(np.int64),
+        "position": starts - before[pack],
+        "num_tokens": lengths,
+        "num_trained": np.zeros_like(starts) if summed is None else summed[ends] - summed[starts],
+        "ids": ids,
+        "mask": mask,
+    }
+
+
+def _mask(batch: pa.RecordBatch, before: Ints, num_tokens: int) -> npt.NDArray[np.bool_]:
+    if "labels" in batch.schema.names:
+        mask = batch["labels"].flatten().to_numpy(zero_copy_only=False) != IGNORE_INDEX
+    else:  # [2, 4) of 5 tokens: +1 at 2, -1 at 4 -> [0, 0, 1, 1, 0]
+        ranges = batch["trained_ranges"]
+        counts = pc.list_value_length(ranges).to_numpy(zero_copy_only=False)
+        base, flat = np.repeat(before, counts), ranges.flatten()
+        turns = np.zeros(num_tokens + 1, np.int64)
+        np.add.at(turns, base + flat.field("start").to_numpy(zero_copy_only=False), 1)
+        np.add.at(turns, base + flat.field("end").to_numpy(zero_copy_only=False), -1)
+        mask = np.cumsum(turns)[:-1] > 0
+    if len(mask) != num_tokens:
+        raise ValueError("labels do not add up")
+    return np.asarray(mask)
+
+
+def _joined(found: list[dict[str, Any]]) -> Pieces:
+    def every(name: str, kind: Any) -> npt.NDArray[Any]:
+        return np.concatenate([np.zeros(0, kind), *(each[name] for each in found)])
+
+    splits = pa.array(sorted({each["split"] for each in found}), pa.string())
+    codes = [np.full(len(e["pack"]), splits.index(e["split"]).as_py(), np.int32) for e in found]
+    return Pieces(
+        record_ids=pa.concat_arrays([pa.array([], pa.string()), *(e["record_ids"] for e in found)]),
+        splits=pa.DictionaryArray.from_arrays(
+            np.concatenate([np.zeros(0, np.int32), *codes]), splits
+        ),
+        pack=every("pack", np.int64),
+        position=every("position", np.int64),
+        num_tokens=every("num_tokens", np.int64),
+        num_trained=every("num_trained", np.int64),
+        ids=every("ids", np.int32),
+        mask=every("mask", np.bool_),
+    )
+
+
+def place_rows(record_ids: pa.Array, num_tokens: Ints, times: Ints, pieces: Pieces) -> Rows:
+    """Give each row of the records its pieces.
+
+    Args:
+        record_ids: of the rows.
+        num_tokens: of one copy of each.
+        times: copies of each in the packs; 0: dropped.
+        pieces: of the data files.
+    """
+    names = pc.unique(record_ids)
+    row_code = _codes(record_ids, names)
+    piece_code = _codes(pieces.record_ids, names)
+    order = np.argsort(piece_code, kind="stable")
+    edges = np.concatenate([[0], np.cumsum(pieces.num_tokens[order])])
+    # Tokens before the first piece, and behind the last one, of each id.
+    low = edges[np.searchsorted(piece_code[order], np.arange(len(names)), "left")]
+    high = edges[np.searchsorted(piece_code[order], np.arange(len(names)), "right")]
+    start = low[row_code] + _before(row_code, num_tokens * times)
+    end = start + num_tokens
+    is_packed = np.asarray((times > 0) & (num_tokens > 0) & (end <= high[row_code]))
+    start, end = np.where(is_packed, start, 0), np.where(is_packed, end, 0)
+    if not len(order):
+        is_packed = np.zeros(len(row_code), np.bool_)
+        order, edges = np.zeros(1, np.int64), np.zeros(2, np.int64)
+        nothing = np.full(len(row_code), -1, np.int64)
+        return Rows(
+            is_packed=is_packed,
+            pack=nothing,
+            position=nothing,
+            num_trained=nothing,
+            input_ids=None,
+            trained=None,
+        )
+    piece = np.clip(np.searchsorted(edges, start, "right") - 1, 0, len(order) - 1)
+    last = np.searchsorted(edges, end, "left")
+    trained = np.concatenate([[0], np.cumsum(pieces.num_trained[order])])
+    at = order[piece]
+    tokens = _token_order(pieces, order) if len(pieces.ids) or len(pieces.mask) else None
+    return Rows(
+        is_packed=is_packed,
+        pack=np.where(is_packed, pieces.pack[at], -1),
+        position=np.where(is_packed, pieces.position[at] + start - edges[piece], -1),
+        num_trained=np.where(is_packed, trained[last] - trained[piece], -1),
+        input_ids=_lists(pieces.ids, tokens, start, end) if len(pieces.ids) else None,
+        trained=_lists(pieces.mask, tokens, start, end) if len(pieces.mask) else None,
+    )
+
+
+def _codes(values: pa.Array, names: pa.Array) -> Ints:
+    codes = pc.fill_null(pc.index_in(values, names), len(names))
+    return np.asarray(codes.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _before(code: Ints, tokens: Ints) -> Ints:
+    """Sum of `tokens` over the rows before each that have its code.
+
+    Example:
+        >>> _before(np.array([0, 1, 0]), np.array([5, 7, 5])).tolist()
+        [0, 0, 5]
+    """
+    order = np.argsort(code, kind="stable")
+    summed = np.cumsum(tokens[order]) - tokens[order]
+    first = np.searchsorted(code[order], code[order], "left")
+    before = np.zeros_like(summed)
+    before[order] = summed - summed[first] if len(summed) else summed
+    return before
+
+
+def _token_order(pieces: Pieces, order: Ints) -> Ints:
+    """Place of each token, piece by piece in `order`."""
+    starts = np.cumsum(pieces.num_tokens) - pieces.num_tokens
+    return _ranges(starts[order], pieces.num_tokens[order])
+
+
+def _ranges(starts: Ints, lengths: Ints) -> Ints:
+    """[5, 9], [2, 3] -> [5, 6, 9, 10, 11]."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    places: Ints = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    return places
+
+
+def _lists(values: npt.NDArray[Any], tokens: Ints | None, start: Ints, end: Ints) -> pa.ListArray:
+    assert tokens is not None, "there are ids or masks"
+    taken = values[tokens[_ranges(start, end - start)]]
+    offsets = np.concatenate([[0], np.cumsum(end - start)])
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(taken))
+
+
+def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """At least one batch, so that the columns of an empty table are said too."""
+    yield from table.to_batches(max_chunksize=2**16) or [
+        pa.RecordBatch.from_pylist([], table.schema)
+    ]

@@ -1,0 +1,249 @@
+"""Ask a version in SQL: DuckDB over its views, in a child process without files and network.
+
+Versions come from anywhere, so their files are read, and the question is run, in a confined child.
+Only what a question names is fetched: `select count(*) from records` reads the files of lineage
+(2 MB of Alpaca's 52,002 rows), `num_trained`, `pack` and `position` the data files too, and `text`
+the tokenizer. Files are fetched whole, since a part of one cannot be checked by its digest.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.errors import ConfigError, IntegrityError
+from packhouse.runtime.confine import stream_confined
+from packhouse.runtime.disks import temporary_folder
+from packhouse.runtime.extras import import_extra
+from packhouse.store.read import OpenVersion, scan_versions
+from packhouse.store.refs import scan_refs
+from packhouse.tokenization.loading import MEMORY_PER_BYTE
+from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.views.pieces import batches_of
+from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables
+
+__all__ = ["ask", "read_view"]
+
+_KINDS = {
+    "records": ("records",),
+    "packs": ("data",),
+    "quarantine": ("quarantine",),
+    "dropped": ("records", "dropped"),
+}
+_IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
+_STAR = re.compile(r"(?<!\()\*|(^|\()\s*(from|describe|summarize|table)\b", re.I)
+"""Every column may be meant; in `count(*)` none is."""
+
+_SETTINGS = (
+    "SET python_enable_replacements=false",
+    "SET autoinstall_known_extensions=false",
+    "SET autoload_known_extensions=false",
+    "SET enable_external_access=false",
+    "SET threads=2",
+    "SET memory_limit='512MB'",
+    "SET lock_configuration=true",
+)
+
+
+def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
+    """Answer one SELECT over the views of a version.
+
+    Args:
+        opened: the version.
+        query: SQL of DuckDB, over the views of `packhouse.views.tables.COLUMNS`.
+        tokenizers: folder of tokenizers in the cache.
+
+    Raises:
+        ConfigError: the query does not run, or DuckDB is not installed.
+        IntegrityError: a file of the version is damaged.
+    """
+    words = set(re.findall(r"[a-z_0-9]+", query.lower()))
+    views = [name for name in COLUMNS if name in words]
+    every = {column for view in views for column in COLUMNS[view]}
+    columns = (every - ON_REQUEST if _STAR.search(query) else set()) | (every & words)
+    kinds = {kind for view in views for kind in _KINDS.get(view, ())}
+    if "records" in views and columns & _IN_PACKS:
+        kinds.add("data")
+    question = _Question(query=query, views=views)
+    return _asked(opened, question, kinds, columns, tokenizers)
+
+
+def read_view(
+    opened: OpenVersion,
+    view: str,
+    columns: Sequence[str],
+    tokenizers: Path,
+    *,
+    only: Mapping[str, Any] = MappingProxyType({}),
+    limit: int | None = None,
+) -> pa.Table:
+    """Read some columns of one view, without SQL and DuckDB.
+
+    Args:
+        opened: the version.
+        view: its name.
+        columns: which; those of `only` are read too.
+        tokenizers: folder of tokenizers in the cache.
+        only: rows with these values alone; of `text`, rows that hold this value, and of `source/`
+            those of all its files.
+        limit: rows at most.
+
+    Raises:
+        IntegrityError: a file of the version is damaged.
+    """
+    every = {*columns, *(name.rstrip("/") for name in only)}
+    kinds = {*_KINDS.get(view, ()), *(["data"] if view == "records" and every & _IN_PACKS else [])}
+    question = _Question(views=[view], only=dict(only), limit=limit)
+    found = _asked(opened, question, kinds, every, tokenizers)
+    return found.select(list(columns))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Question:
+    views: list[str]
+    query: str | None = None
+    only: dict[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+
+
+def _asked(
+    opened: OpenVersion,
+    question: _Question,
+    kinds: Collection[str],
+    columns: Collection[str],
+    tokenizers: Path,
+) -> pa.Table:
+    load = tokenizer_of(opened, tokenizers) if "text" in columns else None
+    with temporary_folder("sql") as folder:
+        entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
+        files: dict[str, list[tuple[Path, str]]] = {}
+        for entry in entries:
+            path = opened.fetch(entry, folder / entry.key)
+            files.setdefault(entry.kind, []).append((path, entry.split))
+        tables = Tables(
+            files=files,
+            facts=_facts(opened, question.views),
+            seq_len=int(opened.manifest.configuration.get("pack", {}).get("seq_len") or 0),
+            columns=columns,
+            load=load,
+        )
+        num_bytes = sum(entry.size for entry in entries)
+        answer = stream_confined(
+            partial(_answer, question, tables),
+            what="the query" if question.query else f"the files of {opened.dataset}",
+            blames=ConfigError if question.query else IntegrityError,
+            remedy="Ask for less: fewer rows, no text",
+            num_bytes=num_bytes,
+            more_memory=2**30 + num_bytes * MEMORY_PER_BYTE,
+        )
+        return pa.Table.from_batches(list(answer))
+
+
+def _facts(opened: OpenVersion, views: list[str]) -> dict[str, list[dict[str, Any]]]:
+    manifest = opened.manifest
+    facts: dict[str, list[dict[str, Any]]] = {}
+    if "ledger" in views:
+        ledger = manifest.counts.get("ledger", [])
+        facts["ledger"] = [line for step in ledger for line in _ledger_lines(step)]
+    if "audit" in views and manifest.audit:
+        found = {None: manifest.audit["dataset"], **manifest.audit["sources"]}
+        facts["audit"] = [
+            {"source": source, "name": name, "value": value}
+            for source, counts in found.items()
+            for name, value in counts.items()
+        ]
+    if "versions" in views:
+        facts["versions"] = _versions(opened)
+    return facts
+
+
+def _ledger_lines(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    step = line.get("step", "")
+
+    def one(event: str, reason: str | None, rows: int | None, tokens: int | None) -> dict[str, Any]:
+        return {"step": step, "event": event, "reason": reason, "rows": rows, "tokens": tokens}
+
+    yield one("in", None, line.get("rows_in"), line.get("tokens_in"))
+    for event in ("added", "quarantined", "dropped"):
+        tokens = line.get(f"tokens_{event}", {})
+        for reason, rows in line.get(event, {}).items():
+            yield one(event, reason, rows, tokens.get(reason))
+    yield one("out", None, line.get("rows_out"), line.get("tokens_out"))
+
+
+def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
+    names: dict[str, list[str]] = {}
+    for ref in scan_refs(opened.store, opened.dataset)[0]:
+        names.setdefault(ref.version, []).append(ref.name)
+    rows = []
+    for manifest in scan_versions(opened.store, opened.dataset)[0]:
+        data = [entry for entry in manifest.files if entry.kind == "data"]
+        rows.append(
+            {
+                "version": manifest.version,
+                "refs": ", ".join(names.get(manifest.version, [])),
+                "rows": sum(entry.rows for entry in data),
+                "tokens": sum(entry.tokens for entry in data),
+                "bytes": manifest.num_bytes,
+                "content_id": manifest.content_id,
+                "manifest_id": manifest.manifest_id,
+            }
+        )
+    return rows
+
+
+def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
+    """In a child: run the query over the views it names, or read the one view."""
+    if question.query is None:
+        found = tables.view(question.views[0])
+        for name, value in question.only.items():
+            if name == "text":
+                found = found.filter(pc.match_substring(found[name], value))
+            elif name == "source/":
+                found = found.filter(pc.starts_with(found["source"], f"{value}/"))
+            else:
+                found = found.filter(pc.equal(found[name], value))
+        yield from batches_of(found.slice(0, question.limit).combine_chunks())
+        return
+    duckdb = import_extra("duckdb", "sql", "SQL")
+    database = duckdb.connect()
+    for setting in _SETTINGS:
+        database.execute(setting)
+    _check_select(database, question.query)
+    for name in question.views:
+        database.register(name, tables.view(name))
+    try:
+        answer = database.sql(question.query).to_arrow_table()
+    except duckdb.Error as error:
+        raise ConfigError(_explained(error)) from None
+    yield from batches_of(answer)
+
+
+def _check_select(database: Any, query: str) -> None:
+    """Refuse what is not one SELECT.
+
+    Raises:
+        ConfigError: several statements, another statement, or no SQL.
+    """
+    ((text,),) = database.execute("select json_serialize_sql(?)", [query]).fetchall()
+    parsed = orjson.loads(text)
+    if parsed["error"] and parsed["error_type"] != "not implemented":
+        raise ConfigError(f"the query is no SQL: {parsed['error_message']}")
+    if parsed["error"] or len(parsed["statements"]) != 1:
+        raise ConfigError(
+            "a question is one SELECT: a version never changes. Give a single statement that "
+            "begins with SELECT, WITH or FROM"
+        )
+
+
+def _explained(error: Exception) -> str:
+    said = str(error).split("\n")[0].partition("Error: ")[2] or str(error).split("\n")[0]
+    views = [f"{name}({', '.join(columns)})" for name, columns in COLUMNS.items()]
+    return "\n".join([f"the query does not run: {said}", "There are:", *views])

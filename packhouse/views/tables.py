@@ -1,0 +1,202 @@
+"""The views of a version as Arrow tables, made of what a question names and of nothing else."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from packhouse.errors import IntegrityError
+from packhouse.tokenization import TokenizerSnapshot
+from packhouse.views.pieces import Ints, Pieces, Rows, place_rows, read_pieces
+from packhouse.views.texts import texts_of
+
+__all__ = ["COLUMNS", "ON_REQUEST", "Tables"]
+
+_OF_FILES = ("record_id", "source", "row", "group_key", "split", "outcome", "num_tokens", "times")
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "records": (
+        *_OF_FILES,
+        *("repeats", "num_trained", "pack", "position"),
+        *("text", "input_ids", "trained"),
+    ),
+    "packs": (
+        *("split", "pack", "num_records", "num_tokens", "num_trained", "fill"),
+        *("text", "input_ids", "record_ids"),
+    ),
+    "quarantine": (
+        *("source", "row", "byte_offset", "step", "reason", "detail", "raw_size", "raw_sha256"),
+        "raw",
+    ),
+    "dropped": ("source", "row", "record_id", "reason", "detail", "repeats"),
+    "ledger": ("step", "event", "reason", "rows", "tokens"),
+    "audit": ("source", "name", "value"),
+    "versions": ("version", "refs", "rows", "tokens", "bytes", "content_id", "manifest_id"),
+}
+"""The views and their columns, as `*` gives them, but for those `ON_REQUEST`."""
+
+ON_REQUEST = {"text", "input_ids", "trained", "record_ids", "raw"}
+"""Columns that are read or computed only where a question names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What the views are made of: files on this disk, and facts of the manifest."""
+
+    files: Mapping[str, list[tuple[Path, str]]]
+    """Path and split of each file, by kind."""
+    facts: Mapping[str, list[dict[str, Any]]]
+    """Rows of the views that are no files."""
+    seq_len: int
+    columns: Collection[str]
+    """Those that are asked for, of any view."""
+    load: Callable[[], TokenizerSnapshot | None] | None
+    """Loads the tokenizer; None where it is not asked for."""
+
+    def view(self, name: str) -> pa.Table:
+        """Return a view, with the columns that are asked for.
+
+        Raises:
+            IntegrityError: a file is not what such a file holds.
+        """
+        make = getattr(self, f"_{name}", None)
+        if make is None:
+            return _facts_table(name, self.facts.get(name, []))
+        try:
+            made: pa.Table = make()
+        except (pa.ArrowException, KeyError, OSError) as error:
+            raise IntegrityError(f"the files of '{name}' cannot be read: {error}") from None
+        return made
+
+    def _asked(self, view: str) -> list[str]:
+        wanted = [name for name in COLUMNS[view] if name in self.columns]
+        return wanted or [COLUMNS[view][1]]  # count(*) names none
+
+    def _records(self) -> pa.Table:
+        asked = self._asked("records")
+        placed = {"num_trained", "pack", "position", "text", "input_ids", "trained"} & {*asked}
+        of_files = [name for name in asked if name in (*_OF_FILES, "repeats")]
+        needed = {*of_files, *(("record_id", "num_tokens", "times") if placed else ())}
+        table = self._read("records", [name for name in needed or {"row"}])
+        if placed:
+            rows = self._placed(table)
+            for name in sorted(placed):
+                table = table.append_column(name, self._placed_column(name, rows, table))
+        return table.select(asked)
+
+    def _read(self, kind: str, columns: list[str]) -> pa.Table:
+        parts = [pq.read_table(path, columns=columns) for path, _ in self.files.get(kind, [])]
+        if not parts:
+            return pa.table({name: pa.nulls(0) for name in columns})
+        table = pa.concat_tables(parts, promote_options="permissive")
+        for at, field in enumerate(table.schema):
+            if pa.types.is_dictionary(field.type):
+                table = table.set_column(at, field.name, table[field.name].cast(pa.string()))
+        return table
+
+    def _placed(self, table: pa.Table) -> Rows:
+        def ints(name: str) -> Ints:
+            return np.asarray(table[name].to_numpy(), np.int64)
+
+        ids = table["record_id"].combine_chunks()
+        return place_rows(ids, ints("num_tokens"), ints("times"), self._pieces)
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        asked = {*self.columns}
+        return read_pieces(
+            self.files.get("data", []),
+            with_masks=bool(asked & {"num_trained", "trained"}),
+            with_ids=bool(asked & {"text", "input_ids"}),
+        )
+
+    def _placed_column(self, name: str, rows: Rows, table: pa.Table) -> pa.Array:
+        missing = ~rows.is_packed
+        if name in ("pack", "position", "num_trained"):
+            return pa.array(getattr(rows, name), mask=missing)
+        made = rows.trained if name == "trained" else rows.input_ids
+        if made is None:
+            return pa.nulls(table.num_rows, pa.string())
+        if name == "text":
+            made = texts_of(made, self.load)
+        return pc.if_else(pa.array(missing), pa.scalar(None, made.type), made)
+
+    def _packs(self) -> pa.Table:
+        pieces, asked = self._pieces, self._asked("packs")
+        split = pieces.splits.indices.to_numpy(zero_copy_only=False)
+        is_first = (np.diff(pieces.pack, prepend=-1) != 0) | (np.diff(split, prepend=-1) != 0)
+        starts = np.flatnonzero(is_first)
+
+        def summed(values: Ints) -> Ints:
+            return np.add.reduceat(values, starts) if len(starts) else values
+
+        tokens = summed(pieces.num_tokens)
+        columns: dict[str, Any] = {
+            "split": pieces.splits.take(pa.array(starts)).cast(pa.string()),
+            "pack": pieces.pack[starts],
+            "num_records": summed(np.ones_like(pieces.pack)),
+            "num_tokens": tokens,
+            "num_trained": summed(pieces.num_trained),
+            "fill": tokens / max(self.seq_len, 1),
+        }
+        if {"text", "input_ids"} & {*asked}:
+            edges = pa.array(np.concatenate([[0], np.cumsum(tokens)]), pa.int64())
+            ids = pa.LargeListArray.from_arrays(edges, pa.array(pieces.ids))
+            columns["input_ids"] = ids
+            if "text" in asked:
+                columns["text"] = texts_of(ids, self.load)
+        if "record_ids" in asked:
+            edges = pa.array([*starts.tolist(), len(pieces.pack)], pa.int64())
+            columns["record_ids"] = pa.LargeListArray.from_arrays(edges, pieces.record_ids)
+        return pa.table({name: columns[name] for name in asked})
+
+    def _quarantine(self) -> pa.Table:
+        table = self._read("quarantine", self._asked("quarantine"))
+        if "raw" in table.column_names:
+            texts = [raw.decode("utf-8", "replace") for raw in table["raw"].to_pylist()]
+            at = table.column_names.index("raw")
+            table = table.set_column(at, "raw", pa.array(texts, pa.string()))
+        return table
+
+    def _dropped(self) -> pa.Table:
+        """Records that are in no pack, and rows that never became one."""
+        names = ["source", "row", "record_id", "outcome", "repeats"]
+        records = self._read("records", names)
+        gone = records.filter(pc.not_equal(records["outcome"], "kept"))
+        kept = records.filter(pc.equal(records["outcome"], "kept"))
+        detail = _repeated(gone["repeats"], kept)
+        limit = f"more than seq_len {self.seq_len:,} tokens"
+        is_over = pc.equal(gone["outcome"], "over_seq_len")
+        dropped = pa.table(
+            {
+                "source": gone["source"],
+                "row": gone["row"],
+                "record_id": gone["record_id"],
+                "reason": gone["outcome"],
+                "detail": pc.if_else(is_over, limit, detail),
+                "repeats": gone["repeats"],
+            }
+        )
+        left = self._read("dropped", ["source", "row", "reason", "detail"])
+        both = pa.concat_tables([dropped, left], promote_options="permissive")
+        return both.select(self._asked("dropped"))
+
+
+def _repeated(repeats: pa.ChunkedArray, kept: pa.Table) -> pa.Array:
+    """Say for each id of a record that is repeated where its row is: `repeats a.jsonl row 7`."""
+    at = pc.index_in(repeats, kept["record_id"].combine_chunks())
+    source, row = kept["source"].take(at), kept["row"].take(at).cast(pa.string())
+    said = pc.binary_join_element_wise("repeats", source, "row", row, " ")
+    return pc.fill_null(said, "")
+
+
+def _facts_table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+    numbers = {"rows", "tokens", "bytes", "value"}
+    fields = [(col, pa.int64() if col in numbers else pa.string()) for col in COLUMNS[name]]
+    return pa.Table.from_pylist(rows, schema=pa.schema(fields))

@@ -1,0 +1,77 @@
+"""What `packhouse diff` says of rows, copies, splits and masks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.api import prepare
+from packhouse.cli import cli
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
+
+
+@pytest.fixture
+def publish(tmp_path):
+    def publish(rows, **settings) -> str:
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        version = prepare(
+            tmp_path / "rows.jsonl",
+            tokenizer=TOKENIZER,
+            dataset="numbers",
+            store=tmp_path / "store",
+            cache=tmp_path / "cache",
+            progress=False,
+            **{"format": {"template": "alpaca"}, "pack": {"seq_len": 128}} | settings,
+        )
+        return version.uri
+
+    return publish
+
+
+def printed(*words: str) -> list[str]:
+    done = CliRunner().invoke(cli, ["diff", *words], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    text = done.stdout
+    assert max(map(len, text.split("records: ")[0].splitlines())) <= 80
+    return text.splitlines()
+
+
+def test_records_that_occur_twice_are_no_changed_tokens(publish):
+    rows = [*ROWS, *ROWS[:2]]
+    once, twice = publish(rows, dedup={"exact": "drop"}), publish(rows, dedup={"exact": "keep"})
+    lines = printed(once, twice)
+    assert "records: 18 are the same" in lines
+    assert "        2 another number of copies" in lines
+    assert "          rows/rows.jsonl row 0: 1 -> 2 copies" in lines
+    assert not any("other text" in line for line in lines)
+
+
+def test_edited_added_and_removed_rows_are_told_apart(publish):
+    old = publish(ROWS)
+    edited = [*ROWS[:3], {**ROWS[3], "output": "It is three!"}, *ROWS[4:19]]
+    new = publish([*edited, {**ROWS[3], "instruction": "Count up."}, {**ROWS[4], "input": "x"}])
+    text = "\n".join(printed(old, new))
+    assert "        1 added\n          rows/rows.jsonl row 20\n" in text
+    assert "        2 edited (the row's content changed)\n" in text
+    assert "            - ... " in text
+    assert "{+It is three!" in text
+    assert "removed" not in text
+
+
+def test_a_row_that_is_dropped_now_says_why(publish):
+    long = {"instruction": "Count.", "output": " ".join(map(str, range(200)))}
+    old = publish([*ROWS, long], pack={"seq_len": 2048, "over_length": "drop"})
+    new = publish([*ROWS, long], pack={"seq_len": 128, "over_length": "drop"})
+    lines = printed(old, new)
+    assert "        1 removed" in lines
+    assert "          rows/rows.jsonl row 20: now over_seq_len" in lines
+
+
+def test_another_mask_is_no_other_text(publish):
+    old, new = publish(ROWS), publish(ROWS, format={"template": "alpaca", "train_on": "all"})
+    text = "\n".join(printed(old, new))
+    assert "20 same text, another part trained" in text
+    assert "other text" not in text

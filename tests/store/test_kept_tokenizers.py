@@ -1,0 +1,124 @@
+"""A store keeps the tokenizers of its versions, so that any machine shows text."""
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.api import prepare
+from packhouse.cli import cli
+from packhouse.errors import IntegrityError
+from packhouse.store import open_store, open_version, pull_version, verify_version
+from packhouse.store.layout import tokenizer_key
+from packhouse.store.tokenizers import fetch_tokenizer, keep_tokenizer
+from packhouse.tokenization.loading import fingerprint_tokenizer, fingerprinted_bytes
+from packhouse.tokenization.of_version import tokenizer_of
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
+
+
+def publish(tmp_path, root, **settings):
+    return prepare(
+        ROWS,
+        tokenizer=TOKENIZER,
+        dataset="numbers",
+        store=str(root),
+        format={"template": "alpaca"},
+        cache=tmp_path / "cache",
+        progress=False,
+        **settings,
+    )
+
+
+def test_every_store_keeps_a_tokenizer_and_gives_it_back(any_store):
+    wanted = fingerprint_tokenizer(TOKENIZER)
+    asked = []
+
+    def read():
+        asked.append(1)
+        return fingerprinted_bytes(TOKENIZER)
+
+    assert fetch_tokenizer(any_store, wanted) is None
+    assert keep_tokenizer(any_store, wanted, read)
+    assert keep_tokenizer(any_store, wanted, read)
+    assert len(asked) == 1  # the second time it was there
+    files = fetch_tokenizer(any_store, wanted)
+    assert files
+    for name, content in files.items():
+        assert (TOKENIZER / name).read_bytes() == content
+
+
+def test_another_machine_shows_text_from_the_store_alone(tmp_path, shared):
+    version = prepare(
+        ROWS,
+        tokenizer=shared / "tokenizers" / "qwen2.5-instruct",
+        dataset="numbers",
+        store=tmp_path / "store",
+        cache=tmp_path / "cache",
+        progress=False,
+    )
+    elsewhere = ("--cache", str(tmp_path / "elsewhere"))
+    done = CliRunner().invoke(cli, ["inspect", version.uri, *elsewhere])
+
+    assert done.exit_code == 0
+    assert "{+It is 7!<|im_end|>" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_switch_leaves_it_out_and_changes_no_id(tmp_path):
+    private = publish(tmp_path, tmp_path / "private", publish={"keep_tokenizer": False})
+    open_one = publish(tmp_path, tmp_path / "open")
+
+    assert private.id == open_one.id
+    ids = [v._opened.manifest.manifest_id for v in (private, open_one)]
+    assert ids[0] == ids[1]
+    assert not (tmp_path / "private" / "_tokenizers").exists()
+    elsewhere = ("--cache", str(tmp_path / "elsewhere"))
+    done = CliRunner().invoke(cli, ["inspect", private.uri, *elsewhere])
+    assert "neither the cache nor the store has the tokenizer" in done.stderr
+    assert tokenizer_of(open_one._opened, tmp_path / "third") is not None
+
+
+def test_pull_brings_the_tokenizer_and_verify_misses_it(tmp_path):
+    version = publish(tmp_path, tmp_path / "store")
+    opened = open_version(str(tmp_path / "store"), "numbers")
+
+    folder = pull_version(opened, tmp_path / "copy") / "tokenizer"
+    assert fingerprint_tokenizer(folder) == fingerprint_tokenizer(TOKENIZER)
+    assert verify_version(opened).is_intact
+
+    kept = tmp_path / "store" / tokenizer_key(fingerprint_tokenizer(TOKENIZER))
+    whole = kept.read_bytes()
+    kept.unlink()
+    assert "is gone; publish the version again" in verify_version(opened).problems[0]
+    kept.write_bytes(whole[:-100])
+    assert "is damaged" in verify_version(opened).problems[0]
+    kept.unlink()
+    assert publish(tmp_path, tmp_path / "store").id == version.id
+    assert verify_version(opened).is_intact
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"transformers=1\ntokenizers=1\n../../evil 4\nevil",
+        b"transformers=1\ntokenizers=1\nvocab.json 400\nshort",
+        b"transformers=1\ntokenizers=1\n" + b"a.json 0\n" * 33,
+        b"other",
+    ],
+)
+def test_bytes_with_the_right_digest_and_no_files_are_refused(tmp_path, document):
+    store, name = open_store(str(tmp_path)), hashlib.sha256(document).hexdigest()
+    store.put_create(tokenizer_key(name), gzip.compress(document))
+    with pytest.raises(IntegrityError, match="no files of a tokenizer"):
+        fetch_tokenizer(store, name)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path):
+    store, bomb = open_store(str(tmp_path)), gzip.compress(bytes(2**28), compresslevel=9)
+    store.put_create(tokenizer_key("0" * 64), bomb)
+    with pytest.raises(IntegrityError, match="is damaged"):
+        fetch_tokenizer(store, "0" * 64)

@@ -1,0 +1,173 @@
+"""Questions to a version in SQL."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from packhouse.api import Version, prepare
+from packhouse.cli import cli
+from packhouse.errors import ConfigError, IntegrityError
+from packhouse.store import open_store, open_version, publish_version
+from packhouse.views import ask
+from tests.store.versions import FACTS, write_file
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+
+
+def rows() -> list[dict[str, str]]:
+    """60 rows: rows 50 to 54 repeat rows 0 to 4, row 55 is too long, row 56 has no answer."""
+    made = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(50)]
+    made += [dict(row) for row in made[:5]]
+    made += [{"instruction": "Count.", "output": " ".join(map(str, range(400)))}]
+    made += [{"instruction": "Say nothing.", "output": ""}]
+    return made + [{"instruction": f"Sing {n}.", "output": f"La {n}."} for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sql")
+
+    def make(name: str = "plain", **settings) -> Version:
+        return prepare(
+            rows(),
+            tokenizer=TOKENIZER,
+            dataset="numbers",
+            store=folder / name,
+            cache=folder / "cache",
+            progress=False,
+            **{
+                "pack": {"seq_len": 128, "over_length": "drop"},
+                "dedup": {"exact": "drop"},
+                "split": {"eval_fraction": 0.2},
+                "format": {"template": "alpaca"},
+                "validate": {"max_quarantined": 0.1},
+            }
+            | settings,
+        )
+
+    return make
+
+
+def test_counts_of_the_views_are_those_of_the_ledger(make):
+    version = make()
+    outcomes = version.sql("select outcome, count(*) as n from records group by 1").to_pylist()
+    assert {row["outcome"]: row["n"] for row in outcomes} == {
+        "kept": 53,
+        "duplicate": 5,
+        "over_seq_len": 1,
+    }
+    (bad,) = version.sql("select source, row, reason from quarantine").to_pylist()
+    assert (bad["row"], bad["reason"]) == (56, "empty_answer")
+    dropped = version.sql("select row, reason, detail from dropped order by row").to_pylist()
+    assert [row["row"] for row in dropped] == [50, 51, 52, 53, 54, 55]
+    assert dropped[0]["detail"].endswith("row 0")
+    assert dropped[5]["detail"] == "more than seq_len 128 tokens"
+    (total,) = version.sql("select sum(num_trained) as n from records").to_pylist()
+    assert total["n"] == sum(side["num_trained"] for side in version.statistics.values())
+    steps = version.sql("select rows from ledger where step = 'pack' and event = 'out'")
+    assert steps.to_pylist() == [{"rows": 53}]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"publish": {"layout": "compact"}, "dedup": {"exact": "keep"}},
+        {"publish": {"file_format": "jsonl"}},
+        {
+            "pack": {"seq_len": 100, "strategy": "concat"},
+            "dedup": {"exact": "keep"},
+            "audit": {"max_untrained_packs": 1},
+        },
+    ],
+    ids=["labels", "compact, repeats", "jsonl", "concat"],
+)
+def test_every_record_has_the_tokens_of_its_place_in_the_packs(make, settings):
+    version = make("-".join(settings) or "plain", **settings)
+    asked = "select split, pack, position, num_tokens, num_trained, input_ids, trained, text"
+    found = version.sql(f"{asked} from records where outcome = 'kept'").to_pylist()
+    assert found
+    sides = {"train": version.train, "eval": version.eval}
+    places = set()
+    for row in found:
+        stream = sides[row["split"]]
+        ids = [i for pack in stream.select(range(row["pack"], stream.num_rows))["input_ids"]
+               for i in pack]  # fmt: skip
+        place = row["position"]
+        assert row["input_ids"] == ids[place : place + row["num_tokens"]]
+        assert sum(row["trained"]) == row["num_trained"] > 0
+        assert row["text"].startswith("Below is an instruction")
+        places.add((row["split"], row["pack"], place))
+    assert len(places) == len(found)  # rows of equal content have a copy each
+
+
+def test_only_what_a_question_names_is_read(make, tmp_path):
+    version = make("bare")
+    opened = version._opened
+    for entry in opened.files("data"):
+        (Path(opened.store.uri) / opened.key(entry)).unlink()
+
+    (row,) = version.sql("select count(*) as n, sum(num_tokens) as t from records").to_pylist()
+    assert row["n"] == 59
+    assert "text" not in make().sql("select * from records").column_names
+    with pytest.raises(Exception, match="is gone"):
+        version.sql("select avg(num_trained) from records")
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("select 1; select 2", "one SELECT"),
+        ("drop table records", "one SELECT"),
+        ("copy records to '/tmp/x'", "one SELECT"),
+        ("set enable_external_access=true", "one SELECT"),
+        ("select * from read_csv('/etc/passwd')", "disabled by configuration"),
+        ("select * from 'records.parquet'", "disabled by configuration"),
+        ("select content from read_text('/etc/passwd')", "disabled by configuration"),
+        ("select nme from records", r"(?s)nme.*records\(record_id, source, row"),
+        ("select * from record", r"(?s)record does not exist.*packs\(split, pack"),
+        ("selec 1", "no SQL"),
+        ("select sum(a.range * b.range) from range(10000000) a, range(10000000) b", "CPU"),
+    ],
+)
+def test_what_does_not_run_is_said_in_plain_words(make, monkeypatch, query, problem):
+    monkeypatch.setenv("PACKHOUSE_CHILD_SECONDS", "2")
+    with pytest.raises(ConfigError, match=problem):
+        make().sql(query)
+
+
+def test_packs_that_do_not_add_up_are_damage(tmp_path):
+    table = pa.table(
+        {
+            "input_ids": [[1, 2, 3]],
+            "labels": [[1, 2]],
+            "seq_lengths": [[9]],
+            "record_ids": [["a", "b"]],
+        }
+    )
+    store = open_store(str(tmp_path / "store"))
+    publish_version(store, "tiny", "aaaa", [write_file(tmp_path, table, "x")], FACTS, "latest")
+    with pytest.raises(IntegrityError, match="no packs of records"):
+        ask(open_version(store, "tiny"), "select num_trained from packs", tmp_path)
+
+
+def test_the_command_prints_a_table_json_and_csv(make):
+    uri = make().uri
+
+    def call(*options: str) -> str:
+        query = "select row, text from records where outcome = 'kept' order by row limit 2"
+        done = CliRunner().invoke(cli, ["sql", uri, query, *options], env={"COLUMNS": "80"})
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    table = call("--limit", "1")
+    assert max(map(len, table.splitlines())) <= 80
+    assert "1 of 2 rows; --limit 0 shows all" in table
+    lines = [json.loads(line) for line in call("--json").splitlines()]
+    assert [line["row"] for line in lines] == [0, 1]
+    assert list(csv.DictReader(io.StringIO(call("--csv"))))[1]["text"] == lines[1]["text"]

@@ -5,6 +5,7 @@ the same prompt go with it, or a trained answer would be evaluated.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,19 @@ from packhouse.sources.files import source_name
 from packhouse.splitting import sides
 from packhouse.steps.selection import Selection
 
-__all__ = ["is_for_eval", "of_eval_only"]
+__all__ = ["SplitCounts", "is_for_eval", "of_eval_only", "split_counts"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitCounts:
+    """Records that were asked for eval, and are there; each counted once."""
+
+    records: int
+    """Of both sides."""
+    eval: int
+    asked: int
+    joined: int
+    """Records whose group was joined to that of others."""
 
 
 def of_eval_only(
@@ -24,7 +37,8 @@ def of_eval_only(
 ) -> npt.NDArray[np.bool_]:
     """Which records are of sources that are for evaluation only."""
     only = {source_name(source) for source in recipe.sources if source.eval_only}
-    return np.repeat([name in only for name in names], [shard.num_rows for shard in shards])
+    is_only = np.array([name in only for name in names], dtype=np.bool_)
+    return np.repeat(is_only, [shard.num_rows for shard in shards])
 
 
 def is_for_eval(
@@ -52,3 +66,29 @@ def is_for_eval(
         return sides(pa.chunked_array(chunks, pa.string()), config)
     parts = [sides(shard["group_key"], config) for shard in shards]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
+
+
+def split_counts(
+    shards: Sequence[pa.Table],
+    selection: Selection,
+    is_eval: npt.NDArray[np.bool_],
+    config: SplitConfig,
+    only: npt.NDArray[np.bool_],
+) -> SplitCounts:
+    """Count what the sides hold, and what was asked for."""
+    is_packed = np.concatenate([np.zeros(0, np.int32), *selection.times]) > 0
+    num_packed = int(is_packed.sum())
+    joined = np.zeros(len(is_packed), np.bool_)
+    if selection.group_keys is not None:
+        keys = [chunk for shard in shards for chunk in shard["group_key"].chunks]
+        own = pa.chunked_array(keys, pa.string())
+        joined = pc.not_equal(own, selection.group_keys).to_numpy(zero_copy_only=False)
+    count, num_only = config.eval_count, int((only & is_packed).sum())
+    if count is None:
+        count = round(config.eval_fraction * (num_packed - num_only))
+    return SplitCounts(
+        records=num_packed,
+        eval=int((is_eval & is_packed).sum()),
+        asked=num_only + count,
+        joined=int((joined & is_packed).sum()),
+    )

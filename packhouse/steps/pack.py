@@ -43,7 +43,7 @@ from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.sources.files import source_name
 from packhouse.steps.benchmarks import BENCHMARKS, match_shards
-from packhouse.steps.eval_side import is_for_eval, of_eval_only
+from packhouse.steps.eval_side import SplitCounts, is_for_eval, of_eval_only, split_counts
 from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.steps.records import OUTCOMES, PLACES, write_batches
 from packhouse.steps.selection import Selection, ShardReceipts, select
@@ -112,18 +112,6 @@ class PlannedSide:
     """True if a record of any side has a loss weight other than 0 and 1."""
     by_source: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """`packs` and `tokens` of each source, in order, where sources have packs of their own."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SplitCounts:
-    """Records that were asked for eval, and are there; each counted once."""
-
-    records: int
-    """Of both sides."""
-    eval: int
-    asked: int
-    joined: int
-    """Records whose group was joined to that of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +191,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         on_both_sides = selection.num_near_on_both_sides(is_eval)
         found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
     is_split = bool(told.split.eval_fraction or told.split.eval_count or only.any())
-    split = _split_counts(shards, selection, is_eval, told.split, only) if is_split else None
+    split = split_counts(shards, selection, is_eval, told.split, only) if is_split else None
     rows, lengths = selection.kept()
     del admitted, selection
     is_eval = is_eval[rows]
@@ -313,31 +301,6 @@ def _groups_of(
 def _has_label(shards: Sequence[pa.Table]) -> npt.NDArray[np.bool_]:
     parts = [shard["label"].is_valid().to_numpy() for shard in shards]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
-
-
-def _split_counts(
-    shards: Sequence[pa.Table],
-    selection: Selection,
-    is_eval: npt.NDArray[np.bool_],
-    config: SplitConfig,
-    only: npt.NDArray[np.bool_],
-) -> SplitCounts:
-    is_packed = np.concatenate([np.zeros(0, np.int32), *selection.times]) > 0
-    num_packed = int(is_packed.sum())
-    joined = np.zeros(len(is_packed), np.bool_)
-    if selection.group_keys is not None:
-        keys = [chunk for shard in shards for chunk in shard["group_key"].chunks]
-        own = pa.chunked_array(keys, pa.string())
-        joined = pc.not_equal(own, selection.group_keys).to_numpy(zero_copy_only=False)
-    count, num_only = config.eval_count, int((only & is_packed).sum())
-    if count is None:
-        count = round(config.eval_fraction * (num_packed - num_only))
-    return SplitCounts(
-        records=num_packed,
-        eval=int((is_eval & is_packed).sum()),
-        asked=num_only + count,
-        joined=int((joined & is_packed).sum()),
-    )
 
 
 def _write_places(

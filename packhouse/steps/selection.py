@@ -143,7 +143,8 @@ def _may_be_of_one_text(formatted: Sequence[ShardReceipts], recipe: Recipe) -> b
     Records of one prompt are together anyhow, so this matters only where groups are records.
     """
     is_left_out = any(each.facts.notes.get("reasoning_not_rendered") for _, each in formatted)
-    is_split = recipe.split.eval_fraction > 0 or bool(recipe.split.eval_count)
+    has_eval = any(source.eval_only for source in recipe.sources)
+    is_split = has_eval or recipe.split.eval_fraction > 0 or bool(recipe.split.eval_count)
     return is_left_out and is_split and recipe.split.group_by == "record"
 
 

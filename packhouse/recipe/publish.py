@@ -94,7 +94,7 @@ def _address(target: Any) -> Any:
     """
     if not isinstance(target, dict):
         return target
-    settings = target.get("wandb")
+    settings: Any = target.get("wandb")
     is_files = settings.get("files", False) if isinstance(settings, dict) else None
     if type(is_files) is not bool or {*target, *settings} - {"wandb", "project", "files"}:
         raise ValueError("write {wandb: {project: NAME, files: true}}, or an address")

@@ -21,12 +21,16 @@ from pydantic_core import PydanticUndefined
 
 from packhouse.cli import COMMANDS, cli
 from packhouse.plugins import NameOf
+from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.recipe import Recipe
 
 FOLDER = Path(__file__).parent / "reference"
 
 EXAMPLES: dict[str, Any] = {
+    "audit.quality.languages": ["en", "de"],
+    "audit.quality.max_other_languages": 0.01,
+    **{f"audit.quality.max_{counter}": 0.01 for counter in COUNTERS},
     "dataset": "my-chats",
     "tokenizer": "Qwen/Qwen2.5-0.5B-Instruct",
     "shard_mb": 256,
@@ -137,11 +141,11 @@ def example(key: str, field: FieldInfo) -> str:
             value = 2 * value or 1
         elif isinstance(value, float):
             value = 0.01 if not value else value
-    section, _, name = key.rpartition(".")
+    *sections, name = key.split(".")
     tree: Any = {**WITH.get(key, {}), name: value}
-    if section == "sources":
-        tree = {section: [tree if name == "path" else {"path": "chats.jsonl"} | tree]}
-    elif section:
+    for section in reversed(sections):
+        if section == "sources":
+            tree = [tree if name == "path" else {"path": "chats.jsonl"} | tree]
         tree = {section: tree}
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=90)
 
@@ -169,9 +173,20 @@ def recipe_page() -> str:
         lines.append(f"{inspect.getdoc(model)}\n")
         if name == "sources":
             lines.append(f"{field.description} A list, of at least one.\n")
-        for key, inner in model.model_fields.items():
-            lines += key_lines(f"{name}.{key}", inner)
+        lines += section_lines(name, model)
     return MADE + "\n".join(lines)
+
+
+def section_lines(name: str, model: type[BaseModel]) -> list[str]:
+    """Return the keys of a section, and of those within it."""
+    lines = []
+    for key, field in model.model_fields.items():
+        inner = field.annotation
+        if inspect.isclass(inner) and issubclass(inner, BaseModel):
+            lines += section_lines(f"{name}.{key}", inner)
+        else:
+            lines += key_lines(f"{name}.{key}", field)
+    return lines
 
 
 def key_lines(key: str, field: FieldInfo) -> list[str]:

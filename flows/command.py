@@ -150,7 +150,9 @@ def command(
     python -m flows.prepare deployments/recipes/alpaca.yaml --runner dask --workers 4
     """
     with reporting_errors(as_json):
-        if changes_data(overrides) and not move_ref:
+        if move_ref:
+            overrides = (*overrides, "publish.move_ref=true")
+        elif changes_data(overrides):
             overrides = ("publish.move_ref=false", *overrides)
         if encoder:
             overrides = (*overrides, f"tokenize.encoder={encoder}")

@@ -40,7 +40,12 @@ from packhouse.given import (
 from packhouse.loaders import load_packed
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.recipe.reading import apply_override, is_recipe_path, merge_settings
+from packhouse.recipe.reading import (
+    apply_override,
+    changes_data,
+    is_recipe_path,
+    merge_settings,
+)
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
@@ -229,7 +234,9 @@ def prepare(
             start at its folder; what has an argument of its own is given once.
 
     Returns:
-        The version, published or found; its ref (`latest`) points to it.
+        The version, published or found. `latest` points to it, unless a gate held it back, or
+        settings changed what a recipe makes: others may read `latest`, so it stays where it is;
+        `publish={"move_ref": True}` moves it.
 
     Raises:
         PackhouseError: nothing was published; see `packhouse.errors`. Each names file, row, limit
@@ -258,11 +265,14 @@ def prepare(
         done, notes = prepare_recipe(recipe, place, workers)
         for note in notes:
             log.warning("%s", note)
+    published = done.published
+    left = f"it stays at {published.ref_version}, for the recipe was changed for this call, or says"
+    left += " publish.move_ref: false; publish={'move_ref': True} moves it"
     return Version(
         open_stored(recipe.publish.store, recipe.dataset, done.version),
         cache=place.folder,
         is_new=done.created,
-        held_back=done.published.held_back,
+        held_back=published.held_back or ((left,) if published.is_ref_left else ()),
     )
 
 
@@ -344,7 +354,8 @@ def recipe_for(
 ) -> Recipe:
     """Return the recipe of what was given to `prepare`; rows in memory are written to the cache.
 
-    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`.
+    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`. Where
+    they change what a given recipe makes, `publish.move_ref` is false unless they say it, too.
 
     Raises:
         ConfigError: a setting that no recipe has, or no tokenizer.
@@ -361,6 +372,10 @@ def recipe_for(
     }
     if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
         over["tokenizer"] = str(Path(over["tokenizer"]).absolute())  # not of the recipe's folder
+    is_recipe = isinstance(data, Recipe) or is_recipe_path(data)
+    put = [*merge_settings({}, over), *merge_settings({}, settings), *overrides]
+    if is_recipe and changes_data(put):
+        over["publish"]["move_ref"] = False
     merge_settings(over, settings)
     if is_recipe_path(data):
         return read_recipe(data, overrides, over)

@@ -104,7 +104,7 @@ def prepare(
     gates.add([golden])
     plan = plan or plan_jobs(recipe)
     before = load_last_run(cache, recipe.dataset).values()
-    keys = [job.key for job in (*plan, *plan.fingerprints)]
+    keys = [job.key for job in (*plan, *plan.beside)]
     with hold_steps(cache, plan.version_id, keys) as hold:
         _say_room(cache, plan)
         prepared = _do_steps(recipe, run, cache, plan, gates, mirror, hold)
@@ -142,7 +142,7 @@ def _do_steps(
     def do(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         check_interrupted()  # a signal whose exception was lost in C code
         start = time.perf_counter()
-        beside = plan.fingerprints if jobs is plan.format else ()
+        beside = plan.beside if jobs is plan.format else ()
         with mirror.sharing([job.ref for job in (*jobs, *beside)]) if mirror else nullcontext():
             receipts = run(jobs)
         done.extend(receipts)
@@ -167,7 +167,7 @@ def _do_steps(
     do((*plan.audit, *output.audit))
     do(output.files)
     (published,) = do([output.publish])
-    save_last_run(cache, recipe.dataset, (*plan, *plan.fingerprints, *output))
+    save_last_run(cache, recipe.dataset, (*plan, *plan.beside, *output))
     gates.add(published.facts.gates, seconds["audit"])
     return Prepared(
         dataset=recipe.dataset,

@@ -152,6 +152,12 @@ def _quarantined(table: pa.Table) -> Rules:
     yield "raw_sha256 is not 64 hex digits", _unlike(table["raw_sha256"], _HEX64)
 
 
+def _dropped(table: pa.Table) -> Rules:
+    yield "row is below 0", _below(table["row"], 0)
+    yield "reason is no code", _unlike(table["reason"], _CODE)
+    yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
+
+
 def _packed(table: pa.Table) -> Rules:
     """Nothing: `packhouse.packing.contract` checks each value where packs are made."""
     yield from ()
@@ -162,6 +168,7 @@ _CONTRACTS: Mapping[str, tuple[pa.Schema, Callable[[pa.Table], Rules]]] = {
     "formatted": (tables.FORMATTED, _formatted),
     "tokenized": (tables.TOKENIZED, _tokenized),
     "quarantined": (tables.QUARANTINED, _quarantined),
+    "dropped": (tables.DROPPED, _dropped),
     "packed": (tables.PACKED, _packed),
 }
 

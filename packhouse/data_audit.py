@@ -28,6 +28,7 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.given import tokenizer_name
 from packhouse.golden import pin
 from packhouse.packing.layout import expand_labels
+from packhouse.quality import quality_lines
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.records.tables import read_table
@@ -200,6 +201,7 @@ def _audit_raw(
             **settings.get("audit", {}),
             "min_answer_coverage": 0.0,
             **dict.fromkeys(shares, 1.0),
+            "quality": _without_limits(settings.get("audit", {}).get("quality", {})),
         },
         "validate": {**settings.get("validate", {}), "max_quarantined": 1.0},
     }
@@ -219,6 +221,10 @@ def _audit_raw(
         done, _ = prepare_recipe(recipe, place)
         version = Version(open_stored(str(store), recipe.dataset, done.version))
         return _report_prepared(done, version, recipe, place)
+
+
+def _without_limits(quality: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in quality.items() if not name.startswith("max_")}
 
 
 def _report_prepared(
@@ -255,6 +261,7 @@ def _report_prepared(
     dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in version.dropped.items())
     notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]
     notes += [f"dropped by policy: {dropped}"] if dropped else []
+    notes += quality_lines(version.audit["quality"])
     return make_report("raw", recipe.tokenizer, counts, examples, tuple(notes))
 
 

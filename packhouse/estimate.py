@@ -29,7 +29,7 @@ from packhouse.steps.publish import PUBLISH
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
 
-__all__ = ["Estimate", "bytes_needed", "estimate"]
+__all__ = ["Estimate", "bytes_needed", "estimate", "sample_rows"]
 
 _Lengths = npt.NDArray[np.integer[Any]]
 _SAMPLE_BYTES = 2**20
@@ -178,17 +178,23 @@ def _not_counted(recipe: Recipe) -> Iterator[str]:
 
 
 def _sample(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:
-    """What comes of the first megabyte of a file."""
+    tokenized, read = sample_rows(recipe, source, uri, workspace)
+    return _Counted.of(tokenized, recipe, **read)
+
+
+def sample_rows(
+    recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
+) -> tuple[pa.Table, dict[str, int]]:
+    """What comes of the first megabyte of a file: schema `tables.TOKENIZED`, and what was read."""
     shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
     num_bytes = shards[0].byte_end - shards[0].byte_start
-    num_read = rows.validated.num_rows
     with temporary_folder("sample") as folder:
         write_table(folder / "validated.arrow", rows.validated)
         call = partial(try_rows, recipe, source.label_names, workspace.tokenizers, folder)
         run_template(call, recipe, num_bytes)
         tokenized = read_table(folder / "tokenized.arrow")
-        return _Counted.of(tokenized, recipe, num_read=num_read, num_bytes=num_bytes)
+    return tokenized, {"num_read": rows.validated.num_rows, "num_bytes": num_bytes}
 
 
 def _packs(recipe: Recipe, lengths: list[_Lengths]) -> int:

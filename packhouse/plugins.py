@@ -5,7 +5,8 @@
 
 A recipe names it like a built-in one: `format: faq`. Nothing is imported until a step needs it;
 the key of a step, and so the version's id, holds the distribution's name and version, which are
-read without importing anything. docs/plugins.md shows one of each kind.
+read without importing anything. docs/plugins.md shows one of each kind. A function of a notebook or
+script goes in place of the name, as a `PluginFunction` with a version of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,15 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from packhouse.errors import ConfigError, PackhouseError, PluginError
 
-__all__ = ["BadRowError", "Kind", "NameOf", "Plugin", "find_plugin", "plugin_key"]
+__all__ = [
+    "BadRowError",
+    "Kind",
+    "NameOf",
+    "Plugin",
+    "PluginFunction",
+    "find_plugin",
+    "plugin_key",
+]
 
 Kind = Literal["row_formats", "packing_strategies", "checks"]
 _WHAT: dict[Kind, str] = {
@@ -43,17 +52,48 @@ class BadRowError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class PluginFunction:
+    """A function that goes to `packhouse.prepare` in place of a plug-in's name.
+
+    This process alone knows it: work with `workers=1`, or offer it by entry point.
+
+    Example:
+        >>> def in_order(lengths, seq_len, seed):
+        ...     return [[record] for record in range(len(lengths))]
+        >>> PluginFunction(in_order, version="1").name
+        'in_order'
+    """
+
+    function: Callable[..., Any]
+    version: str
+    """Part of the version's id: change it when what the function returns changes."""
+    name: str = ""
+    """Its name in the recipe and in messages; by default the function's own."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) or not isinstance(self.version, str) or not self.version:
+            raise ConfigError(
+                "PluginFunction takes a function and a version, a text such as '1', which the id "
+                f"of what is made with it holds; got {self.function!r:.60}, {self.version!r:.20}"
+            )
+        if not self.name:
+            object.__setattr__(self, "name", getattr(self.function, "__name__", "function"))
+
+
+@dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plug-in that is installed; nothing of it is imported yet."""
+    """A plug-in that is installed, of which nothing is imported yet, or that was given."""
 
     kind: Kind
     name: str
     distribution: str
+    """Empty for a `PluginFunction`."""
     version: str
-    entry: EntryPoint
+    entry: EntryPoint | PluginFunction
 
     def __str__(self) -> str:
-        return f"{_WHAT[self.kind]} '{self.name}' of {self.distribution} {self.version}"
+        owner = self.distribution or "your PluginFunction"
+        return f"{_WHAT[self.kind]} '{self.name}' of {owner} {self.version}"
 
     def load(self) -> Callable[..., Any]:
         """Import the function.
@@ -61,6 +101,8 @@ class Plugin:
         Raises:
             PluginError: it cannot be imported, or is no function.
         """
+        if isinstance(self.entry, PluginFunction):
+            return self.entry.function
         with self.named_in_errors():
             function = self.entry.load()
         if not callable(function):
@@ -84,8 +126,14 @@ class Plugin:
             raise PluginError(f"{self} failed{where}: {said}", plugin=self.name) from error
 
 
+_given: dict[tuple[Kind, str], Plugin] = {}
+"""Functions that took the place of a name in this process."""
+
+
 def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
-    """Return an installed plug-in by its name; reads metadata and imports nothing.
+    """Return a plug-in by its name: one that was given, else an installed one.
+
+    Reads metadata and imports nothing.
 
     Args:
         kind: what it is.
@@ -95,6 +143,8 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     Raises:
         ConfigError: there is none, two packages offer it, or its package has no version.
     """
+    if (kind, name) in _given:
+        return _given[kind, name]
     found = [entry for entry in _installed(kind) if entry.name == name]
     owners = {str(entry.dist.name): entry for entry in found if entry.dist is not None}
     if not owners:
@@ -153,14 +203,30 @@ class NameOf:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Check a name when a recipe is read; without an import of a plug-in."""
-        return core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
+        name = core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
+        return core_schema.no_info_before_validator_function(self._take, name)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """Return the schema of a form's field."""
         return {"type": "string"} | ({"enum": list(self.built_in)} if self.built_in else {})
 
+    def _take(self, given: object) -> object:
+        """Return a function's name, by which it is found from now on; anything else as it is."""
+        if callable(given):
+            message = "must be a name, or `PluginFunction(function, version='1')`"
+            raise PydanticCustomError("no_plugin", "{message}", {"message": message})
+        if not isinstance(given, PluginFunction):
+            return given
+        if given.name in self.built_in:
+            raise ConfigError(
+                f"'{given.name}' is a built-in {_WHAT[self.kind]}; give yours another name: "
+                "PluginFunction(..., name='mine')"
+            )
+        _given[self.kind, given.name] = Plugin(self.kind, given.name, "", given.version, given)
+        return given.name
+
     def _check(self, name: str) -> str:
-        if name in self.built_in:
+        if name in self.built_in or (self.kind, name) in _given:
             return name
         offered = [*self.built_in, *sorted(_names(self.kind) - {*self.built_in})]
         if name not in offered:

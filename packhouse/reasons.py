@@ -4,9 +4,14 @@
 are part of published files and of the ledger, so they stay as they are.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-__all__ = ["DROP_REASONS", "QUARANTINE_REASONS", "Reason"]
+__all__ = ["DROP_REASONS", "QUARANTINE_REASONS", "Reason", "TurnOrder"]
+
+TurnOrder = Literal[
+    "system_not_first", "starts_with_assistant", "consecutive_user", "consecutive_assistant"
+]
+"""Orders of turns that `validate.refused_orders` may name; by default the template decides."""
 
 
 class Reason(NamedTuple):
@@ -55,20 +60,40 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a role outside of system, user, assistant, tool", "rename it in the file"
         ),
         "system_not_first": Reason(
-            "a system turn that is not the first message", "move it to the front, or split the row"
+            "a system turn that is not the first message",
+            "move it to the front, split the row, or allow it: `validate.refused_orders`",
         ),
         "starts_with_assistant": Reason(
-            "the first turn is the assistant's", "put the question in front, or drop the greeting"
+            "the first turn is the assistant's",
+            "put the question in front, drop the greeting, or allow it: `validate.refused_orders`",
         ),
         "tool_result_without_call": Reason(
             "a tool result that no call precedes", "add the call, or take the result out"
         ),
-        "consecutive_user": Reason("two user turns in a row", "join them"),
-        "consecutive_assistant": Reason("two assistant turns in a row", "join them"),
+        "consecutive_user": Reason(
+            "two user turns in a row", "join them, or allow it: `validate.refused_orders`"
+        ),
+        "consecutive_assistant": Reason(
+            "two assistant turns in a row", "join them, or allow it: `validate.refused_orders`"
+        ),
         "call_without_result": Reason(
             "a turn follows a tool call that has no result", "add the result, or end on the call"
         ),
         "no_assistant": Reason("nobody answers", "take the row out"),
+        "expression": Reason(
+            "`where` or `select` of its source fails on it",
+            "mend the row, or take TRY_CAST(...) and TRY(...), which give NULL where they fail",
+        ),
+        "orphan": Reason(
+            "the message answers one that is no row of the file",
+            "add its parent, or keep whole trees where `where` filters",
+        ),
+        "tree": Reason(
+            "another row has the same `message_id`, or the row is of a tree", "keep one of them"
+        ),
+        "transcript": Reason(
+            "the text does not begin with a speaker", "begin it with `Human:`, or take it out"
+        ),
         "no_messages": Reason("a plug-in finds no conversation in the row", "take the row out"),
         "ends_on_user": Reason(
             "the last question has no answer",
@@ -132,6 +157,18 @@ DROP_REASONS: dict[str, Reason] = {
     "duplicate": Reason("repeats an earlier conversation", "set `dedup.exact: keep` to keep it"),
     "near_duplicate": Reason(
         "nearly repeats an earlier conversation", "set `dedup.near: keep`, or a higher threshold"
+    ),
+    "contaminated": Reason(
+        "shares a run of words with a benchmark", "set `audit.on_match: stop` to be told instead"
+    ),
+    "joined": Reason(
+        "the message is part of the conversation at the first row of its tree", "nothing to do"
+    ),
+    "other_path": Reason(
+        "the message is on no path of its tree that is taken", "set `oasst_paths: all` for more"
+    ),
+    "filtered": Reason(
+        "`where` of its source is false or NULL for it", "widen the expression to keep it"
     ),
     "sampled_out": Reason(
         "not chosen by `weight` or `max_records` of its source", "raise them to take more"

@@ -12,6 +12,7 @@ from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.packing import PackStatistics
+from packhouse.quality import quality_lines
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.pack import Side, SplitCounts
@@ -85,14 +86,22 @@ def print_report(prepared: Prepared) -> None:
     _print_uneven_split(out, published.split)
     print_table(_splits_table(published.statistics))
     print_table(audit_table(published.audit))
+    if found_lines := quality_lines(published.audit["quality"]):
+        echo(f"\nquality (of {published.audit['quality']['dataset']['rows']:,} rows)")
+        for said in found_lines:
+            print_text(said, 2)
     for found in published.audit.get("checks", {}).values():
         print_text(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
     if "contamination" in published.audit:
         found = published.audit["contamination"]
-        out.print(
+        done = {"drop": ": left out", "same_side": ": put into eval"}
+        print_text(
             f"contamination: {found['contaminated']:,} of {found['rows']:,} rows share "
             f"{found['ngram']} words in a row with a benchmark"
+            f"{done.get(found['on_match'], '') * bool(found['contaminated'])}"
         )
+        for name, number in found["by_benchmark"].items():
+            print_text(f"{name}: {number:,} rows", 2)
     if prepared.golden:
         out.print(f"golden: {prepared.golden:,} conversations came out as pinned")
     for target, name in published.mirrors.items():

@@ -148,7 +148,7 @@ def _until_exit() -> ExitStack:
 
 def _hold_until_exit(folder: Path, plan: Plan) -> Hold:
     """Hold the steps for as long as a dataset of this process may map their files."""
-    keys = [job.key for job in (*plan, *plan.fingerprints)]
+    keys = [job.key for job in (*plan, *plan.beside)]
     return _until_exit().enter_context(hold_steps(folder, plan.version_id, keys))
 
 

@@ -110,7 +110,7 @@ MAPPED_ROWS = [{"instruction": f"Add {n}.", "input": f"1, {n}", "response": "x"}
 """Fields whose meaning `auto` must find."""
 
 ALWAYS = [  # bad rows and odd tokens are what is compared: they stop nothing
-    *["validate.max_quarantined=1", "audit.min_answer_coverage=0"],
+    *["validate.max_quarantined=1", "audit.min_answer_coverage=0", "publish.position_ids=false"],
     *(
         f"audit.max_{name}=1"
         for name in (

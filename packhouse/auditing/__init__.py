@@ -11,7 +11,7 @@ from packhouse.auditing.checks import combine_checks, run_check
 from packhouse.auditing.contamination import (
     Benchmarks,
     combine_contamination,
-    find_contamination,
+    match_benchmarks,
     read_benchmarks,
 )
 from packhouse.auditing.dataset import audit_packs, combine
@@ -30,10 +30,10 @@ __all__ = [
     "combine",
     "combine_checks",
     "combine_contamination",
-    "find_contamination",
+    "match_benchmarks",
     "read_benchmarks",
     "run_check",
 ]
 
-VERSION = 6
+VERSION = 7
 """Raised whenever the same tables give another result: it is published, so it is in the key."""

@@ -13,6 +13,7 @@ Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,20 @@ from packhouse.records.lists import list_offsets, one_chunk
 from packhouse.records.ngrams import Hashes, Int64s, Words, run_hashes, words_of
 from packhouse.sources import read_shard, scan_source
 
-__all__ = ["Benchmarks", "combine_contamination", "find_contamination", "read_benchmarks"]
+__all__ = [
+    "MATCHES",
+    "Benchmarks",
+    "combine_contamination",
+    "match_benchmarks",
+    "read_benchmarks",
+]
+
+MATCHES = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),  # of the file that the shard is of
+        pa.field("benchmark", pa.string(), nullable=False),  # file and row: `exam/exam.jsonl row 3`
+    ]
+)
 
 _LENIENT = ValidateConfig(allow_ends_on_user=True)
 
@@ -49,11 +63,6 @@ class Benchmarks:
     """Texts of fewer than `ngram` words: nothing can be found of them."""
     num_unread: int
     """Rows that could not be read."""
-
-    def name_of(self, row: int) -> str:
-        """Where a benchmark row stands."""
-        place = self.places.slice(row, 1).to_pylist()[0]
-        return f"{place['source']} row {place['row']:,}"
 
 
 def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
@@ -97,13 +106,16 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
     )
 
 
-def find_contamination(validated: pa.Table, benchmarks: Benchmarks) -> dict[str, Any]:
+def match_benchmarks(
+    validated: pa.Table, benchmarks: Benchmarks
+) -> tuple[dict[str, Any], pa.Table]:
     """Find the rows of a shard that share a run of words with a benchmark.
 
     Returns:
-        `rows`, how many were looked at; `contaminated`, how many share a run, and `by_benchmark`
-        with which file; `worst`, those that share most runs (`value`), each with the `benchmark`
-        row and the words of its first shared run.
+        Counts: `rows`, how many were looked at; `contaminated`, how many share a run, and
+        `by_benchmark` with which file; `worst`, those that share most runs (`value`), each with the
+        `benchmark` row and the words of its first shared run. And all of these rows, schema
+        `MATCHES`.
     """
     texts = _Texts.of(validated)
     hashes, places = texts.runs(benchmarks.vocabulary, benchmarks.ngram)
@@ -112,25 +124,25 @@ def find_contamination(validated: pa.Table, benchmarks: Benchmarks) -> dict[str,
     places, owners = places[is_shared], benchmarks.owners[index[is_shared]]
     rows = texts.row_of(places)
     touched, first, counts = np.unique(rows, return_index=True, return_counts=True)
-    files = one_chunk(benchmarks.places["source"])
-    held = files.take(pa.array(owners[first])).cast(pa.string())
+    held = benchmarks.places.take(pa.array(owners[first])).to_pylist()
+    names = [f"{place['source']} row {place['row']:,}" for place in held]
     worst = np.argsort(-counts, kind="stable")[:NUM_WORST]
-    return {
+    found = {
         "rows": validated.num_rows,
         "contaminated": len(touched),
-        "by_benchmark": {
-            item["values"]: item["counts"] for item in pc.value_counts(held).to_pylist()
-        },
+        "by_benchmark": dict(sorted(Counter(place["source"] for place in held).items())),
         "worst": [
             {
                 **_origin(validated, int(touched[i])),
                 "value": int(counts[i]),
-                "benchmark": benchmarks.name_of(int(owners[first[i]])),
+                "benchmark": names[i],
                 "words": texts.words.run(int(places[first[i]]), benchmarks.ngram),
             }
             for i in worst.tolist()
         ],
     }
+    matched = one_chunk(validated["row"]).take(pa.array(touched))
+    return found, pa.table([matched, pa.array(names, pa.string())], schema=MATCHES)
 
 
 def _origin(validated: pa.Table, row: int) -> dict[str, Any]:

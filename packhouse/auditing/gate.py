@@ -6,6 +6,7 @@ from typing import Any
 
 from packhouse.errors import AuditError
 from packhouse.gates import GateResult
+from packhouse.quality import COUNTERS
 from packhouse.recipe import AuditConfig
 
 __all__ = ["audit_rows", "check_audit"]
@@ -150,6 +151,8 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
     yield from _shares(config, "", audit["packs"], _OF_PACKS)
     if "contamination" in audit:
         yield _contamination(audit["contamination"], config)
+    if "quality" in audit:
+        yield from _quality(audit["quality"], config)
     for found in audit.get("checks", {}).values():
         yield _of_check(found, config)
     number = audit["dataset"]["both_sides"]
@@ -174,6 +177,8 @@ def _never(kind: str, source: str, number: int, total: int, text: str) -> _Findi
 
 def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
     number, total, rows = found["contaminated"], found["rows"], found["worst"]
+    if found.get("on_match", "stop") != "stop":
+        number = 0  # pack has left them out of train
     named = ", ".join(
         f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
         for row in rows[:2]
@@ -191,6 +196,36 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         f"row with a benchmark: {named}",
         rows=rows,
     )
+
+
+def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
+    """The counters that the recipe limits; an audit of an earlier release has none of them."""
+    scopes = found["sources"] if len(found["sources"]) == 1 else {"": found["dataset"]}
+    scopes = {**scopes, **found["sources"]}
+    for counter, says in COUNTERS.items():
+        allowed = getattr(config.quality, f"max_{counter}")
+        for source, counts in scopes.items() if allowed is not None else ():
+            number, total = counts.get(counter, 0), counts["rows"]
+            share = number / max(total, 1)
+            rows = [
+                row
+                for row in found["worst"].get(counter, [])
+                if not source or row["source"].split("/")[0] == source
+            ]
+            named = ", ".join(f"{row['source']} row {row['row']:,}" for row in rows[:3])
+            yield _Finding(
+                limit=f"quality.max_{counter}",
+                kind=counter,
+                source=source,
+                number=number,
+                total=total,
+                value=share,
+                allowed=allowed,
+                is_breach=number > allowed * total,
+                text=f"{number:,} of {total:,} rows ({share:.2%}, over {allowed:.2%}) {says}"
+                f"{': ' * bool(named)}{named}",
+                rows=rows,
+            )
 
 
 def _of_check(found: Mapping[str, Any], config: AuditConfig) -> _Finding:

@@ -9,6 +9,7 @@ import click
 
 from packhouse.ci import BUG, CiJob, plan_markdown, summary_json, to_junit
 from packhouse.cli import exit_interrupted
+from packhouse.commands.options import run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.runtime.disks import disk_error
 from packhouse.runtime.interrupts import Interrupted, ignore_signals, interruption
@@ -20,22 +21,8 @@ __all__ = ["ci"]
 
 @click.command()
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Put a value over the recipe's."
-)
-@click.option(
-    "--cache",
-    default=None,
-    metavar="PLACE",
-    help="Folder of finished steps, or s3://bucket/prefix to share them between jobs.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Processes of this machine that do the work; the bytes are the same.",
-)
+@set_option()
+@run_options
 @click.option("--plan-only", is_flag=True, help="Say what would come; run and publish nothing.")
 @click.option("--approval", is_flag=True, help="Publish, and leave it to someone to move the ref.")
 @click.option("--summary", type=click.Path(path_type=Path), help="Write markdown for a comment.")

@@ -8,7 +8,14 @@ import click
 
 from packhouse.cache.places import default_cache
 
-__all__ = ["recipe_options"]
+__all__ = ["recipe_options", "run_options", "set_option"]
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def set_option(what: str = "Put a value over the recipe's: --set pack.seq_len=4096.") -> Decorator:
+    """Return --set, which may be given several times."""
+    return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=what)
 
 
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,14 +28,28 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=default_cache,
             help="Folder of finished steps. [default: PACKHOUSE_CACHE, else the user's]",
         ),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Put a value over the recipe's: --set pack.seq_len=4096.",
-        ),
+        set_option(),
         click.argument("recipe_path", metavar="RECIPE", type=click.Path()),
+    ):
+        command = decorate(command)
+    return command
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --cache, which may be a mirror, and --workers."""
+    for decorate in (
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Processes of this machine that do the work; the bytes are the same.",
+        ),
+        click.option(
+            "--cache",
+            metavar="PLACE",
+            help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
+        ),
     ):
         command = decorate(command)
     return command

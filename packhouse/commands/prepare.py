@@ -3,6 +3,7 @@
 import click
 
 from packhouse.cli import exit_interrupted
+from packhouse.commands.options import run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.runtime.progress import show_progress, start_phase
@@ -17,30 +18,13 @@ __all__ = ["prepare"]
 @click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a pack. [default: 2048]")
 @click.option("--store", metavar="PLACE", help="Folder or s3://bucket/prefix. [default: ./store]")
 @click.option("--dataset", metavar="NAME", help="Name in the store. [default: the first file's]")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any key of a recipe: --set split.eval_fraction=0.02. May be repeated.",
-)
+@set_option("Any key of a recipe: --set split.eval_fraction=0.02. May be repeated.")
 @click.option(
     "--move-ref",
     is_flag=True,
     help="Move `latest` although --set, --tokenizer or --seq-len changed the RECIPE.",
 )
-@click.option(
-    "--cache",
-    metavar="PLACE",
-    help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Processes of this machine that do the work; the bytes are the same.",
-)
+@run_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
 def prepare(
     data: tuple[str, ...],
@@ -83,14 +67,12 @@ def prepare(
             start_phase("importing")
             from packhouse.api import prepare_recipe, recipe_for  # takes over a second
             from packhouse.cache.places import check_cache, find_cache
-            from packhouse.recipe.reading import changes_data
 
             is_recipe = data[0].endswith((".yaml", ".yml"))
             if is_recipe and len(data) > 1:
                 raise ConfigError(f"'{data[0]}' is a recipe; give it alone, or DATA without it")
-            is_changed = bool(tokenizer or seq_len or changes_data(overrides))
-            if is_recipe and is_changed and not move_ref:
-                overrides = ("publish.move_ref=false", *overrides)
+            if move_ref:
+                overrides = (*overrides, "publish.move_ref=true")
             place = find_cache(cache)
             recipe = recipe_for(
                 data[0] if is_recipe else list(data),

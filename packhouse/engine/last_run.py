@@ -14,6 +14,8 @@ from packhouse.sources import SourceShard
 
 __all__ = ["changed_parts", "load_last_run", "obsolete_keys", "save_last_run", "touch_last_run"]
 
+_OF_ALL_SHARDS = ("quarantine", "dropped")
+
 
 def save_last_run(cache: Path, dataset: str, done: Iterable[AnyJob]) -> None:
     """Remember every job's key and what it was made of."""
@@ -57,7 +59,7 @@ def obsolete_keys(before: Iterable[Mapping[str, Any]], now: Iterable[SourceShard
         shard = parts.get("shard", {})
         is_changed = shard.get("file") in files and shard["sha256"] not in contents
         is_of_changed = gone.intersection(parts.get("inputs", [parts.get("input")]))
-        if is_changed or is_of_changed or (gone and parts.get("of") == "quarantine"):
+        if is_changed or is_of_changed or (gone and parts.get("of") in _OF_ALL_SHARDS):
             gone.add(job["key"])
     return gone
 

@@ -20,8 +20,9 @@ from packhouse.cache.steps import AnyReceipt
 from packhouse.engine.grouping import JobGroup, group_jobs
 from packhouse.engine.step import AnyJob, execute
 from packhouse.engine.workspace import Workspace
-from packhouse.errors import TransientError
+from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import Recipe
+from packhouse.recipe.model import plugins_of
 from packhouse.runtime.progress import job_done, step_progress
 
 __all__ = ["LocalRunner", "PoolRunner", "Run", "end_with_parent", "local_runner"]
@@ -35,10 +36,20 @@ _MOST_RESTARTS = 3
 
 @contextmanager
 def local_runner(recipe: Recipe, workspace: Workspace, workers: int) -> Iterator[Run]:
-    """Give what does jobs on this machine: in this process, or in as many processes."""
+    """Give what does jobs on this machine: in this process, or in as many processes.
+
+    Raises:
+        ConfigError: several processes, and a plug-in that was given as a function.
+    """
     if workers == 1:
         yield LocalRunner(recipe=recipe, workspace=workspace)
         return
+    given = [plugin for plugin in plugins_of(recipe) if not plugin.distribution]
+    if given:
+        raise ConfigError(
+            f"{given[0]} is known to this process alone; leave `workers` at 1, or offer it by "
+            "entry point, which every process finds"
+        )
     with PoolRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
         yield run
 

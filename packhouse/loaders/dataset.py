@@ -262,8 +262,15 @@ class TokenizedDataset(torch.utils.data.Dataset):
         """Return these records and then those of the others, each in its own order.
 
         Raises:
-            ConfigError: they are padded, and not alike.
+            ConfigError: one is no `TokenizedDataset`; or they are padded, and not alike.
         """
+        for number, other in enumerate(others, start=1):
+            if not isinstance(other, TokenizedDataset):
+                raise ConfigError(
+                    f"concat takes TokenizedDataset, and argument {number} is a "
+                    f"{type(other).__name__}; make it with make_supervised_dataset, or join rows "
+                    "of other kinds with torch.utils.data.ConcatDataset"
+                )
         parts = [self, *others]
         if len({part._padding for part in parts}) > 1:
             raise ConfigError("these records are padded differently; concat first, then pad")

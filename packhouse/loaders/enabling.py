@@ -11,7 +11,8 @@ the decoder's forward pass. For packed batches the guard
   cache, and RoPE that the longest record of a pack would change for all.
 
 Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
-positions a step. `check_packing` proves the result.
+positions a step. `check_packing` proves the result. What is lost before the model is called, no
+guard can see: `refusals.py` stops the collators that lose it.
 """
 
 import functools
@@ -23,9 +24,10 @@ from typing import Any
 import torch
 
 from packhouse.errors import ConfigError, ContractError
+from packhouse.loaders import refusals
 from packhouse.loaders.masks import cu_seqlens, record_starts
 
-__all__ = ["FAMILIES", "PackingHandle", "enable_packing"]
+__all__ = ["FAMILIES", "PackingHandle", "enable_packing", "is_enabled"]
 
 # Families whose tiny models pass `check_packing` in the tests, by `model_type`.
 FAMILIES = (
@@ -50,6 +52,8 @@ _ATTENTION = {"eager", "sdpa", "flex_attention"} | _FLASH
 # Decoder class -> its own forward, and the handles that guard it: they may end in any order.
 _GUARDED: dict[type, tuple[Callable[..., Any], list["PackingHandle"]]] = {}
 
+_ACTIVE: set["PackingHandle"] = set()
+
 
 class PackingHandle:
     """Undoes `enable_packing`, by `disable()` or at the end of a `with` block."""
@@ -63,6 +67,9 @@ class PackingHandle:
             _forget_compiled()
         while self._undo:
             self._undo.pop()()
+        _ACTIVE.discard(self)
+        if not _ACTIVE:
+            refusals.allow()
 
     def __enter__(self) -> "PackingHandle":
         return self
@@ -74,10 +81,14 @@ class PackingHandle:
 def enable_packing(target: Any) -> PackingHandle:
     """Make packed batches safe for a model, or for every model built from a config or a name.
 
+    Collators and trainers that would drop the boundaries before the model is called are refused
+    as long as a handle is active: see `packhouse/loaders/refusals.py`. Import TRL before.
+
     Args:
-        target: a model (wrapped by PEFT or DDP too); a config; a `model_type` such as 'mistral'; or
-            a folder or name that `AutoConfig` knows. All but a model guard the decoder class of
-            that family in this process, whenever its models are made.
+        target: a model (wrapped by PEFT or DDP too); a model class such as `LlamaForCausalLM`; a
+            config; a `model_type` such as 'mistral'; or a folder or name that `AutoConfig` knows.
+            All but a model guard the decoder class of that family in this process, whenever its
+            models are made.
 
     Returns:
         A handle whose `disable()` undoes it.
@@ -102,11 +113,20 @@ def enable_packing(target: Any) -> PackingHandle:
             hook = decoder.register_forward_pre_hook(guard, with_kwargs=True)
             handle._undo.append(hook.remove)
     else:
-        config = _named_config(target) if isinstance(target, str) else target
+        config = _config_of(target)
         _check_config(config)
         _guard_class(_decoder_class(config), handle)
     _forget_compiled()
+    _ACTIVE.add(handle)
+    refusals.refuse()
     return handle
+
+
+def is_enabled() -> bool:
+    """Return True if a handle is active, and look again for what it refuses."""
+    if _ACTIVE:
+        refusals.refuse()
+    return bool(_ACTIVE)
 
 
 def _forget_compiled() -> None:
@@ -127,10 +147,22 @@ def _decoder_class(config: Any) -> Any:
     return mapping[type(config)] if type(config) in mapping else None
 
 
-def _named_config(name: str) -> Any:
+def _config_of(target: Any) -> Any:
+    """Return the config that a name or a model class stands for; a config itself as it is."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    return CONFIG_MAPPING[name]() if name in CONFIG_MAPPING else AutoConfig.from_pretrained(name)
+    if isinstance(target, str):
+        is_type = target in CONFIG_MAPPING
+        return CONFIG_MAPPING[target]() if is_type else AutoConfig.from_pretrained(target)
+    if not isinstance(target, type):
+        return target
+    config = getattr(target, "config_class", None)
+    if config is None:
+        raise ConfigError(
+            f"class {target.__name__} names no config; give a model class such as "
+            "LlamaForCausalLM, a model, or a model type such as 'llama'"
+        )
+    return config()
 
 
 def _check_config(config: Any) -> None:

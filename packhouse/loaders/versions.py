@@ -20,11 +20,13 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import uuid
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 import pyarrow as pa
 from typing_extensions import override
@@ -37,6 +39,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.packing.layout import published_schema, to_layout
+from packhouse.records.lists import list_offsets
 from packhouse.runtime.disks import disk_errors, write_whole
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
@@ -59,14 +62,35 @@ __all__ = [
 ]
 
 
+@overload
+def load_packed(
+    uri: str | Path,
+    version: str = ...,
+    split: str = ...,
+    *,
+    by_source: Literal[False] = ...,
+    cache: str | Path | None = ...,
+    verify: bool = ...,
+) -> "Dataset": ...
+@overload
+def load_packed(
+    uri: str | Path,
+    version: str = ...,
+    split: str = ...,
+    *,
+    by_source: Literal[True],
+    cache: str | Path | None = ...,
+    verify: bool = ...,
+) -> "dict[str, Dataset]": ...
 def load_packed(
     uri: str | Path,
     version: str = "latest",
     split: str = "train",
     *,
+    by_source: bool = False,
     cache: str | Path | None = None,
     verify: bool = True,
-) -> "Dataset":
+) -> "Dataset | dict[str, Dataset]":
     """Load a split of a published version as a memory-mapped `datasets.Dataset`.
 
     Rows have `input_ids`, `labels` (made from the ranges where the layout is `compact`),
@@ -80,29 +104,69 @@ def load_packed(
             or a folder that `packhouse pull` wrote.
         version: a ref, a version (`<vid>.g<N>`) or a version id.
         split: `train` or `eval`.
+        by_source: return a dict of one dataset for each source, as `Trainer(eval_dataset=...)`
+            takes it; of a version with `split.eval_by_source`.
         cache: folder of local copies; by default that of `packhouse.prepare`.
         verify: compare each file's sha256 before this process first reads it (1-2 GB/s); if False,
             trust copies that were verified before, while size and time of change stay the same.
 
     Returns:
-        A `datasets.Dataset`; its `info.version` is unset and `info.description` names the version.
+        A `datasets.Dataset`, or a dict of such by source; its `info.version` is unset and
+        `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`, `verify` is no bool, or a file is in
-            the place of the cache.
+        ConfigError: `uri` ends in another name than `version`, `verify` is no bool, a file is in
+            the place of the cache, or `by_source` of a split that has no files by source.
         DiskError: the cache cannot be written: no room, no right.
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
         IntegrityError: the store's bytes are not the published ones.
     """
-    from datasets import Dataset, DatasetInfo, concatenate_datasets
-
     check_verify(verify)
     folder = cache_folder(cache)
     opened, entries = open_split(uri, version, split)
-    paths = [mapped_file(opened, entry, folder, verify) for entry in entries]
-    info = DatasetInfo(description=f"packhouse {opened.dataset} {opened.version} {split}")
+    paths: dict[str | None, list[Path]] = {}
+    for entry in entries:
+        source = entry.source if by_source else None
+        if by_source and source is None:
+            raise ConfigError(
+                f"split '{split}' of {opened.dataset} {opened.version} has no files by source; "
+                "prepare with split.eval_by_source: true, and load split='eval'"
+            )
+        paths.setdefault(source, []).append(mapped_file(opened, entry, folder, verify))
+    about = f"packhouse {opened.dataset} {opened.version} {split}"
+    rows = {name: _map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
+    if any(_holds_packs(each) for each in rows.values()):
+        _warn_of_leaks()
+    return {str(name): each for name, each in rows.items()} if by_source else rows[None]
+
+
+def _map_rows(paths: Sequence[Path], description: str) -> "Dataset":
+    from datasets import Dataset, DatasetInfo, concatenate_datasets
+
+    info = DatasetInfo(description=description)
     return concatenate_datasets([Dataset.from_file(str(path)) for path in paths], info=info)
+
+
+def _holds_packs(rows: "Dataset") -> bool:
+    """Return True if there are more records than rows."""
+    chunks = rows.data["seq_lengths"].chunks
+    return sum(int(list_offsets(chunk)[-1]) for chunk in chunks if len(chunk)) > len(rows)
+
+
+def _warn_of_leaks() -> None:
+    """Warn where models of transformers are at hand and `enable_packing` was not called."""
+    if "transformers.modeling_utils" not in sys.modules:  # no model in this process
+        return
+    from packhouse.loaders.enabling import is_enabled
+
+    if not is_enabled():
+        warnings.warn(
+            "rows hold several records each, and enable_packing(model) was not called before "
+            "load_packed: most collators would train across records without an error "
+            "(docs/how-to/keep-records-apart.md lists them)",
+            stacklevel=3,
+        )
 
 
 def check_verify(verify: bool) -> bool:

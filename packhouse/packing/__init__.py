@@ -15,7 +15,14 @@ from packhouse.packing.layout import (
     to_layout,
 )
 from packhouse.packing.overlength import Admitted, apply_over_length
-from packhouse.packing.plan import STRATEGIES, IndexArray, PackPlan, lower_bound, plan_packs
+from packhouse.packing.plan import (
+    STRATEGIES,
+    IndexArray,
+    PackPlan,
+    join_plans,
+    lower_bound,
+    plan_packs,
+)
 from packhouse.packing.statistics import PackStatistics
 
 __all__ = [
@@ -32,6 +39,7 @@ __all__ = [
     "expand_labels",
     "expand_weights",
     "gather",
+    "join_plans",
     "lower_bound",
     "plan_packs",
     "position_ids",

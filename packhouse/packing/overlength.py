@@ -6,7 +6,7 @@ would be trained (it would cost compute and, alone in a pack, make the loss NaN)
 reason and is counted in rows and tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from packhouse.records.lists import read_ranges
 __all__ = ["REASONS", "Admitted", "apply_over_length"]
 
 # Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
-# `packhouse.dedup`; `sampled_out`: see `packhouse.steps.mixing`.
+# `packhouse.dedup`; `sampled_out`: see `packhouse.steps.mixing`; `contaminated`: a benchmark's.
 REASONS = (
     "kept",
     "over_seq_len",
@@ -28,6 +28,7 @@ REASONS = (
     "duplicate",
     "near_duplicate",
     "sampled_out",
+    "contaminated",
 )
 _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 
@@ -57,6 +58,15 @@ class Admitted:
     def num_truncated(self) -> int:
         """Kept records that lost tokens."""
         return int(np.count_nonzero(self.lengths < self.num_tokens[self.rows]))
+
+    def without(self, is_out: npt.NDArray[np.bool_], reason: str) -> "Admitted":
+        """Leave out the kept ones of some of the shard's rows."""
+        is_out = is_out & (self.reasons == _KEPT)
+        if not is_out.any():
+            return self
+        stays = ~is_out[self.rows]
+        reasons = np.where(is_out, np.uint8(REASONS.index(reason)), self.reasons)
+        return replace(self, rows=self.rows[stays], lengths=self.lengths[stays], reasons=reasons)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Rows and tokens in, kept, truncated and dropped by reason; in = the sum of the rest.

@@ -14,8 +14,8 @@ A plan holds 4 bytes a sequence (8 beyond 2**31) and 8 a pack; planning needs 12
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from packhouse.packing.shuffle import keys_to_indices, permutation, shuffle_keys
 from packhouse.plugins import find_plugin
 from packhouse.records.lists import count_up
 
-__all__ = ["STRATEGIES", "IndexArray", "PackPlan", "lower_bound", "plan_packs"]
+__all__ = ["STRATEGIES", "IndexArray", "PackPlan", "join_plans", "lower_bound", "plan_packs"]
 
 _BLOCK_RUNS = 2**16  # in memory at a time, about
 
@@ -127,6 +127,35 @@ def plan_packs(
             seq_len=seq_len,
         )
     return plan(lengths, seq_len, seed)
+
+
+def join_plans(parts: Sequence[tuple[PackPlan, Lengths]]) -> PackPlan:
+    """Lay plans one behind another, each over some of the sequences.
+
+    Args:
+        parts: each plan with the number that each of its sequences has among all; of one strategy
+            and `seq_len`.
+
+    Example:
+        >>> first = plan_packs(np.array([3, 5]), seq_len=8), np.array([1, 3])
+        >>> second = plan_packs(np.array([4, 4]), seq_len=8), np.array([0, 2])
+        >>> plan = join_plans([first, second])
+        >>> plan.pack_offsets.tolist(), sorted(plan.order[:2].tolist())
+        ([0, 2, 4], [1, 3])
+    """
+    plans = [plan for plan, _ in parts]
+    before = np.cumsum([0, *(len(plan.order) for plan in plans)])
+    offsets = [plan.pack_offsets[1:] + base for plan, base in zip(plans, before, strict=False)]
+    starts: list[npt.NDArray[Any]] = [p.starts for p in plans if p.starts is not None]
+    ends: list[npt.NDArray[Any]] = [p.ends for p in plans if p.ends is not None]
+    return replace(
+        plans[0],
+        order=np.concatenate([rows[plan.order] for plan, rows in parts]),
+        pack_offsets=np.concatenate([np.zeros(1, np.int64), *offsets]),
+        num_tokens=sum(plan.num_tokens for plan in plans),
+        starts=np.concatenate(starts) if starts else None,
+        ends=np.concatenate(ends) if ends else None,
+    )
 
 
 def lower_bound(lengths: Lengths, seq_len: int) -> int:

@@ -1,6 +1,6 @@
 """The recipe: all that decides what a version holds; a module for each kind of section."""
 
-from packhouse.recipe.audit import AuditConfig
+from packhouse.recipe.audit import AuditConfig, QualityConfig
 from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.publish import PublishConfig
@@ -15,6 +15,7 @@ __all__ = [
     "FormatConfig",
     "PackConfig",
     "PublishConfig",
+    "QualityConfig",
     "Recipe",
     "SourceConfig",
     "SplitConfig",

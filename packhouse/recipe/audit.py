@@ -1,14 +1,69 @@
 """The `audit` section: what stops publication."""
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section, Share
 from packhouse.recipe.source import SourceConfig
 
-__all__ = ["AuditConfig"]
+__all__ = ["AuditConfig", "OnMatch", "QualityConfig"]
+
+
+OnMatch = Literal["stop", "drop", "same_side"]
+
+
+class QualityConfig(Section):
+    """What rows hold that they should not; all is counted, and what has a limit is a gate.
+
+    See docs/quality.md for what each counter finds.
+    """
+
+    max_empty_answers: Share | None = None
+    """Share of rows that may have an answer which says nothing: `...`, `N/A`."""
+
+    max_echoes: Share | None = None
+    """Share of rows that may have an answer which says the prompt again."""
+
+    max_refusals: Share | None = None
+    """Share of rows that may have an answer which refuses, or speaks of itself as an AI."""
+
+    max_repetition: Share | None = None
+    """Share of rows that may have an answer which repeats itself."""
+
+    max_html: Share | None = None
+    """Share of rows that may hold HTML in prose."""
+
+    max_mojibake: Share | None = None
+    """Share of rows that may hold text which was decoded with a wrong encoding."""
+
+    max_emails: Share | None = None
+    """Share of rows that may hold an e-mail address."""
+
+    max_phones: Share | None = None
+    """Share of rows that may hold a phone number."""
+
+    max_cards: Share | None = None
+    """Share of rows that may hold a payment card's number."""
+
+    max_secrets: Share | None = None
+    """Share of rows that may hold a key or a token."""
+
+    max_length_outliers: Share | None = None
+    """Share of rows that may be over 16 times as long as the median of their source."""
+
+    languages: list[str] = []
+    """Languages that answers may be in, such as `en`; they are looked at only if it names one."""
+
+    max_other_languages: Share | None = None
+    """Share of rows that may have answers in another language."""
+
+    @model_validator(mode="after")
+    def _other_than_which(self) -> Self:
+        if self.max_other_languages is not None and not self.languages:
+            raise ValueError("max_other_languages needs `languages`: those that answers may be in")
+        return self
 
 
 class AuditConfig(Section):
@@ -59,8 +114,16 @@ class AuditConfig(Section):
     benchmark_ngram: Annotated[int, Field(ge=5, le=100)] = 13
     """Words in a row that a row shares with a benchmark to count as contaminated."""
 
+    on_match: OnMatch = "stop"
+    """What becomes of contaminated rows: `stop` publishes none of the version if they are too many;
+    `drop` leaves them out; `same_side` puts them, and all rows of their groups, into eval, which is
+    the benchmark's side. Unlike the limits, part of the version."""
+
     max_contaminated: Share = 0.0
-    """Share of rows that may be contaminated."""
+    """Share of rows that may be contaminated and trained."""
+
+    quality: QualityConfig = QualityConfig()
+    """What rows hold that they should not: counted always, and limited where it says so."""
 
     checks: list[Annotated[str, NameOf("checks")]] = []
     """Names of plug-ins that look at every sound row; like benchmarks, part of the version."""

@@ -1,8 +1,8 @@
 """The sections that need all rows at once: `pack`, `dedup`, `split`."""
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section
@@ -74,8 +74,20 @@ class SplitConfig(Section):
     seed: int = 0
     """Another seed is another assignment."""
 
+    eval_by_source: bool = False
+    """Pack the eval records of each source by themselves, in files of their own, which
+    `load_packed(..., split="eval", by_source=True)` gives as a dict."""
+
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.eval_count is not None and self.eval_fraction:
             raise ValueError("give eval_fraction or eval_count, not both")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Keys and manifests hold settings: those of older recipes must stay as they were."""
+        settings: dict[str, Any] = write(self)
+        if not settings.get("eval_by_source", True):
+            del settings["eval_by_source"]
+        return settings

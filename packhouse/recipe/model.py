@@ -6,19 +6,21 @@ Each section is handed to the step of the same name and is part of that step's c
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from importlib import import_module
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, model_validator
 
-from packhouse.pages import PAGE_STYLE, html_table
+from packhouse.pages import PAGE_STYLE, html_table, html_text
+from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe.audit import AuditConfig
-from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
+from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig, Strategy
 from packhouse.recipe.publish import PublishConfig
 from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
 from packhouse.recipe.section import Name, Section, Uri
-from packhouse.recipe.source import SourceConfig
+from packhouse.recipe.source import RowFormat, SourceConfig
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "plugins_of"]
 
 
 class Recipe(Section):
@@ -53,9 +55,17 @@ class Recipe(Section):
     publish: PublishConfig = PublishConfig()
 
     def _repr_html_(self) -> str:
-        """Show in a notebook what is set, as it is set; all else has its default."""
+        """Show in a notebook what is set, as it is set, and what a run would make of it.
+
+        What it would make needs the code of a run, which is above this module; a recipe whose rows
+        or tokenizer are not there yet is shown without.
+        """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
-        return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}</div>'
+        try:
+            preview = import_module("packhouse.preview").preview_html(self)
+        except Exception as error:  # whatever it is, a notebook shows the recipe
+            preview = f'<div class="quiet">{html_text(f"not tried: {error}"[:500])}</div>'
+        return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'
 
     @model_validator(mode="after")
     def _a_label_is_of_one_record(self) -> Self:
@@ -65,6 +75,31 @@ class Recipe(Section):
                 "records has no one label"
             )
         return self
+
+    @model_validator(mode="after")
+    def _matches_have_a_side(self) -> Self:
+        is_split = self.split.eval_fraction or self.split.eval_count
+        if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:
+            raise ValueError(
+                "audit.on_match same_side puts rows into eval, and nothing else goes there: set "
+                "split.eval_fraction or split.eval_count, or take on_match drop"
+            )
+        return self
+
+
+def plugins_of(recipe: Recipe) -> list[Plugin]:
+    """Return the plug-ins that a recipe names.
+
+    Raises:
+        ConfigError: see `find_plugin`.
+    """
+    formats = {source.format for source in recipe.sources}.difference(get_args(RowFormat))
+    strategies = {recipe.pack.strategy}.difference(get_args(Strategy))
+    return [
+        *(find_plugin("row_formats", name) for name in sorted(formats)),
+        *(find_plugin("packing_strategies", name) for name in strategies),
+        *(find_plugin("checks", name) for name in recipe.audit.checks),
+    ]
 
 
 def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -256,7 +256,7 @@ _WHERE = {"store", "ref", "move_ref", "also", "allow_breaking_schema"}
 
 
 def changes_data(overrides: Sequence[str]) -> bool:
-    """Return True if `key=value` overrides change what a recipe makes, or what may be published.
+    """Return True if `key=value` overrides, or keys, change what a recipe makes or may publish.
 
     Where a version goes, limits on moving its ref, and the encoder change neither.
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from packhouse.reasons import TurnOrder
 from packhouse.recipe.section import IN_A_FILE, Section
 
 __all__ = ["FormatConfig", "Role", "TokenizeConfig", "ValidateConfig"]
@@ -26,6 +27,16 @@ class ValidateConfig(Section):
 
     allow_ends_on_user: bool = False
     """Keep conversations that end on a user turn (the open question is not trained)."""
+
+    refused_orders: Annotated[list[TurnOrder], Field(max_length=4)] = []
+    """Orders of turns that make a row bad: `system_not_first`, `starts_with_assistant`,
+    `consecutive_user`, `consecutive_assistant`. By default any order passes that the template
+    writes with every content."""
+
+    @field_validator("refused_orders")
+    @classmethod
+    def _sorted(cls, orders: list[TurnOrder]) -> list[TurnOrder]:
+        return sorted(set(orders))  # the same orders are the same recipe
 
 
 TEMPLATES = (

@@ -20,6 +20,8 @@ RowFormat = Literal[
     "messages",  # the row itself is the list of messages
     "sharegpt",  # conversations: [{from, value}]
     "oasst",  # a message tree: text, role, replies
+    "oasst_flat",  # a message of a tree: message_id, parent_id, text, role
+    "transcript",  # chosen or text: "\n\nHuman: ...\n\nAssistant: ..."
     "classification",  # text, label
     "text",  # text
     "preference",  # prompt, chosen
@@ -30,6 +32,8 @@ RowFormat = Literal[
 Encoding = Literal[
     "utf-8", "utf-16", "gb18030", "big5", "cp932", "cp949", "cp1250", "cp1251", "cp1252"
 ]
+
+Expression = Annotated[str, Field(min_length=1, max_length=4000)]
 
 
 class SourceConfig(Section):
@@ -56,9 +60,14 @@ class SourceConfig(Section):
         "parquet",
         "arrow",
         "xlsx",
+        "sqlite",
+        "duckdb",
     ] = "auto"
     """Format of the file; `auto` goes by its name and checks its first bytes. `objects`: JSON
-    objects one after another, each over as many lines as it takes."""
+    objects one after another, each over as many lines as it takes; `xlsx`: also ODS."""
+
+    table: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """SQLite or DuckDB file: the table that holds the rows; needed where there are several."""
 
     encoding: Encoding = "utf-8"
     """Of a text file. `gb18030` also reads GBK and GB2312, `cp932` Shift JIS, `cp949` EUC-KR,
@@ -69,6 +78,16 @@ class SourceConfig(Section):
 
     unwrap: bool = False
     """Each row stands in a list of its own: `[{"question": ...}]` counts as `{"question": ...}`."""
+
+    where: Expression | None = None
+    """Which rows are read: an SQL expression over a row's fields, such as
+    `length(output) > 20 and lang = 'en'`. Rows for which it is false or NULL are dropped and
+    counted. Needs `pip install 'packhouse[sql]'`."""
+
+    select: dict[str, Expression] = {}
+    """What a row has instead of its own fields: name -> SQL expression over them, such as
+    `{instruction: "title || chr(10) || body", output: answer}`. Fields that are not named here are
+    left out."""
 
     fields: dict[str, str] = {}
     """Our field -> the file's field, where they differ: `{instruction: question_text}`. `role` and
@@ -97,6 +116,14 @@ class SourceConfig(Section):
     mix_seed: int = 0
     """Another seed is another choice by `weight` and `max_records`."""
 
+    eval_only: bool = False
+    """All its records go to eval, and with them those of other sources with the same prompt."""
+
+    @property
+    def is_reshaped(self) -> bool:
+        """True if expressions decide which rows are read, or which fields they have."""
+        return self.where is not None or bool(self.select)
+
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Keys and manifests hold settings: those of older recipes must stay as they were."""
@@ -107,9 +134,9 @@ class SourceConfig(Section):
         return settings
 
 
-_NEW = ("encoding", "rows_at", "unwrap", "roles")
+_NEW = ("encoding", "rows_at", "unwrap", "roles", "where", "select", "table", "eval_only")
 """Settings that came after versions were published; at their default they are not written."""
 
 
-MIXING = ("weight", "max_records", "mix_seed")
+MIXING = ("weight", "max_records", "mix_seed", "eval_only")
 """Settings of a source that decide which of its records are packed, and nothing before that."""

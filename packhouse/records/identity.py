@@ -119,7 +119,7 @@ def _tails(tools: pa.Array, labels: pa.Array) -> list[bytes]:
 def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> pa.Array:
     """Name what must stay on one side of the train/eval split.
 
-    `prompt`: the user turns before the first assistant turn, contexts included, system turns not;
+    `prompt`: the user turns up to the first answer to one, contexts included, system turns not;
     in Unicode NFC, case-folded, white space collapsed. So the same question with another answer,
     another system prompt or another layout has the same key. Rows without such a turn (plain
     text) go by all of their text. `record`: the record's own name; exact duplicates only.
@@ -171,10 +171,14 @@ def _prompt_texts(flat: FlatMessages) -> pa.Array:
 
 
 def _after_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
-    """Return, for each message, if an assistant turn comes before it in its conversation."""
-    answers = np.concatenate([[0], np.cumsum(codes == ASSISTANT)])
-    before = answers[:-1] - np.repeat(answers[flat.starts], flat.counts)
-    return np.asarray(before > 0, np.bool_)
+    """Return, for each message, if an answer to a user comes before it in its conversation."""
+
+    def before(flags: Bools) -> Bools:
+        total = np.concatenate([[0], np.cumsum(flags)])
+        return np.asarray(total[:-1] > np.repeat(total[flat.starts], flat.counts), np.bool_)
+
+    # assistant (a greeting), user, assistant, user -> False, False, False, True
+    return before((codes == ASSISTANT) & before(codes == USER))
 
 
 # What str.split() takes for white space below 0x80; the byte path must agree with the text path.

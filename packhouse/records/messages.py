@@ -9,6 +9,7 @@ Roles are a closed set. What a file calls `human`, `gpt` or `observation` is ren
 a role that is none of the four makes the conversation bad, it is never dropped or rendered.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.reasons import TurnOrder
 from packhouse.records.tables import CONVERSATION, MESSAGE
 
 __all__ = [
@@ -30,7 +32,7 @@ __all__ = [
     "string_buffers",
 ]
 
-VERSION = 1
+VERSION = 2
 """Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""
 
 Answers = Literal["required", "label", "text"]
@@ -182,18 +184,20 @@ def role_violations(
     messages: pa.Array,
     *,
     allow_ends_on_user: bool = False,
+    refused_orders: Collection[TurnOrder] = (),
     answers: Answers = "required",
     max_chars: int | None = None,
 ) -> dict[int, tuple[str, str]]:
-    """Find conversations that break the order rules or hold nothing to train.
+    """Find conversations that break a rule or hold nothing to train.
 
-    A system turn may come first, then user and assistant turns alternate; an assistant turn with
-    tool calls is followed by tool results and an assistant (or user) turn. Texts of white space
+    An assistant turn with tool calls is followed by tool results or ends the conversation. Other
+    orders are the template's business, but for those in `refused_orders`. Texts of white space
     only count as empty. An empty assistant turn of weight 0 is allowed: it is never trained.
 
     Args:
         messages: conversations, array of `list<MESSAGE>`.
         allow_ends_on_user: keep conversations whose last turn is a user's.
+        refused_orders: reason codes of orders that are bad.
         answers: `label`: the answer is a class label, so no assistant turn is due; `text`: the
             rows are plain text in one assistant turn, so no user turn is due.
         max_chars: characters a message may have.
@@ -203,14 +207,14 @@ def role_violations(
 
     Example:
         >>> columns = MessageColumns(role=["user", "user"], content=["Hi", "Hi?"], count=[2])
-        >>> role_violations(columns.to_arrow())
+        >>> role_violations(columns.to_arrow(), refused_orders=["consecutive_user"])
         {0: ('consecutive_user', 'message 1 is a user turn right after a user turn')}
     """
     flat = FlatMessages.of(messages)
     codes = flat.role_codes()
     worst = _Worst(flat.offsets)
     worst.add_rows("empty_conversation", flat.counts == 0)
-    _check_order(worst, flat, codes, answers)
+    _check_order(worst, flat, codes, answers, refused_orders)
     if answers == "required":
         _check_ends(worst, flat, codes, allow_ends_on_user)
     _check_texts(worst, flat, codes, max_chars)
@@ -251,7 +255,11 @@ class _Worst:
 
 
 def _check_order(
-    worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], answers: Answers
+    worst: _Worst,
+    flat: FlatMessages,
+    codes: npt.NDArray[np.int8],
+    answers: Answers,
+    refused_orders: Collection[TurnOrder],
 ) -> None:
     is_first = np.zeros(len(codes) + 1, np.bool_)
     is_first[flat.offsets[:-1]] = True
@@ -261,15 +269,17 @@ def _check_order(
     call_before = ~is_first & np.roll(calls, 1)
     opens = (before == -1) | (before == _SYSTEM)
     worst.add_messages("unknown_role", codes == UNKNOWN)
-    worst.add_messages("system_not_first", (codes == _SYSTEM) & ~is_first)
-    if answers != "text":
-        worst.add_messages("starts_with_assistant", (codes == ASSISTANT) & opens)
+    orders: dict[TurnOrder, Bools] = {
+        "system_not_first": (codes == _SYSTEM) & ~is_first,
+        "starts_with_assistant": (codes == ASSISTANT) & opens & (answers != "text"),
+        "consecutive_user": (codes == USER) & (before == USER),
+        "consecutive_assistant": (codes == ASSISTANT) & (before == ASSISTANT),
+    }
+    for order in refused_orders:
+        worst.add_messages(order, orders[order])
     follows = ((before == ASSISTANT) & call_before) | (before == _TOOL)
     worst.add_messages("tool_result_without_call", (codes == _TOOL) & ~follows)
-    worst.add_messages("consecutive_user", (codes == USER) & (before == USER))
-    is_answer_again = (codes == ASSISTANT) & (before == ASSISTANT)
-    worst.add_messages("consecutive_assistant", is_answer_again)
-    worst.add_messages("call_without_result", (codes == USER) & call_before)
+    worst.add_messages("call_without_result", (codes != _TOOL) & call_before)
 
 
 def _check_ends(

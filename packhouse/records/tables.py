@@ -11,6 +11,7 @@ import pyarrow as pa
 
 __all__ = [
     "CONVERSATION",
+    "DROPPED",
     "FORMATTED",
     "MESSAGE",
     "PACKED",
@@ -85,6 +86,16 @@ QUARANTINED = pa.schema(
         pa.field("raw", pa.binary(), nullable=False),
         pa.field("raw_size", pa.int64(), nullable=False),
         pa.field("raw_sha256", pa.string(), nullable=False),
+    ]
+)
+
+# A row that the recipe leaves out before it is a record, with what left it out.
+DROPPED = pa.schema(
+    [
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
     ]
 )
 

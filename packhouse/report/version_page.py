@@ -3,13 +3,14 @@
 Names, reasons and tokens are of others: all text is escaped, and nothing is fetched from the web.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from packhouse.packing import PackStatistics
 from packhouse.pages import PAGE_STYLE, html_table, html_text
@@ -18,10 +19,11 @@ from packhouse.report.samples import first_split, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.token_runs import html_runs, runs_of
+from packhouse.tokenization import TokenizerSnapshot
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import read_pipeline
 
-__all__ = ["numbers_of", "version_html"]
+__all__ = ["numbers_of", "records_html", "version_html"]
 
 _RECORDS = 3
 _TOKENS = 240  # of a record
@@ -97,23 +99,30 @@ def _samples(opened: OpenVersion, tokenizers: Path) -> Iterator[str]:
     if not entries or entries[0].size > _MAX_BYTES or not entries[0].rows:
         return
     load = tokenizer_of(opened, tokenizers)
-    snapshot = load() if load else None
+    yield from records_html(_records(opened), load() if load else None)
+
+
+Record = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+"""Title, ids, and which of them are trained."""
+
+
+def records_html(records: Iterable[Record], snapshot: TokenizerSnapshot | None) -> Iterator[str]:
+    """Yield a legend and the first records, trained tokens in colour; without snapshot, as ids."""
     pipeline = read_pipeline(snapshot.backend) if snapshot else None
-    shown = 0
+    known = pipeline.token_bytes if pipeline else None
     yield _LEGEND
+    for title, ids, trained in islice(records, _RECORDS):
+        cut = f", the first {_TOKENS:,} of them" if len(ids) > _TOKENS else ""
+        yield f'<div class="quiet">{title}: a record of {len(ids):,} tokens{cut}</div>'
+        is_control = pipeline.is_control if pipeline else np.zeros(ids.max() + 1, np.bool_)
+        yield html_runs(runs_of(ids[:_TOKENS], trained[:_TOKENS], known, is_control))
+
+
+def _records(opened: OpenVersion) -> Iterator[Record]:
     for number, row in read_packs(opened, first_split(opened), 0, _RECORDS):
         ids, trained = np.asarray(row["input_ids"], np.int64), trained_mask_of(row)
         for start, end in pairwise(np.cumsum([0, *row["seq_lengths"]]).tolist()):
-            if shown == _RECORDS:
-                return
-            cut = min(end, start + _TOKENS)
-            said = f"pack {number}: a record of {end - start:,} tokens"
-            said += f", the first {_TOKENS:,} of them" if cut < end else ""
-            yield f'<div class="quiet">{said}</div>'
-            is_control = pipeline.is_control if pipeline else np.zeros(ids.max() + 1, np.bool_)
-            known = pipeline.token_bytes if pipeline else None
-            yield html_runs(runs_of(ids[start:cut], trained[start:cut], known, is_control))
-            shown += 1
+            yield f"pack {number}", ids[start:end], trained[start:end]
 
 
 _LEGEND = (

@@ -4,9 +4,10 @@
 """
 
 from packhouse.sources.reading import ShardRows, read_shard, with_raw_rows
-from packhouse.sources.shards import SourceShard, scan_source
+from packhouse.sources.scanning import scan_source
+from packhouse.sources.shards import SourceShard
 
 __all__ = ["VERSION", "ShardRows", "SourceShard", "read_shard", "scan_source", "with_raw_rows"]
 
-VERSION = 7
+VERSION = 8
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

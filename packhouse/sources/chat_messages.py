@@ -119,6 +119,8 @@ def rename_messages(
         >>> fields = {"role": "speaker", "content": "text"}
         >>> rename_messages([message], "role", fields, {"Agent": "assistant"})
         [{'role': 'assistant', 'content': 'Hi'}]
+
+    A key that a message has under our name as well gives way to the one that `fields` names.
     """
     if isinstance(messages, str):
         messages, _ = parse_text(messages)
@@ -129,7 +131,8 @@ def rename_messages(
     renamed: list[object] = []
     for message in messages:
         if isinstance(message, dict):
-            message = {ours.get(key, key): value for key, value in message.items()}
+            named = {ours[key]: value for key, value in message.items() if key in ours}
+            message = {k: v for k, v in message.items() if k not in ours} | named
             if isinstance(role := message.get(speaker), str):
                 message[speaker] = roles.get(role, role)
         renamed.append(message)
@@ -264,13 +267,29 @@ def _read_calls(value: object, number: int) -> list[object]:
         arguments = function.get("arguments", function.get("parameters", {}))
         what = f"message {number}: the arguments of a tool call"
         if isinstance(arguments, str):
-            arguments = parse_field(arguments or "{}", what)
-        if not isinstance(arguments, dict):
+            arguments = _read_arguments(arguments, what)
+        elif not isinstance(arguments, dict):
             raise BadRowError("tool_calls", f"{what} are {kind_of(arguments)}, not an object")
         call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         named = {"name": function["name"], "arguments": arguments}
         calls.append(call_id | {"type": "function", "function": named})
     return calls
+
+
+def _read_arguments(text: str, what: str) -> object:
+    """Return an object, or the text where it is none, as a model may have written it.
+
+    Example:
+        >>> _read_arguments('{"a": 1}', ""), _read_arguments('{"a": ', "")
+        ({'a': 1}, '{"a": ')
+    """
+    try:
+        value = parse_field(text or "{}", what)
+    except BadRowError as error:
+        if error.reason != "tool_calls":  # JSON, but with a fault such as a key given twice
+            raise
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _read_tools(tools: object) -> str | None:

@@ -1,4 +1,4 @@
-"""Decode Parquet, Arrow and XLSX files in a child process, whose memory and time are limited.
+"""Decode Parquet, Arrow, XLSX and database files in a child with limits on memory and time.
 
 A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a file says about
 its own sizes may be a lie. So nothing is decoded in the process of a run. A child
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from packhouse.errors import SourceError
 from packhouse.runtime.confine import at, file_of_parent, stream_confined
+from packhouse.sources.databases import DATABASES, read_database
 from packhouse.sources.files import file_errors, open_file
 from packhouse.sources.workbooks import read_workbook
 
@@ -50,30 +51,34 @@ MAX_COLUMNS = 10_000
 _ROW_BYTES = 256  # of the objects that a row becomes, whatever is in it
 _MAX_DEPTH = 32
 _BATCH_ROWS = 1024
-_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "xlsx": "XLSX"}
+_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "xlsx": "XLSX", **DATABASES}
 
 
-def decode_head(uri: str, file_format: str, num_rows: int) -> Iterator[Any]:
+def decode_head(
+    uri: str, file_format: str, num_rows: int, table: str | None = None
+) -> Iterator[Any]:
     """Yield a file's facts, then batches of the first rows of its first group that has any.
 
     At most `num_rows` rows. The facts are `names` of its columns, and `sizes`, [rows, bytes] of
-    each group.
+    each group. `table` is that of a database.
 
     Raises:
         SourceError: the file is damaged, or over a limit, which it names.
         TransientError: the storage did not answer.
     """
-    return _decode(uri, partial(_head, uri, file_format, num_rows))
+    return _decode(uri, partial(_head, uri, file_format, num_rows, table))
 
 
-def decode_rows(uri: str, file_format: str, first: int, end: int) -> Iterator[pa.RecordBatch]:
+def decode_rows(
+    uri: str, file_format: str, first: int, end: int, table: str | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
 
     Raises:
         SourceError: the file is damaged, or over a limit, which it names.
         TransientError: the storage did not answer.
     """
-    return _decode(uri, partial(_rows, uri, file_format, first, end))
+    return _decode(uri, partial(_rows, uri, file_format, first, end, table))
 
 
 def _decode(uri: str, call: Any) -> Iterator[Any]:
@@ -92,19 +97,21 @@ def _decode(uri: str, call: Any) -> Iterator[Any]:
 # What follows runs in the child.
 
 
-def _head(uri: str, file_format: str, num_rows: int) -> Iterator[Any]:
+def _head(uri: str, file_format: str, num_rows: int, table: str | None) -> Iterator[Any]:
     with _damage(uri, file_format):
-        decoder = _Decoder(uri, file_format)
+        decoder = _Decoder(uri, file_format, table)
         sizes = decoder.sizes()
         yield {"names": decoder.schema.names, "sizes": sizes}
-        decoder = _Decoder(uri, file_format)  # a stream is read once
+        decoder = _Decoder(uri, file_format, table)  # a stream is read once
         first_rows = next((rows for rows, _ in sizes if rows), 0)
         yield from decoder.plain_batches(0, min(num_rows, first_rows))
 
 
-def _rows(uri: str, file_format: str, first: int, end: int) -> Iterator[pa.RecordBatch]:
+def _rows(
+    uri: str, file_format: str, first: int, end: int, table: str | None
+) -> Iterator[pa.RecordBatch]:
     with _damage(uri, file_format):
-        decoder = _Decoder(uri, file_format)
+        decoder = _Decoder(uri, file_format, table)
         decoder.count(_ROW_BYTES * (end - first))  # before any row of nothing is made
         decoder.decoded = 0
         yield from decoder.plain_batches(first, end)
@@ -127,7 +134,7 @@ def _damage(uri: str, file_format: str) -> Iterator[None]:
 class _Decoder:
     """Reads a file group by group."""
 
-    def __init__(self, uri: str, file_format: str) -> None:
+    def __init__(self, uri: str, file_format: str, table: str | None) -> None:
         self.uri = uri
         self.is_parquet = file_format == "parquet"
         self.group = 0
@@ -137,6 +144,8 @@ class _Decoder:
         stored.seek(0)
         if file_format == "xlsx":
             stored = _as_arrow(read_workbook(stored, uri))
+        elif file_format in DATABASES:
+            stored = read_database(stored, uri, file_format, table)
         file = pa.PythonFile(stored, mode="r")
         self.allowed = min(MAX_SHARD_DECODED_BYTES, max(RATIO_FREE_BYTES, ratio_bytes))
         self.reader: Any

@@ -22,7 +22,17 @@ __all__ = [
 ]
 
 FileFormat = Literal[
-    "json", "jsonl", "objects", "csv", "csv_semicolon", "tsv", "parquet", "arrow", "xlsx"
+    "json",
+    "jsonl",
+    "objects",
+    "csv",
+    "csv_semicolon",
+    "tsv",
+    "parquet",
+    "arrow",
+    "xlsx",
+    "sqlite",
+    "duckdb",
 ]
 Compression = Literal["none", "gzip", "zstd"]
 
@@ -38,14 +48,25 @@ FORMATS_BY_ENDING: dict[str, FileFormat] = {
     "arrow": "arrow",
     "feather": "arrow",
 }
-"""Endings that a folder is searched for; each may be followed by `.gz` or `.zst`. Workbooks
-(`.xlsx`) are read where they are named: many a folder of data has one with something else."""
+"""Endings that a folder is searched for; each may be followed by `.gz` or `.zst`."""
+
+_NAMED_ONLY: dict[str, FileFormat] = {
+    "xlsx": "xlsx",
+    "ods": "xlsx",
+    "sqlite": "sqlite",
+    "sqlite3": "sqlite",
+    "db": "sqlite",
+    "duckdb": "duckdb",
+}
+"""Endings of files that are read where they are named: many a folder of data has one with something
+else."""
 
 _COMPRESSIONS: tuple[tuple[Compression, bytes, str], ...] = (
     ("gzip", b"\x1f\x8b", ".gz"),
     ("zstd", b"\x28\xb5\x2f\xfd", ".zst"),
 )
 _ARROW_MAGICS = (b"ARROW1", b"\xff\xff\xff\xff")
+_SQLITE_MAGIC = b"SQLite format 3\0"
 _ZIP_MAGIC = b"PK\x03\x04"
 _MAGICS = (
     (_ZIP_MAGIC, "a zip archive; unpack it and give what is in it"),
@@ -53,7 +74,7 @@ _MAGICS = (
     (b"BZh", "bzip2 data"),
     (b"\xfd7zXZ", "xz data"),
     (b"%PDF", "a PDF document"),
-    (b"SQLite format 3", "an SQLite database"),
+    (_SQLITE_MAGIC, "an SQLite database"),
     (b"\x89HDF", "an HDF5 file"),
     (b"ORC", "an ORC file"),
     (b"Obj\x01", "an Avro file"),
@@ -92,7 +113,7 @@ def format_of_name(name: str) -> FileFormat | None:
     _, dot, ending = plain.rpartition(".")
     if not dot:
         return None
-    return "xlsx" if ending == "xlsx" else FORMATS_BY_ENDING.get(ending)
+    return (FORMATS_BY_ENDING | _NAMED_ONLY).get(ending)
 
 
 def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri: str) -> FileFormat:
@@ -111,10 +132,16 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     if named == "xlsx":
         if not head.startswith(_ZIP_MAGIC):
             raise SourceError(
-                f"source file '{uri}' is not XLSX: it is {_what_is(head) if head else 'empty'}",
+                f"source file '{uri}' is no workbook: it is {_what_is(head) if head else 'empty'}",
                 uri=uri,
             )
         return "xlsx"
+    database = _database_of(head)
+    if named in ("sqlite", "duckdb") and database is None:
+        what = _what_is(head) if head else "empty"
+        raise SourceError(f"source file '{uri}' is no database: it is {what}", uri=uri)
+    if database is not None and named in (None, "sqlite", "duckdb"):
+        return database
     is_parquet, is_arrow = head.startswith(b"PAR1"), head.startswith(_ARROW_MAGICS)
     if (named == "parquet" and not is_parquet) or (named == "arrow" and not is_arrow):
         what = _what_is(head) if head else "empty"
@@ -143,7 +170,7 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     else:
         raise SourceError(
             f"source file '{uri}': neither its name nor its first bytes tell its format; "
-            "set file_format to json, jsonl, csv, tsv, parquet, arrow or xlsx",
+            "set file_format to json, jsonl, csv, tsv, parquet, arrow, xlsx, sqlite or duckdb",
             uri=uri,
         )
     if found != "json" and b"\n" not in head and b"\r" in head.rstrip(b"\r\n"):
@@ -158,6 +185,12 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             uri=uri,
         )
     return found
+
+
+def _database_of(head: bytes) -> FileFormat | None:
+    if head.startswith(_SQLITE_MAGIC):
+        return "sqlite"
+    return "duckdb" if head[8:12] == b"DUCK" else None
 
 
 def _opens_object(first: bytes, rest: bytes) -> bool:

@@ -208,7 +208,7 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
 
 
 def _is_data(path: Path) -> bool:
-    return not _is_hidden(path) and format_of_name(path.name) not in (None, "xlsx")
+    return not _is_hidden(path) and format_of_name(path.name) in FORMATS_BY_ENDING.values()
 
 
 def _is_hidden(path: Path) -> bool:

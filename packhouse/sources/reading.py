@@ -1,17 +1,18 @@
 """Read one shard: bytes in, checked conversations and quarantined rows out.
 
-Nothing is lost: every record of the shard is in exactly one of the two tables, and a quarantined
-one keeps its place, its reason and its bytes. Memory is the shard's bytes and its tables, and the
-rows of one block; of the whole shard only where blocks cannot be judged by themselves. What those
-bytes may come to is limited in `streams`, `text_files` and `decoding`.
+Nothing is lost: every record of the shard is in exactly one of the tables: validated; quarantined,
+with its place, its reason and its bytes; or dropped by `where`, with its place. Memory is the
+shard's bytes and its tables, and the rows of one block; of the whole shard only where blocks cannot
+be judged by themselves. What those bytes may come to is limited in `streams`, `text_files` and
+`decoding`.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
@@ -21,7 +22,7 @@ from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.identity import GroupBy, conversation_ids, group_keys
 from packhouse.records.messages import role_violations
-from packhouse.records.tables import QUARANTINED, VALIDATED
+from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
     bounded,
@@ -30,8 +31,8 @@ from packhouse.sources.extra_fields import (
     find_disallowed,
     find_extra_fields,
 )
-from packhouse.sources.files import pin_of
 from packhouse.sources.lines import name_row
+from packhouse.sources.parts import Part, for_parts
 from packhouse.sources.records import (
     MAX_BAD_ROWS,
     Failure,
@@ -40,20 +41,16 @@ from packhouse.sources.records import (
     gc_paused,
     unwrapped,
 )
+from packhouse.sources.reshaping import reshape
 from packhouse.sources.row_formats import (
     Adapted,
     adapt,
     check_same_format,
     row_format_called,
 )
-from packhouse.sources.shards import TEXT_FILES, SourceShard
-from packhouse.sources.streams import read_range
-from packhouse.sources.tabular import TABULAR, parse_tables
-from packhouse.sources.text_files import NotInBlocksError, Parsing
+from packhouse.sources.shards import SourceShard
 
 __all__ = ["ShardRows", "read_shard", "with_raw_rows"]
-
-_T = TypeVar("_T")
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
@@ -67,6 +64,8 @@ class ShardRows:
     """`tables.VALIDATED`, in the file's order."""
     quarantined: pa.Table
     """`tables.QUARANTINED`, in the file's order."""
+    dropped: pa.Table
+    """`tables.DROPPED`: rows that `where` leaves out, in the file's order."""
     num_records: int
     """Records that the shard holds, counted where they were parsed."""
     extra_paths: int
@@ -84,8 +83,8 @@ def read_shard(
 ) -> ShardRows:
     """Read, check and name the rows of a shard.
 
-    `num_records + extra_paths` = validated rows + quarantined rows: three independent counts,
-    which the ledger holds against each other.
+    `num_records + extra_paths` = validated rows + quarantined rows + dropped rows: independent
+    counts, which the ledger holds against each other.
 
     Args:
         shard: from `scan_source`.
@@ -94,7 +93,7 @@ def read_shard(
         group_by: `prompt` or `record`, see `messages.group_keys`.
 
     Returns:
-        Both tables; equal input gives equal tables, whatever the shard sizes.
+        The tables; equal input gives equal tables, whatever the shard sizes.
 
     Raises:
         SourceError: the file changed since the scan, mixes shapes, or cannot be read.
@@ -102,7 +101,7 @@ def read_shard(
     """
     reader = _Reader(config, rules, group_by)
     with gc_paused():
-        parts = _for_parts(shard, rules, reader.read)
+        parts = for_parts(shard, rules, reader.read)
     notes = Counter(shard.notes)
     of_rows: Counter[str] = Counter()
     of_messages: Counter[str] = Counter()
@@ -116,22 +115,13 @@ def read_shard(
     return ShardRows(
         validated=pa.concat_tables([part.validated for part in parts]).combine_chunks(),
         quarantined=pa.concat_tables([part.quarantined for part in parts]).combine_chunks(),
+        dropped=pa.concat_tables([part.dropped for part in parts]).combine_chunks(),
         num_records=sum(part.num_records for part in parts),
         extra_paths=sum(part.extra_paths for part in parts),
         extra_fields=bounded(of_rows)
         | {IN_MESSAGES + name: count for name, count in bounded(of_messages).items()},
         notes={name: count for name, count in notes.items() if count},
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of a shard that is read by itself, and its records."""
-
-    shard: SourceShard
-    """With the bytes and the rows of the part."""
-    data: bytes | None
-    records: Records
 
 
 @dataclass(slots=True)
@@ -144,7 +134,7 @@ class _Reader:
     first_row: int = -1
     num_bad: int = 0
 
-    def read(self, part: _Part) -> ShardRows:
+    def read(self, part: Part) -> ShardRows:
         """Check and name the rows of a part."""
         shard, records, config = part.shard, part.records, self.config
         if self.first_row in (-1, shard.row_start):  # the shard is read, or read again as one part
@@ -158,6 +148,7 @@ class _Reader:
                 else failure
                 for failure in records.failures
             ]
+        filtered = self._reshape(part)
         row_format = shard.row_format
         name_of = partial(_name_row, part)
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
@@ -180,11 +171,13 @@ class _Reader:
         failures = list(records.failures)
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
         failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
+        of_trees = [Failure(int(records.numbers[i]), *why) for i, *why in adapted.dropped]
         self._check_bad(shard, len(failures))
         self.num_bad += len(failures)
         return ShardRows(
             validated=_validated_table(shard, records, kept, self.group_by),
             quarantined=_quarantined_table(part, failures),
+            dropped=_dropped_table(part, [*filtered, *of_trees]),
             num_records=records.num_records,
             extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
             extra_fields=extra_fields
@@ -192,6 +185,21 @@ class _Reader:
             notes=Counter(records.notes)
             + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
         )
+
+    def _reshape(self, part: Part) -> list[Failure]:
+        """Apply `where` and `select` to the rows of a part; return those that `where` drops."""
+        records, config, numbers = part.records, self.config, part.records.numbers
+        if not config.is_reshaped:
+            return []
+        done = reshape(records.rows, config, part.shard.columns or {})
+        self._check_bad(part.shard, len(records.failures) + len(done.failures))
+        if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
+            of_number = zip(numbers.tolist(), records.rows, strict=True)
+            records.failed |= dict(of_number)
+        records.failures += [Failure(int(numbers[n]), *why) for n, *why in done.failures]
+        records.rows, records.numbers = done.rows, numbers[done.places]
+        left_out = numbers[done.filtered].tolist()
+        return [Failure(number, "filtered", config.where or "") for number in left_out]
 
     def _check_bad(self, shard: SourceShard, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
@@ -205,54 +213,6 @@ class _Reader:
             )
 
 
-def _for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[_Part], _T]) -> list[_T]:
-    """What `use` returns for each part of a shard, in order.
-
-    Parts bound memory and nothing else: where they cannot be judged alone (an array that is not
-    JSON), the shard is one part, and what `use` returned before is dropped.
-    """
-    if shard.file_format in TABULAR:
-        return [use(part) for part in _table_parts(shard)]
-    place = (shard.byte_start, shard.byte_end, shard.pin, shard.encoding)
-    data = read_range(shard.uri, shard.compression, *place)
-    if hashlib.sha256(data).hexdigest() != shard.sha256:
-        raise _changed(shard)
-    text_file = TEXT_FILES[shard.file_format]
-    how = Parsing(shard.uri, shard.header or (), shard.num_rows, rules.max_row_bytes)
-    try:
-        return [use(part) for part in _block_parts(shard, data, text_file.parse_blocks(data, how))]
-    except NotInBlocksError:
-        return [use(_Part(shard, data, text_file.parse(data, how)))]
-
-
-def _block_parts(
-    shard: SourceShard, data: bytes, blocks: Iterator[tuple[int, int, Records]]
-) -> Iterator[_Part]:
-    row, first = shard.row_start, shard.byte_start
-    for start, end, records in blocks:
-        part = replace(shard, byte_start=first + start, byte_end=first + end, row_start=row)
-        yield _Part(part, data[start:end], records)
-        row += records.num_records
-
-
-def _table_parts(shard: SourceShard) -> Iterator[_Part]:
-    if pin_of(shard.uri) != (shard.file_size, shard.pin):
-        raise _changed(shard)
-    assert shard.num_rows is not None
-    row = shard.row_start
-    for records in parse_tables(shard.uri, shard.file_format, shard.row_start, shard.num_rows):
-        yield _Part(replace(shard, row_start=row), None, records)
-        row += records.num_records
-
-
-def _changed(shard: SourceShard) -> SourceError:
-    return SourceError(
-        f"source file '{shard.uri}' changed since it was scanned (bytes {shard.byte_start:,} to "
-        f"{shard.byte_end:,}); run again when nothing writes to it",
-        uri=shard.uri,
-    )
-
-
 def _apply_rules(
     adapted: Adapted, rules: ValidateConfig, row_format: str
 ) -> tuple[Adapted, list[tuple[int, str, str]]]:
@@ -260,6 +220,7 @@ def _apply_rules(
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
+        refused_orders=rules.refused_orders,
         answers=row_format_called(row_format).answers,
         max_chars=rules.max_chars,
     )
@@ -292,6 +253,14 @@ def _validated_table(
     return pa.Table.from_arrays(columns, schema=VALIDATED)
 
 
+def _dropped_table(part: Part, dropped: list[Failure]) -> pa.Table:
+    numbers, reasons, details = zip(*sorted(dropped), strict=True) if dropped else ((), (), ())
+    rows = pa.array(np.array(numbers, np.int64) + part.shard.row_start, pa.int64())
+    source = pa.array([part.shard.file] * len(rows), pa.string())
+    texts = [pa.array(each, pa.string()) for each in (reasons, details)]
+    return pa.Table.from_arrays([source, rows, *texts], schema=DROPPED)
+
+
 def with_raw_rows(
     quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
 ) -> pa.Table:
@@ -313,14 +282,14 @@ def with_raw_rows(
         return quarantined
     rows = quarantined["row"].to_pylist()
 
-    def find(part: _Part) -> dict[int, tuple[bytes, int | None]]:
+    def find(part: Part) -> dict[int, tuple[bytes, int | None]]:
         first = part.shard.row_start
         inside = [row for row in rows if first <= row < first + part.records.num_records]
         return dict(zip(inside, _raw_rows(part, [row - first for row in inside]), strict=True))
 
     found: dict[int, tuple[bytes, int | None]] = {}
     with gc_paused():
-        for of_part in _for_parts(shard, rules, find):
+        for of_part in for_parts(shard, rules, find):
             found |= of_part
     columns = _raw_columns([found[row] for row in rows], max_bytes)
     for name, values in columns.items():
@@ -342,14 +311,14 @@ def _raw_columns(
     }
 
 
-def _name_row(part: _Part, index: int) -> str:
+def _name_row(part: Part, index: int) -> str:
     """Name of a good row for messages."""
     number = int(part.records.numbers[index])
     ((_, offset),) = _raw_rows(part, [number])
     return name_row(part.shard.uri, part.shard.row_start + number, offset, part.shard.encoding)
 
 
-def _raw_rows(part: _Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
+def _raw_rows(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
     """Bytes of records, and where they begin in the uncompressed file (None: nowhere)."""
     data, records = part.data, part.records
     if not numbers:
@@ -367,7 +336,7 @@ def _raw_rows(part: _Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int 
         yield orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS), None
 
 
-def _quarantined_table(part: _Part, failures: list[Failure]) -> pa.Table:
+def _quarantined_table(part: Part, failures: list[Failure]) -> pa.Table:
     failures = sorted(failures)
     found = list(_raw_rows(part, [failure.number for failure in failures]))
     columns: dict[str, list[Any]] = {

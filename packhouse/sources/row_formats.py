@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +32,11 @@ from packhouse.sources.chat_messages import (
     rename_messages,
     speaker_key,
 )
+from packhouse.sources.message_trees import Said, build_trees, tree_paths
 from packhouse.sources.records import Ints, Rows
 from packhouse.sources.squad import read_questions
 from packhouse.sources.strict import parse_text
+from packhouse.sources.transcripts import is_transcript, read_transcript
 
 __all__ = [
     "MESSAGE_FIELDS",
@@ -72,6 +75,8 @@ class Adapted:
     """Field of messages that holds something and that nobody reads -> rows with it."""
     num_unanswered: int = 0
     """Questions of the rows that have no answer, and so no conversation."""
+    dropped: list[tuple[int, str, str]] = field(default_factory=list)
+    """(index of the row, reason, detail) of rows that are part of another row's conversation."""
 
 
 def _names(text: str) -> dict[str, tuple[str, ...]]:
@@ -89,18 +94,26 @@ class RowFormat(ABC):
     required: dict[str, tuple[str, ...]]
     optional: dict[str, tuple[str, ...]] = field(default_factory=dict)
     answers: Answers = "required"
+    needs_all_rows: ClassVar[bool] = False
+    """True if a row means nothing without others of its file."""
 
     def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
         """Our field -> the file's field, for the fields that are among `keys`.
 
+        What `renamed` gives to one field is not read a second time as another one.
+
         Example:
             >>> ROW_FORMATS["alpaca"].names(["id", "instruction", "context"], {})
             {'instruction': 'instruction', 'input': 'context'}
+            >>> ROW_FORMATS["question_answer"].names(["input", "answer"], {"question": "input"})
+            {'question': 'input', 'answer': 'answer'}
         """
         found = {}
-        for ours, aliases in (self.required | self.optional).items():
+        known = self.required | self.optional
+        taken = {theirs for ours, theirs in renamed.items() if ours in known}
+        for ours, aliases in known.items():
             for name in (renamed[ours],) if ours in renamed else aliases:
-                if name in keys:
+                if name in keys and (ours in renamed or name not in taken):
                     found[ours] = name
                     break
         return found
@@ -351,11 +364,7 @@ def _messages_in_text(value: object) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class MessageTree(RowFormat):
-    """Message trees (OpenAssistant): one path, or every path, from the prompt to an answer.
-
-    A path ends at an assistant's message. Siblings are ordered by `rank` (0 is best; unranked ones
-    come after, in the file's order); deleted messages are left out with all that answers them.
-    """
+    """Message trees (OpenAssistant): one path, or every path, from the prompt to an answer."""
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """All but the fields of every message of a tree."""
@@ -367,43 +376,95 @@ class MessageTree(RowFormat):
         """Read the best path, or all paths, best first."""
         _check_present(row, self.required, names, config)
         root = {ours: row[name] for ours, name in names.items()} | {"deleted": row.get("deleted")}
-        found: list[list[tuple[str, str]]] = []
-        stack: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [(root, [])]
-        while stack and not (found and config.oasst_paths == "best"):
-            message, path = stack.pop()
-            if message.get("deleted"):
-                continue
-            role, text = message.get("role"), message.get("text")
-            if not isinstance(role, str) or not isinstance(text, str):
-                raise BadRowError("type", "role or text of a message in the tree is not text")
-            path = [*path, ("user" if role == "prompter" else role, text)]
-            replies = [reply for reply in _replies(message) if not reply.get("deleted")]
-            if not replies:
-                path = path if path[-1][0] == "assistant" else path[:-1]
-                if path and (not found or path != found[-1]):
-                    found.append(path)
-            stack += [(reply, path) for reply in reversed(replies)]
-        if not found:
-            raise BadRowError("no_assistant", "the tree holds no answer that is not deleted")
+        return [_spoken(path) for path in tree_paths(root, config.oasst_paths)]
+
+
+def _spoken(path: list[Said]) -> Conversation:
+    rest = (None, None, None, None, None, None)
+    return Conversation([(said.role, said.text, *rest) for said in path])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatMessages(RowFormat):
+    """Message trees with a row for each message, which names its parent (OpenAssistant's OASST1).
+
+    A conversation stands at the row of its first message. The other rows of its tree are dropped:
+    as `joined` where they are part of a conversation, else as `other_path`.
+    """
+
+    needs_all_rows: ClassVar[bool] = True
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Not by itself: see `read_all`."""
+        raise BadRowError("tree", "the row is one message of a tree; set format: oasst_flat")
+
+    def read_all(
+        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
+    ) -> "Found":
+        """Read the trees of a whole file, in the order of their first messages."""
+        trees = build_trees(rows, lambda row: naming[tuple(row)])
+        found = Found(failures=trees.failures)
+        for root in trees.roots:
+            conversations: list[Conversation] = []
+            joined: set[int] = set()
+            try:
+                paths = tree_paths(root, config.oasst_paths)
+                joined = {said.message["row"] for path in paths for said in path}
+                conversations = [_spoken(path) for path in paths]
+            except BadRowError as bad:
+                found.failures.append((root["row"], bad.reason, bad.detail))
+            found.conversations += ((root["row"], each) for each in conversations)
+            detail = f"in the tree of message {root['message_id'][:60]!r}"
+            stack = list(root["replies"])
+            while stack:
+                message = stack.pop()
+                reason = "joined" if message["row"] in joined else "other_path"
+                found.dropped.append((message["row"], reason, detail))
+                stack += message["replies"]
+        found.dropped.sort()
+        return found
+
+
+@dataclass(slots=True)
+class Found:
+    """What a format finds in rows that are read together."""
+
+    conversations: list[tuple[int, Conversation]] = field(default_factory=list)
+    """With the index of their row, rising."""
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    dropped: list[tuple[int, str, str]] = field(default_factory=list)
+    """(index, reason, detail) of rows that are part of another row's conversation, or of none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript(RowFormat):
+    """Rows with a conversation in one text; see `packhouse.sources.transcripts`."""
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Return True if a field that is named for it holds one.
+
+        A plain `text` may be meant as it is, and beside a `prompt` it is a preference.
+        """
+        if not isinstance(row, dict) or "prompt" in row:
+            return False
+        name = self.names(row, renamed).get("transcript")
+        is_named = name in ("chosen", "transcript") or "transcript" in renamed
+        return is_named and is_transcript(row.get(name))
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the turns, after the row's system prompt."""
+        _check_present(row, self.required, names, config)
+        text = row[names["transcript"]]
+        if not isinstance(text, str):
+            raise BadRowError("type", f"{names['transcript']} is {kind_of(text)}, not text")
+        system = _optional_text(row, names, "system")
+        turns = [("system", system)] if system else []
         rest = (None, None, None, None, None, None)
-        return [Conversation([(*turn, *rest) for turn in path]) for path in found]
-
-
-def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Replies to a message, best first."""
-    replies = message.get("replies")
-    if replies is None:
-        return []
-    if isinstance(replies, str):  # a column of text that holds JSON
-        replies, _ = parse_text(replies)
-    if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
-        raise BadRowError("type", "replies is not a list of objects")
-
-    def rank(reply: dict[str, Any]) -> float:
-        given = reply.get("rank")
-        return given if isinstance(given, int | float) else float("inf")
-
-    return sorted(replies, key=rank)
+        return [Conversation([(*turn, *rest) for turn in turns + read_transcript(text)])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,10 +531,17 @@ ROW_FORMATS: dict[str, RowFormat] = {
         optional=_names(_TALK),
         speaker="from",
     ),
+    "transcript": Transcript(
+        required=_names("transcript|chosen|text|conversation"),
+        optional=_names("rejected system|system_prompt"),
+    ),
     "preference": Preference(
         required=_names("chosen"), optional=_names("prompt rejected system|system_prompt tools")
     ),
     "oasst": MessageTree(required=_names("text role replies")),
+    "oasst_flat": FlatMessages(
+        required=_names("message_id parent_id text role"), optional=_names("rank deleted")
+    ),
     "alpaca": TextFields(
         required=_names("instruction output"),
         optional=_names(f"input|context {_ASIDE}"),
@@ -509,7 +577,7 @@ ROW_FORMATS: dict[str, RowFormat] = {
 _CONVERSATIONS = {
     name: known
     for name, known in ROW_FORMATS.items()
-    if known.answers == "required" and name != "mixed"
+    if known.answers == "required" and name not in ("mixed", "oasst_flat")
 }
 
 
@@ -533,8 +601,9 @@ class PluginRows(RowFormat):
     ) -> list[Conversation]:
         """Call the plug-in; a row has our names where `fields` renames the file's."""
         renamed = {ours: row[theirs] for ours, theirs in config.fields.items() if theirs in row}
+        rest = {name: row[name] for name in row if name not in config.fields.values()}
         with self.plugin.named_in_errors(" on a row"):
-            given = self.function({**row, **renamed})
+            given = self.function({**rest, **renamed})
         conversations = given if isinstance(given, list) else [given]
         if not conversations:
             raise BadRowError("no_messages", f"{self.plugin} found no conversation")
@@ -607,42 +676,43 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
         adapted = reader.read_columns(rows, naming, config)
         if adapted is not None:
             return adapted
-    turns: list[Turn] = []
-    counts: list[int] = []
-    tools: list[str | None] = []
-    labels: list[int | None] = []
-    origin: list[int] = []
-    failures: list[tuple[int, str, str]] = []
-    unread: Counter[str] = Counter()
-    num_unanswered = 0
+    if isinstance(reader, FlatMessages):
+        found = reader.read_all(rows, naming, config)
+    else:
+        found = _read_each(rows, row_format, reader, naming, config)
+    conversations = [each for _, each in found.conversations]
+    turns: list[Turn] = [turn for each in conversations for turn in each.turns]
+    columns = zip(*turns, strict=True)
+    arrays = {f.name: pa.array(column, f.type) for f, column in zip(MESSAGE, columns, strict=False)}
+    return Adapted(
+        messages=assemble(arrays, np.array([len(c.turns) for c in conversations], np.int64)),
+        tools=pa.array([each.tools for each in conversations], pa.string()),
+        labels=pa.array([each.label for each in conversations], pa.int64()),
+        origin=np.array([row for row, _ in found.conversations], np.int64),
+        failures=found.failures,
+        unread_fields=Counter(chain.from_iterable(c.unread_fields for c in conversations)),
+        num_unanswered=sum(each.num_unanswered for each in conversations),
+        dropped=found.dropped,
+    )
+
+
+def _read_each(
+    rows: Rows,
+    row_format: str,
+    reader: RowFormat,
+    naming: Mapping[tuple[str, ...], dict[str, str]],
+    config: SourceConfig,
+) -> Found:
+    found = Found()
     for index, row in enumerate(rows):
         try:
             if not isinstance(row, dict) and row_format not in ("messages", "mixed"):
                 raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
             names = naming[tuple(row)] if isinstance(row, dict) else {}
-            conversations = reader.read(row, names, config)
+            found.conversations += ((index, c) for c in reader.read(row, names, config))
         except BadRowError as bad:
-            failures.append((index, bad.reason, bad.detail))
-            continue
-        for conversation in conversations:
-            turns += conversation.turns
-            counts.append(len(conversation.turns))
-            tools.append(conversation.tools)
-            labels.append(conversation.label)
-            origin.append(index)
-            unread.update(conversation.unread_fields)
-            num_unanswered += conversation.num_unanswered
-    columns = zip(*turns, strict=True)
-    arrays = {f.name: pa.array(column, f.type) for f, column in zip(MESSAGE, columns, strict=False)}
-    return Adapted(
-        messages=assemble(arrays, np.array(counts, np.int64)),
-        tools=pa.array(tools, pa.string()),
-        labels=pa.array(labels, pa.int64()),
-        origin=np.array(origin, np.int64),
-        failures=failures,
-        unread_fields=unread,
-        num_unanswered=num_unanswered,
-    )
+            found.failures.append((index, bad.reason, bad.detail))
+    return found
 
 
 def row_format_of(row: object, renamed: Mapping[str, str]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
+from packhouse.sources.databases import DATABASES, refuse_unsaved
 from packhouse.sources.delimited import CommaFile, SemicolonFile, TabFile
 from packhouse.sources.file_formats import (
     BOM,
@@ -20,17 +21,25 @@ from packhouse.sources.file_formats import (
     compression_of,
     format_of,
 )
-from packhouse.sources.files import SourceFile, file_errors, find_files, open_file, source_name
+from packhouse.sources.files import (
+    SourceFile,
+    file_errors,
+    find_files,
+    local_path,
+    open_file,
+    source_name,
+)
 from packhouse.sources.json_arrays import ArrayFile
 from packhouse.sources.json_lines import LinesFile
 from packhouse.sources.json_objects import ObjectsFile
+from packhouse.sources.kinds import Kind
 from packhouse.sources.records import unwrapped
 from packhouse.sources.row_formats import check_fields, find_row_format
 from packhouse.sources.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.sources.tabular import TABULAR, scan_tables
 from packhouse.sources.text_files import Parsing, TextFile
 
-__all__ = ["TEXT_FILES", "SourceShard", "scan_source"]
+__all__ = ["TEXT_FILES", "SourceShard", "cut_source"]
 
 TEXT_FILES: dict[FileFormat, type[TextFile]] = {
     "jsonl": LinesFile,
@@ -83,6 +92,10 @@ class SourceShard:
     """Modification time or ETag when scanned; says whether the file changed since."""
     encoding: str = "utf-8"
     """Of the file. Bytes, their places and their digest are those of its text in UTF-8."""
+    table: str | None = None
+    """Of a database."""
+    columns: dict[str, Kind] | None = None
+    """Kinds of the columns that `where` and `select` of the source read; None without these."""
     notes: dict[str, int] = field(default_factory=dict)
     """What the scan saw: `bom`, `empty_files`, `misnamed_compression`, ... On the first shard."""
 
@@ -97,46 +110,22 @@ class SourceShard:
         or appended file keeps the identity of its unchanged shards.
         """
         known = asdict(self)
-        left_out = ("uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding")
+        left_out = ["uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding"]
+        left_out += [name for name in ("columns", "table") if known[name] is None]  # older keys
         return {name: value for name, value in known.items() if name not in left_out}
 
 
-def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[SourceShard]:
+def cut_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[SourceShard]:
     """Find a source's files and cut them into shards.
 
-    Args:
-        config: the source.
-        max_shard_bytes: uncompressed bytes of a shard; one record larger than that is a shard.
-
-    Returns:
-        Shards sorted by uri, then by place in the file. A file without rows gives one shard of 0
-        rows, noted as `empty_files`.
-
-    Raises:
-        ConfigError: `fields` names what no format has.
-        SourceError: a file cannot be read; names it and the place.
-        TransientError: the storage did not answer.
+    The rows of a source with `where` or `select` have no format yet: `packhouse.sources.scanning`
+    finds it. Arguments, order and errors are those of `scan_source` there.
     """
     check_fields(config)
     shards: list[SourceShard] = []
     for file in find_files(config):
         shards.extend(_scan_file(file, config, max_shard_bytes))
-    _refuse_other_shapes(shards, config)
     return shards
-
-
-def _refuse_other_shapes(shards: list[SourceShard], config: SourceConfig) -> None:
-    """Files of one source have one shape, as the rows of one file have."""
-    first: dict[str, str] = {}
-    for shard in shards:
-        if shard.row_format != "auto":
-            first.setdefault(shard.row_format, shard.uri)
-    if len(first) > 1:
-        shown = ", ".join(f"'{uri}' is {name}" for name, uri in list(first.items())[:3])
-        raise SourceError(
-            f"source '{config.path}' mixes shapes: {shown}; give each shape a source of its own",
-            path=config.path,
-        )
 
 
 def _scan_file(
@@ -165,6 +154,12 @@ def _scan_file(
         "pin": file.pin,
         "encoding": config.encoding,
     }
+    if file_format in DATABASES:
+        common["table"] = config.table
+        if (path := local_path(file.uri)) is not None:
+            refuse_unsaved(file.uri, str(path))
+    elif config.table is not None:
+        raise SourceError(f"source file '{file.uri}' is no database, and `table` names a table")
     if file_format in TABULAR:
         if compression != "none":
             raise SourceError(f"source file '{file.uri}' is compressed {file_format}; unpack it")
@@ -182,10 +177,13 @@ def _scan_file(
             uri=file.uri,
         )
     row_format: str = config.format
-    if row_format == "auto":
+    is_sought = row_format == "auto" and not config.is_reshaped
+    if is_sought:
         sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
         row_format = find_row_format(unwrapped(sample, config), config, file.uri)
-    for cut in cuts if row_format == "auto" else ():  # the head tells nothing: look at all rows
+    if row_format != "auto":
+        is_sought = False
+    for cut in cuts if is_sought else ():  # the head tells nothing: look at all rows
         data = read_range(file.uri, compression, cut.start, cut.end, file.pin, config.encoding)
         how = Parsing(file.uri, text_file.header or (), cut.num_rows, len(data))
         rows = unwrapped(text_file.parse(data, how).rows, config)

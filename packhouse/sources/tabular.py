@@ -1,4 +1,4 @@
-"""Read Parquet, Arrow IPC and XLSX files, whole row groups or record batches to a shard.
+"""Read Parquet, Arrow IPC, XLSX and database files, whole row groups or record batches to a shard.
 
 These formats carry their own structure, so shards are ranges of rows, and offsets in bytes do not
 exist for them. `packhouse.sources.decoding` makes rows of their bytes, within its limits.
@@ -21,7 +21,7 @@ from packhouse.sources.streams import FileStream
 
 __all__ = ["TABULAR", "parse_tables", "scan_tables"]
 
-TABULAR = ("parquet", "arrow", "xlsx")
+TABULAR = ("parquet", "arrow", "xlsx", "sqlite", "duckdb")
 """Formats of files that are read here."""
 
 
@@ -37,10 +37,10 @@ def scan_tables(
     for _ in stream:
         pass
     sha256 = stream.stored_sha256.hexdigest()
-    facts, *batches = decode_head(file.uri, file_format, 1000)
+    facts, *batches = decode_head(file.uri, file_format, 1000, config.table)
     header = tuple(facts["names"])
     row_format: str = config.format
-    if row_format == "auto":
+    if row_format == "auto" and not config.is_reshaped:
         head = [row for batch in batches for row in batch.to_pylist()]
         row_format = find_row_format(head, config, file.uri)
     ranges = list(_group_ranges(facts["sizes"], max_shard_bytes))
@@ -60,7 +60,9 @@ def scan_tables(
         }
 
 
-def parse_tables(uri: str, file_format: str, row_start: int, num_rows: int) -> Iterator[Records]:
+def parse_tables(
+    uri: str, file_format: str, row_start: int, num_rows: int, table: str | None = None
+) -> Iterator[Records]:
     """Rows [row_start, row_start + num_rows) as dicts, some megabytes at a time; none at once.
 
     Columns give every struct all keys that any row has, null where a row has none: what another
@@ -74,7 +76,7 @@ def parse_tables(uri: str, file_format: str, row_start: int, num_rows: int) -> I
         yield Records(Rows(), np.arange(0), 0)
         return
     recall_pandas()  # for rows with times in nanoseconds
-    for batch in decode_rows(uri, file_format, row_start, row_start + num_rows):
+    for batch in decode_rows(uri, file_format, row_start, row_start + num_rows, table):
         nested = [field.name for field in batch.schema if pa.types.is_nested(field.type)]
         found = Rows(batch.to_pylist())
         for row in found:

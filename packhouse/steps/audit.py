@@ -1,13 +1,13 @@
 """audit: what the tokens of a shard, of gathered packs, of all records would teach.
 
-One job looks at one thing: a shard from its row to its tokens, a shard beside the benchmarks, the
-packs of one output shard, or repetition among all records. An appended file costs its own shard
-here, too, and a better audit does not tokenize anything again. Publish adds them up.
+One job looks at one thing: a shard from its row to its tokens, the texts of its rows, the packs of
+one output shard, or repetition among all records. An appended file costs its own shard here, too,
+and a better audit does not tokenize anything again. Publish adds them up.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -17,23 +17,20 @@ import pyarrow as pa
 
 from packhouse import auditing
 from packhouse.auditing import (
-    Benchmarks,
     audit_packs,
     audit_records,
     audit_shard,
     combine,
     combine_checks,
     combine_contamination,
-    find_contamination,
-    read_benchmarks,
     run_check,
 )
 from packhouse.engine.step import Job, Step, Work
 from packhouse.plugins import find_plugin, plugin_key
-from packhouse.recipe import Recipe
+from packhouse.quality import combine_quality, count_quality, language_key
+from packhouse.recipe import AuditConfig, Recipe
 from packhouse.records.tables import read_table
-from packhouse.runtime.fingerprint import canonical_json
-from packhouse.sources import scan_source
+from packhouse.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.steps.format import FORMAT, FormatParameters, conversations
 from packhouse.steps.gather import GATHER, PackRange
 from packhouse.steps.pack import PACK, PackParameters
@@ -47,7 +44,6 @@ __all__ = [
     "AUDIT",
     "AuditFacts",
     "AuditParameters",
-    "benchmarks_of",
     "checks_of",
     "combine_audits",
     "jobs",
@@ -55,7 +51,7 @@ __all__ = [
 
 _BATCH_PACKS = 256
 
-Of = Literal["shard", "benchmarks", "packs", "records", "check"]
+Of = Literal["shard", "quality", "packs", "records", "check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,17 +59,18 @@ class AuditParameters:
     """What one job looks at."""
 
     of: Of
-    benchmarks: Mapping[str, Any] = field(default_factory=dict)
-    """What `benchmarks_of` says, for a job that looks for them."""
     label_names: list[str] | None = None
     """Of the shard's source; the key of format covers them."""
     check: str | None = None
     """Name of the plug-in that looks at the rows of a shard."""
+    languages: Sequence[str] = ()
+    """Of the recipe: where it names some, the languages of answers are counted."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what decides the findings."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
-        return {"of": self.of, **self.benchmarks, **plugin}
+        languages = language_key(self.languages)
+        return {"of": self.of, **plugin, **languages}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,20 +83,10 @@ class AuditFacts:
 
 
 def checks_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what names the checks of plug-ins and their versions; empty without any."""
+    """Return what names the checks of plug-ins and languages, with versions; empty without any."""
     names = sorted(set(recipe.audit.checks))
-    return {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
-
-
-def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what names the benchmarks; empty without any.
-
-    What is found of benchmarks is published, so they decide the version; limits do not.
-    """
-    if not recipe.audit.benchmarks:
-        return {}
-    shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
-    return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
+    checks = {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
+    return {**checks, **language_key(recipe.audit.quality.languages)}
 
 
 def jobs(
@@ -107,8 +94,7 @@ def jobs(
     format_: Sequence[Job[FormatParameters]],
     tokenize: Sequence[Job[TokenizeParameters]],
     pack: Job[PackParameters],
-    benchmarks: Mapping[str, Any],
-    checks: Sequence[str] = (),
+    config: AuditConfig,
 ) -> Iterator[Job[AuditParameters]]:
     """Yield the jobs that look at shards, and at all records."""
     for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
@@ -119,10 +105,10 @@ def jobs(
             label=tokenized.label,
             size=validated.size,
         )
-    for job in validate if benchmarks else ():
-        told = AuditParameters(of="benchmarks", benchmarks=benchmarks)
-        yield AUDIT.job(told, [job.ref], label=f"benchmarks in {job.label}", size=job.size)
-    for name, job in product(sorted(set(checks)), validate):
+    for job in validate:
+        told = AuditParameters(of="quality", languages=config.quality.languages)
+        yield AUDIT.job(told, [job.ref], label=f"quality of {job.label}", size=job.size)
+    for name, job in product(sorted(set(config.checks)), validate):
         told = AuditParameters(of="check", check=name)
         yield AUDIT.job(told, [job.ref], label=f"{name} in {job.label}", size=job.size)
     yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
@@ -152,25 +138,9 @@ def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
     )
 
 
-def _benchmarks(work: Work[AuditParameters]) -> dict[str, Any]:
-    validated = work.input(VALIDATE)
-    found = _read_benchmarks(work.recipe)
-    return find_contamination(read_table(validated.path("validated.arrow")), found)
-
-
-_last_read: dict[bytes, Benchmarks] = {}
-
-
-def _read_benchmarks(recipe: Recipe) -> Benchmarks:
-    """Read the benchmarks once for all jobs that a process does, one after another."""
-    section = recipe.audit.model_dump(mode="json", include={"benchmarks", "benchmark_ngram"})
-    key = canonical_json(section)
-    found = _last_read.get(key)
-    if found is None:
-        found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
-        _last_read.clear()
-        _last_read[key] = found
-    return found
+def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
+    table = read_table(work.input(VALIDATE).path("validated.arrow"))
+    return count_quality(table, languages=bool(work.parameters.languages))
 
 
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
@@ -205,7 +175,7 @@ def _check(work: Work[AuditParameters]) -> dict[str, Any]:
 
 _KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
     "shard": _shard,
-    "benchmarks": _benchmarks,
+    "quality": _quality,
     "packs": _packs,
     "records": _records,
     "check": _check,
@@ -241,8 +211,14 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     combined["packs"] = _add_packs(found["packs"], work.recipe)
     _add_repetition(combined, found["records"][0])
     if work.recipe.audit.benchmarks:
-        benchmarks = _read_benchmarks(work.recipe)
-        combined["contamination"] = combine_contamination(found["benchmarks"], benchmarks)
+        matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
+        benchmarks = load_benchmarks(work.recipe)
+        combined["contamination"] = combine_contamination(matched, benchmarks)
+        combined["contamination"]["on_match"] = work.recipe.audit.on_match
+    named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
+    combined["quality"] = combine_quality(
+        list(zip(named, found["quality"], strict=True)), work.recipe.audit.quality.languages
+    )
     if found["check"]:
         combined["checks"] = combine_checks(found["check"])
     return combined

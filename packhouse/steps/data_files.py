@@ -72,10 +72,12 @@ class FileCut:
     """Packs [first, last) of the split."""
     rows_per_group: int
     """Packs of a row group."""
+    source: str | None = None
+    """The source of all its rows, where eval is published by source."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        return asdict(self)
+        """Return it as plain JSON; without a source that it has not."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig) -> list[FileCut]:

@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse import exports
+from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
 from packhouse.exports import write_export
 from packhouse.loaders.versions import read_rows
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.records.tables import read_table
 from packhouse.runtime.fingerprint import digest
 from packhouse.steps.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER, PackRange
-from packhouse.steps.pack import PACK, PackFacts, PackParameters, Side
+from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.steps.records import RECORDS, read_records
 from packhouse.steps.tokenize import TOKENIZE
-from packhouse.steps.validate import VALIDATE
+from packhouse.steps.validate import VALIDATE, may_drop
+from packhouse.store.draft import LocalFile
 from packhouse.store.manifest import FileKind
 
-__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs"]
+__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs", "local_files"]
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """Publish settings that affect file contents; the others say where the files go."""
@@ -103,7 +105,21 @@ class QuarantineParameters:
         return {"of": "quarantine", "shards": self.shards}
 
 
-FilesParameters = DataParameters | ExportParameters | RecordsParameters | QuarantineParameters
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DroppedParameters:
+    """The file of all rows that the recipe leaves out before they are records."""
+
+    shards: str
+    """Digest of the keys of all validated shards."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        return {"of": "dropped", "shards": self.shards}
+
+
+FilesParameters = (
+    DataParameters | ExportParameters | RecordsParameters | QuarantineParameters | DroppedParameters
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +134,8 @@ class WrittenFile:
     tokens: int = 0
     path: str | None = None
     """Of an export, under `exports/`."""
+    source: str | None = None
+    """Of a data file, where eval is published by source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +186,11 @@ def jobs(
     told = QuarantineParameters(shards=digest([job.key for job in shards["tokenize"]]))
     reads = [job.ref for jobs in shards.values() for job in jobs]
     made.append(FILES.job(told, inputs=[], label="quarantine file", also_reads=reads))
+    if any(may_drop(job.parameters) for job in shards["validate"]):
+        validated = shards["validate"]
+        left_out = DroppedParameters(shards=digest([job.key for job in validated]))
+        refs = [job.ref for job in validated]
+        made.append(FILES.job(left_out, inputs=[], label="dropped file", also_reads=refs))
     return tuple(made)
 
 
@@ -175,10 +198,13 @@ def _data_jobs(
     recipe: Recipe, side: Side, packed: PackFacts, gathered: Sequence[Job[PackRange]]
 ) -> Iterator[Job[FilesParameters]]:
     planned = packed.sides[side]
-    for cut in cut_files(side, planned.num_packs, planned.num_tokens, recipe.publish):
+    publish = recipe.publish
+    if recipe.pack.strategy == "none":  # a row is a record: padding collators know no such column
+        publish = publish.model_copy(update={"position_ids": False})
+    for cut in _cuts(side, planned, publish):
         told = DataParameters(
             cut=cut,
-            publish=recipe.publish,
+            publish=publish,
             with_label=planned.with_label,
             with_weights=planned.with_weights,
         )
@@ -189,6 +215,42 @@ def _data_jobs(
             label=f"{side} file {cut.number}",
             size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
         )
+
+
+def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
+    """Yield the files of a side, numbered through; those of a source hold no other."""
+    parts: list[tuple[str | None, Mapping[str, int]]] = [*planned.by_source.items()]
+    whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
+    first = number = 0
+    for source, own in parts or [(None, whole)]:
+        for cut in cut_files(side, own["packs"], own["tokens"], publish):
+            yield replace(
+                cut,
+                number=number,
+                first=first + cut.first,
+                last=first + cut.last,
+                source=source,
+            )
+            number += 1
+        first += own["packs"]
+
+
+def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
+    """Return the files of a version, in the order of the manifest."""
+    return [
+        LocalFile(
+            path=written.path(file.name),
+            split=file.split,
+            rows=file.rows,
+            tokens=file.tokens,
+            sha256=written.files[file.name].sha256,
+            kind=file.kind,
+            name=file.path,
+            source=file.source,
+        )
+        for written in receipts
+        for file in written.facts.files
+    ]
 
 
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
@@ -202,6 +264,8 @@ def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
             return _write_records(work, told, folder)
         case QuarantineParameters():
             return _write_quarantine(work, folder)
+        case DroppedParameters():
+            return _write_dropped(work, folder)
 
 
 def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path) -> FilesFacts:
@@ -222,7 +286,12 @@ def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path)
         with_weights=told.with_weights,
     )
     written = WrittenFile(
-        name=file.path.name, kind="data", rows=file.rows, split=file.split, tokens=file.tokens
+        name=file.path.name,
+        kind="data",
+        rows=file.rows,
+        split=file.split,
+        tokens=file.tokens,
+        source=cut.source,
     )
     return FilesFacts(files=(written,), content=content.hexdigest())
 
@@ -267,13 +336,26 @@ def _write_quarantine(work: Work[FilesParameters], folder: Path) -> FilesFacts:
     receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
     bad = "quarantined.arrow"
     parts = [read_table(receipt.path(bad)) for receipt in receipts if bad in receipt.files]
+    return _write_rows(parts, "quarantine", folder / "quarantine.parquet", _BAD_ROWS_PER_GROUP)
+
+
+def _write_dropped(work: Work[FilesParameters], folder: Path) -> FilesFacts:
+    """Write which rows the recipe leaves out, and by what; none: no file."""
+    name = "dropped.arrow"
+    parts = [read_table(r.path(name)) for r in work.inputs(VALIDATE) if name in r.files]
+    return _write_rows(parts, "dropped", folder / "dropped.parquet", _ROWS_PER_GROUP)
+
+
+def _write_rows(
+    parts: Sequence[pa.Table], kind: FileKind, path: Path, rows_per_group: int
+) -> FilesFacts:
     if not parts:
         return FilesFacts(files=())
-    table, name = pa.concat_tables(parts), "quarantine.parquet"
-    starts = range(0, table.num_rows, _BAD_ROWS_PER_GROUP)
-    groups = (table.slice(start, _BAD_ROWS_PER_GROUP).combine_chunks() for start in starts)
-    _write_parquet(folder / name, QUARANTINED, groups, _BAD_ROWS_PER_GROUP)
-    return FilesFacts(files=(WrittenFile(name=name, kind="quarantine", rows=table.num_rows),))
+    table = pa.concat_tables(parts)
+    starts = range(0, table.num_rows, rows_per_group)
+    groups = (table.slice(start, rows_per_group).combine_chunks() for start in starts)
+    _write_parquet(path, table.schema, groups, rows_per_group)
+    return FilesFacts(files=(WrittenFile(name=path.name, kind=kind, rows=table.num_rows),))
 
 
 def _write_parquet(

@@ -6,6 +6,7 @@ made once for all tokenizers and pack sizes, and an appended file costs its own 
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from packhouse.near import near_files, near_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
+from packhouse.steps.benchmarks import benchmark_job
 from packhouse.steps.shard_io import ShardCounts, take_refused
 from packhouse.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
 from packhouse.templates import rewrites
@@ -51,6 +53,8 @@ class FormatParameters:
     """Tokens of a window; None where conversations are not cut."""
     tokenize: TokenizeConfig
     """How the tokens of windows are counted."""
+    benchmarks: Mapping[str, Any]
+    """As `benchmarks_of` says; they are looked for beside this step, and decide no byte of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
@@ -71,7 +75,10 @@ class FormatParameters:
 
 
 def job(
-    recipe: Recipe, tokenizer: str, validated: Job[ValidateParameters]
+    recipe: Recipe,
+    tokenizer: str,
+    validated: Job[ValidateParameters],
+    benchmarks: Mapping[str, Any],
 ) -> Job[FormatParameters]:
     """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
     told = validated.parameters
@@ -85,6 +92,7 @@ def job(
             tokenizer=tokenizer,
             seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
             tokenize=recipe.tokenize,
+            benchmarks=benchmarks,
         ),
         inputs=[validated.ref],
         label=validated.label,
@@ -156,12 +164,13 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     )
 
 
-def _fingerprint(
-    work: Work[FormatParameters], formatted: Receipt[ShardCounts]
-) -> Receipt[ShardCounts]:
-    """Make the fingerprints here, where shards are parallel, if the recipe needs them."""
+def _beside(work: Work[FormatParameters], formatted: Receipt[ShardCounts]) -> Receipt[ShardCounts]:
+    """Look for repeats and benchmarks here, where shards are parallel, if the recipe does."""
+    (validated,) = work.job.inputs
+    if work.parameters.benchmarks:
+        search = benchmark_job(work.parameters.benchmarks, validated, work.job.label)
+        execute(search, work.recipe, work.workspace)
     if dedup.needs_fingerprints(work.recipe.dedup):
-        (validated,) = work.job.inputs
         job = fingerprint_job(work.recipe, validated, work.job.ref, work.job.label)
         execute(job, work.recipe, work.workspace)
     return formatted
@@ -179,7 +188,7 @@ FORMAT = Step(
         "examples.arrow": "validated",
         "quarantined.arrow": "quarantined",
     },
-    then=_fingerprint,
+    then=_beside,
 )
 
 

@@ -7,7 +7,6 @@ its group key, so they are on one side. Costs 50 ns a record.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from packhouse.splitting import mixed_keys
 
 __all__ = ["mix", "source_counts", "times_of"]
 
-_KEPT, _SAMPLED_OUT = REASONS.index("kept"), REASONS.index("sampled_out")
+_KEPT = REASONS.index("kept")
 
 Int32s = npt.NDArray[np.int32]
 
@@ -82,16 +81,10 @@ def mix(
         ends = np.cumsum([len(each) for each in ids])[:-1]
         for number, part in zip(own, np.split(chosen, ends), strict=False):
             times[number][admitted[number].rows] = part
-    return [_taken(each, own) for each, own in zip(admitted, times, strict=True)], times
-
-
-def _taken(each: Admitted, times: Int32s) -> Admitted:
-    is_out = (times == 0) & (each.reasons == _KEPT)
-    if not is_out.any():
-        return each
-    stays = ~is_out[each.rows]
-    reasons = np.where(is_out, np.uint8(_SAMPLED_OUT), each.reasons)
-    return replace(each, rows=each.rows[stays], lengths=each.lengths[stays], reasons=reasons)
+    taken = [
+        each.without(own == 0, "sampled_out") for each, own in zip(admitted, times, strict=True)
+    ]
+    return taken, times
 
 
 def source_counts(

@@ -12,7 +12,8 @@ only has to prove it. Memory: about 30 bytes a record while packs are planned (d
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,14 +33,17 @@ from packhouse.packing import (
     PackPlan,
     PackStatistics,
     apply_over_length,
+    join_plans,
     plan_packs,
 )
 from packhouse.packing.overlength import REASONS
 from packhouse.plugins import plugin_key
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
+from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.sources.files import source_name
-from packhouse.splitting import sides
+from packhouse.steps.benchmarks import BENCHMARKS, match_shards
+from packhouse.steps.eval_side import is_for_eval, of_eval_only
 from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.steps.records import OUTCOMES, PLACES, write_batches
 from packhouse.steps.selection import Selection, ShardReceipts, select
@@ -63,6 +67,7 @@ SEQUENCES = pa.schema(
 )
 OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
 
+_CONTAMINATED = REASONS.index("contaminated")
 _BLOCK = 2**20  # sequences written at a time
 
 
@@ -75,10 +80,15 @@ class PackParameters:
     pack: PackConfig
     dedup: DedupConfig
     split: SplitConfig
+    benchmarks: Mapping[str, Any]
+    """As `benchmarks_of` says, where `audit.on_match` is not `stop`; else empty."""
+    on_match: OnMatch
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key: all settings."""
+        matches = {"on_match": self.on_match, "search": BENCHMARKS.version, **self.benchmarks}
         return {
+            **(matches if self.benchmarks else {}),
             "mix": self.mix,
             "pack": self.pack.model_dump(mode="json"),
             **plugin_key("packing_strategies", self.pack.strategy, packing.STRATEGIES),
@@ -100,6 +110,8 @@ class PlannedSide:
     """True if a record has a class."""
     with_weights: bool
     """True if a record of any side has a loss weight other than 0 and 1."""
+    by_source: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """`packs` and `tokens` of each source, in order, where sources have packs of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,9 +147,10 @@ def job(
     validate: Sequence[Job[ValidateParameters]],
     format_: Sequence[Job[FormatParameters]],
     tokenize: Sequence[Job[TokenizeParameters]],
+    benchmarks: Mapping[str, Any],
 ) -> Job[PackParameters]:
     """Return the job that plans all packs."""
-    usual = {name: SourceConfig.model_fields[name].default for name in MIXING}
+    usual = SourceConfig(path="").model_dump(mode="json", include=set(MIXING))
     mix = {source_name(s): s.model_dump(mode="json", include=set(MIXING)) for s in recipe.sources}
     return PACK.job(
         PackParameters(
@@ -145,6 +158,8 @@ def job(
             pack=recipe.pack,
             dedup=recipe.dedup,
             split=recipe.split,
+            benchmarks={} if recipe.audit.on_match == "stop" else benchmarks,
+            on_match=recipe.audit.on_match,
         ),
         inputs=[job.ref for job in tokenize],
         also_reads=[job.ref for job in (*validate, *format_)],
@@ -162,21 +177,33 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
     admitted = [apply_over_length(shard, told.pack) for shard in shards]
     formatted = list(zip(work.inputs(VALIDATE), work.inputs(FORMAT), strict=True))
+    matches: pa.Array | None = None
+    if told.benchmarks:
+        masks, matches = match_shards(work, told.benchmarks, work.inputs(VALIDATE), shards)
+        if told.on_match == "drop":
+            admitted = [
+                each.without(mask, "contaminated")
+                for each, mask in zip(admitted, masks, strict=True)
+            ]
     fingerprints = _fingerprints(work, formatted) if dedup.needs_fingerprints(told.dedup) else []
     selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
-    is_eval = _is_eval(shards, selection, told.split)
+    names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
+    only = of_eval_only(work.recipe, names, shards)
+    is_eval = is_for_eval(shards, selection, told.split, only)
+    if matches is not None and told.on_match == "same_side":
+        is_eval |= _groups_of(matches, shards, selection)
     has_label = _has_label(shards)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
     _write_places(folder, receipts, shards, admitted)
-    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval))
+    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval, matches))
     counts, sources = _counts(selection), selection.sources
     found = selection.dedup
     if found is not None:
         on_both_sides = selection.num_near_on_both_sides(is_eval)
         found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
-    is_split = bool(told.split.eval_fraction or told.split.eval_count)
-    split = _split_counts(shards, selection, is_eval, told.split) if is_split else None
+    is_split = bool(told.split.eval_fraction or told.split.eval_count or only.any())
+    split = _split_counts(shards, selection, is_eval, told.split, only) if is_split else None
     rows, lengths = selection.kept()
     del admitted, selection
     is_eval = is_eval[rows]
@@ -186,13 +213,15 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     for side in SIDES:
         own, lengths = kept.pop(side)
         with_label = told.pack.strategy == "none" and bool(has_label[own].any())
-        plan = _write_plan(folder, side, told.pack, own, lengths)
+        plan, by_source = _plan(told, side, names, shards, own, lengths)
+        _write_plan(folder, side, plan, own, lengths)
         planned[side] = PlannedSide(
             num_packs=plan.num_packs,
             num_tokens=plan.num_tokens,
             statistics=PackStatistics.of(plan, lengths, GatherTally()),
             with_label=with_label,
             with_weights=with_weights,
+            by_source=by_source,
         )
         del plan, own, lengths  # before the next side is planned
     return PackFacts(
@@ -213,18 +242,39 @@ def _fingerprints(work: Work[PackParameters], shards: Sequence[ShardReceipts]) -
     return [receipt.path("fingerprints.arrow") for receipt in done]
 
 
-def _write_plan(
-    folder: Path,
+def _plan(
+    told: PackParameters,
     side: str,
-    config: PackConfig,
+    names: Sequence[str],
+    shards: Sequence[pa.Table],
     rows: IndexArray,
     lengths: npt.NDArray[np.int32],
-) -> PackPlan:
-    plan = plan_packs(lengths, config.seq_len, config.strategy, config.seed)
+) -> tuple[PackPlan, dict[str, dict[str, int]]]:
+    """Plan the packs of a side; with `eval_by_source`, those of each source one behind another."""
+    config = told.pack
+    plan = partial(plan_packs, seq_len=config.seq_len, strategy=config.strategy, seed=config.seed)
+    if side == "train" or not told.split.eval_by_source or not len(rows):
+        return plan(lengths), {}
+    sources = list(dict.fromkeys(names))
+    first = np.cumsum([0, *(shard.num_rows for shard in shards)])
+    number_of_shard = np.array([sources.index(name) for name in names])
+    number = number_of_shard[np.searchsorted(first, rows, side="right") - 1]
+    parts, counts = [], {}
+    for each, source in enumerate(sources):
+        own = np.flatnonzero(number == each)
+        if len(own):
+            planned = plan(lengths[own])
+            parts.append((planned, own))
+            counts[source] = {"packs": planned.num_packs, "tokens": planned.num_tokens}
+    return join_plans(parts), counts
+
+
+def _write_plan(
+    folder: Path, side: str, plan: PackPlan, rows: IndexArray, lengths: npt.NDArray[np.int32]
+) -> None:
     write_batches(folder / f"{side}-sequences.arrow", SEQUENCES, _sequences(plan, rows, lengths))
     offsets = pa.RecordBatch.from_arrays([pa.array(plan.pack_offsets)], schema=OFFSETS)
     write_batches(folder / f"{side}-offsets.arrow", OFFSETS, [offsets])
-    return plan
 
 
 def _sequences(
@@ -243,17 +293,15 @@ def _sequences(
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
 
 
-def _is_eval(
-    shards: Sequence[pa.Table], selection: Selection, config: SplitConfig
+def _groups_of(
+    matches: pa.Array, shards: Sequence[pa.Table], selection: Selection
 ) -> npt.NDArray[np.bool_]:
-    """Which records are for evaluation; a count needs all keys at once, a share does not."""
-    if selection.group_keys is not None:
-        return sides(selection.group_keys, config)
-    if config.eval_count:
-        chunks = [chunk for shard in shards for chunk in shard["group_key"].chunks]
-        return sides(pa.chunked_array(chunks, pa.string()), config)
-    parts = [sides(shard["group_key"], config) for shard in shards]
-    return np.concatenate([np.zeros(0, np.bool_), *parts])
+    """Which records are of a group that holds a match: a group is never parted."""
+    keys = selection.group_keys
+    if keys is None:
+        keys = pa.chunked_array([c for s in shards for c in s["group_key"].chunks], pa.string())
+    matched = pc.unique(keys.filter(matches.is_valid()))
+    return np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
 
 
 def _has_label(shards: Sequence[pa.Table]) -> npt.NDArray[np.bool_]:
@@ -266,6 +314,7 @@ def _split_counts(
     selection: Selection,
     is_eval: npt.NDArray[np.bool_],
     config: SplitConfig,
+    only: npt.NDArray[np.bool_],
 ) -> SplitCounts:
     is_packed = np.concatenate([np.zeros(0, np.int32), *selection.times]) > 0
     num_packed = int(is_packed.sum())
@@ -274,11 +323,13 @@ def _split_counts(
         keys = [chunk for shard in shards for chunk in shard["group_key"].chunks]
         own = pa.chunked_array(keys, pa.string())
         joined = pc.not_equal(own, selection.group_keys).to_numpy(zero_copy_only=False)
-    count = config.eval_count
+    count, num_only = config.eval_count, int((only & is_packed).sum())
+    if count is None:
+        count = round(config.eval_fraction * (num_packed - num_only))
     return SplitCounts(
         records=num_packed,
         eval=int((is_eval & is_packed).sum()),
-        asked=count if count is not None else round(config.eval_fraction * num_packed),
+        asked=num_only + count,
         joined=int((joined & is_packed).sum()),
     )
 
@@ -300,20 +351,28 @@ def _write_places(
     (folder / "sources.json").write_text(json.dumps(sorted(files)), encoding="utf-8")
 
 
-def _outcomes(selection: Selection, is_eval: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+def _outcomes(
+    selection: Selection, is_eval: npt.NDArray[np.bool_], matches: pa.Array | None
+) -> Iterator[pa.RecordBatch]:
     """Yield a batch of `OUTCOMES` per shard."""
     first = 0
+    names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])
     for each, times in zip(selection.admitted, selection.times, strict=True):
         num_tokens = np.zeros(len(each.reasons), dtype=np.int32)
         num_tokens[each.rows] = each.lengths
         rows = slice(first, first + len(each.reasons))
-        first, none = rows.stop, pa.nulls(len(times), pa.string())
+        first, repeats = rows.stop, pa.nulls(len(times), pa.string())
+        if selection.repeats is not None:
+            repeats = selection.repeats[rows]
+        if matches is not None:
+            is_match = pa.array(each.reasons == _CONTAMINATED)
+            repeats = pc.if_else(is_match, matches[rows], repeats)
         columns = [
             pa.DictionaryArray.from_arrays(is_eval[rows].astype(np.int8), ["train", "eval"]),
-            pa.DictionaryArray.from_arrays(each.reasons.astype(np.int8), list(REASONS)),
+            pa.DictionaryArray.from_arrays(each.reasons.astype(np.int8), names),
             pa.array(num_tokens),
             pa.array(times),
-            none if selection.repeats is None else selection.repeats[rows],
+            repeats,
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTCOMES)
 

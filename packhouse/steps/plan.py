@@ -28,8 +28,9 @@ from packhouse.runtime.extras import import_extra
 from packhouse.sources import SourceShard
 from packhouse.steps import audit, files, format, gather, pack, publish, split, tokenize, validate
 from packhouse.steps.audit import AuditParameters
+from packhouse.steps.benchmarks import benchmark_job, benchmarks_of
 from packhouse.steps.files import FilesParameters
-from packhouse.steps.format import FingerprintParameters, FormatParameters
+from packhouse.steps.format import FormatParameters
 from packhouse.steps.gather import PackRange
 from packhouse.steps.pack import SIDES, PackFacts, PackParameters
 from packhouse.steps.publish import PublishParameters
@@ -47,8 +48,9 @@ class Plan:
 
     validate: tuple[Job[ValidateParameters], ...]
     format: tuple[Job[FormatParameters], ...]
-    fingerprints: tuple[Job[FingerprintParameters], ...]
-    """Done beside the jobs of format; none if the recipe does not look for repeats."""
+    beside: tuple[AnyJob, ...]
+    """Done beside the jobs of format: fingerprints, if the recipe looks for repeats, and a search
+    for benchmarks, if it names some."""
     tokenize: tuple[Job[TokenizeParameters], ...]
     pack: Job[PackParameters]
     split: Job[SplitParameters]
@@ -106,25 +108,27 @@ def plan_jobs(recipe: Recipe) -> Plan:
         )  # now, and not when all other work is done
     tokenizer = fingerprint_tokenizer(recipe.tokenizer)
     validated = tuple(validate.jobs(recipe))
-    formatted = tuple(format.job(recipe, tokenizer, job) for job in validated)
+    benchmarks = benchmarks_of(recipe)
+    formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
-    packed = pack.job(recipe, validated, formatted, tokenized)
+    packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
     is_split = split.job(recipe, packed)
-    benchmarks = audit.benchmarks_of(recipe)
+    searched = validated if benchmarks else ()
     described = zip(validated, formatted, strict=True) if needs_fingerprints(recipe.dedup) else ()
     return Plan(
         validate=validated,
         format=formatted,
-        fingerprints=tuple(
-            format.fingerprint_job(recipe, before.ref, job.ref, job.label)
-            for before, job in described
+        beside=(
+            *(
+                format.fingerprint_job(recipe, before.ref, job.ref, job.label)
+                for before, job in described
+            ),
+            *(benchmark_job(benchmarks, job.ref, job.label, job.size) for job in searched),
         ),
         tokenize=tokenized,
         pack=packed,
         split=is_split,
-        audit=tuple(
-            audit.jobs(validated, formatted, tokenized, packed, benchmarks, recipe.audit.checks)
-        ),
+        audit=tuple(audit.jobs(validated, formatted, tokenized, packed, recipe.audit)),
         publish=publish.job(recipe, is_split, {**benchmarks, **audit.checks_of(recipe)}),
     )
 
@@ -147,7 +151,7 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
     written = files.jobs(recipe, shards, plan.pack, packed, by_side)
     reads = (
         *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
-        *(*gathered, *plan.audit, *audited, *written),
+        *(*plan.beside, *gathered, *plan.audit, *audited, *written),
     )
     told = replace(plan.publish, inputs=tuple(job.ref for job in reads))
     return OutputJobs(gather=gathered, audit=audited, files=written, publish=told)

@@ -6,11 +6,11 @@ deleted from the store or published to another one is published again without wo
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from packhouse.auditing import check_audit
 from packhouse.cache.steps import Receipt
@@ -20,14 +20,14 @@ from packhouse.errors import PackhouseError
 from packhouse.exports import FORMAT_KEYS
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
-from packhouse.packing import STRATEGIES, PackStatistics
-from packhouse.plugins import find_plugin
+from packhouse.packing import PackStatistics
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.source import RowFormat
+from packhouse.recipe.model import plugins_of
 from packhouse.records.ledger import LedgerLine, ledger_of
+from packhouse.report.version_report import unpublished_report
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.steps.audit import AUDIT, combine_audits
-from packhouse.steps.files import FILE_SETTINGS, FILES
+from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER, GatherFacts
 from packhouse.steps.pack import PACK, SIDES, PackFacts, Side, SplitCounts
@@ -65,6 +65,7 @@ STEPS_BEFORE: tuple[AnyStep, ...] = (
 )
 """The steps whose work is published."""
 
+_REPORT = "report.html"
 _VERSION = "2"
 ENGINE_VERSIONS = {step.name: step.version for step in STEPS_BEFORE} | {"publish": _VERSION}
 """Version of each step; the manifest lists them, and they are part of a version's id."""
@@ -162,7 +163,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
     validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
     receipts = [*validated, *work.inputs(FORMAT), *tokenized, packed, split]
     data = [each.facts for each in work.inputs(FILES) if each.facts.content is not None]
-    return PublishFacts(
+    facts = PublishFacts(
         content_id=digest([[each.files[0].split, each.content] for each in data]),
         ledger=tuple(ledger_of(receipts)),
         statistics=_statistics(packed.facts, [each.facts for each in work.inputs(GATHER)]),
@@ -175,6 +176,16 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         encoders=_encoders([receipt.facts for receipt in tokenized]),
         audit=combine_audits(work),
     )
+    if work.recipe.publish.report:
+        html = unpublished_report(
+            work.recipe.dataset,
+            work.job.key[:16],
+            local_files(work.inputs(FILES)),
+            _manifest_facts(facts, work.recipe),
+            work.workspace.tokenizers,
+        )
+        (folder / _REPORT).write_text(html, encoding="utf-8")
+    return facts
 
 
 def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side, PackStatistics]:
@@ -187,6 +198,8 @@ def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side
 
 def _source_facts(validated: ValidateFacts) -> dict[str, Any]:
     facts = {**asdict(validated.origin), "rows": validated.rows_in}
+    if validated.dropped:
+        facts["dropped"] = dict(validated.dropped)
     unused = validated.extra_fields
     return facts | ({"unused_fields": unused} if unused else {})
 
@@ -213,19 +226,10 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
     """
     recipe, config, facts = work.recipe, work.recipe.publish, receipt.facts
     audited = check_audit(facts.audit, recipe.audit)
-    files = [
-        LocalFile(
-            path=written.path(file.name),
-            split=file.split,
-            rows=file.rows,
-            tokens=file.tokens,
-            sha256=written.files[file.name].sha256,
-            kind=file.kind,
-            name=file.path,
-        )
-        for written in work.inputs(FILES)
-        for file in written.facts.files
-    ]
+    files = local_files(work.inputs(FILES))
+    if config.report and _REPORT in receipt.files:
+        sha256 = receipt.files[_REPORT].sha256
+        files.append(LocalFile(receipt.path(_REPORT), "all", sha256=sha256, kind="report"))
     store = open_store(config.store)
     at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
     try:
@@ -282,6 +286,9 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
     tokenizer["class"] = tokenizer.pop("class_name")
     # A name is no part of what the version is: the same files from a folder are the same version.
     name = {"tokenizer": recipe.tokenizer} if is_hub_name(recipe.tokenizer) else {}
+    limits = recipe.audit.model_dump(
+        mode="json", exclude_defaults=True, exclude={"benchmarks", "benchmark_ngram", "checks"}
+    )
     return {
         "content_id": facts.content_id,
         "counts": counts,
@@ -289,8 +296,13 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions([*ALL_LIBRARIES, *_plugin_packages(recipe)]),
-        "provenance": {"encoders": facts.encoders, **name},
+        "libraries": library_versions([*ALL_LIBRARIES, *_sql_library(recipe)])
+        | {plugin.distribution or plugin.name: plugin.version for plugin in plugins_of(recipe)},
+        "provenance": {
+            "encoders": facts.encoders,
+            **name,
+            **({"limits": limits} if limits else {}),
+        },
     }
 
 
@@ -304,15 +316,8 @@ def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
     return fingerprinted_bytes(tokenizer)
 
 
-def _plugin_packages(recipe: Recipe) -> Iterator[str]:
-    """Packages of the plug-ins that a recipe names."""
-    for source in recipe.sources:
-        if source.format not in get_args(RowFormat):
-            yield find_plugin("row_formats", source.format).distribution
-    if recipe.pack.strategy not in STRATEGIES:
-        yield find_plugin("packing_strategies", recipe.pack.strategy).distribution
-    for name in recipe.audit.checks:
-        yield find_plugin("checks", name).distribution
+def _sql_library(recipe: Recipe) -> list[str]:
+    return ["duckdb"] if any(source.is_reshaped for source in recipe.sources) else []
 
 
 def _gate(config: PublishConfig) -> Gate:

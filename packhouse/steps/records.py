@@ -35,7 +35,9 @@ OUTCOMES = pa.schema(
         pa.field("outcome", pa.dictionary(pa.int8(), pa.string()), nullable=False),
         pa.field("num_tokens", pa.int32(), nullable=False),  # of one copy of it; 0: dropped
         pa.field("times", pa.int32(), nullable=False),  # copies of it in packs; 0: dropped
-        pa.field("repeats", pa.string()),  # id of the record that it was dropped for
+        pa.field(
+            "repeats", pa.string()
+        ),  # what it was dropped for: id of a record, row of a benchmark
     ]
 )
 

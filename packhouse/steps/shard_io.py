@@ -14,7 +14,7 @@ from packhouse.records.ledger import RowCounts
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard, with_raw_rows
 
-__all__ = ["MappedTables", "ShardCounts", "take_refused", "write_quarantined"]
+__all__ = ["MappedTables", "ShardCounts", "take_refused", "write_dropped", "write_quarantined"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +56,15 @@ def take_refused(folder: Path, shard: SourceShard, rules: ValidateConfig) -> dic
 
 def write_quarantined(folder: Path, quarantined: pa.Table) -> dict[str, int]:
     """Write bad rows to `quarantined.arrow`, if there are any; count them by reason."""
-    if quarantined.num_rows:
-        write_table(folder / "quarantined.arrow", quarantined)
-    return dict(sorted(Counter(quarantined["reason"].to_pylist()).items()))
+    return _write_by_reason(folder / "quarantined.arrow", quarantined)
+
+
+def write_dropped(folder: Path, dropped: pa.Table) -> dict[str, int]:
+    """Write rows that the recipe leaves out to `dropped.arrow`, if any; count them by reason."""
+    return _write_by_reason(folder / "dropped.arrow", dropped)
+
+
+def _write_by_reason(path: Path, rows: pa.Table) -> dict[str, int]:
+    if rows.num_rows:
+        write_table(path, rows)
+    return dict(sorted(Counter(rows["reason"].to_pylist()).items()))

@@ -17,10 +17,19 @@ from packhouse.records import messages
 from packhouse.records.identity import GroupBy
 from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
+from packhouse.runtime.fingerprint import library_versions
 from packhouse.sources import SourceShard, read_shard, scan_source
-from packhouse.steps.shard_io import ShardCounts, write_quarantined
+from packhouse.steps.shard_io import ShardCounts, write_dropped, write_quarantined
 
-__all__ = ["SHARD_BYTES", "VALIDATE", "Origin", "ValidateFacts", "ValidateParameters", "jobs"]
+__all__ = [
+    "SHARD_BYTES",
+    "VALIDATE",
+    "Origin",
+    "ValidateFacts",
+    "ValidateParameters",
+    "jobs",
+    "may_drop",
+]
 
 SHARD_BYTES = 32 * 2**20
 """Raw bytes of a shard: what bounds a step's memory, and what an appended row costs. A recipe may
@@ -43,6 +52,7 @@ class ValidateParameters:
             "source": self.source.model_dump(mode="json", exclude={"path", *MIXING}),
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
+            **(library_versions(["duckdb"]) if self.source.is_reshaped else {}),
             **plugin_key("row_formats", self.source.format, get_args(RowFormat)),
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
         }
@@ -95,6 +105,11 @@ def jobs(recipe: Recipe) -> Iterator[Job[ValidateParameters]]:
         )
 
 
+def may_drop(told: ValidateParameters) -> bool:
+    """Return True if rows of a shard may be left out before they are records."""
+    return told.source.where is not None or told.shard.row_format == "oasst_flat"
+
+
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
     """Lineage says `source/file`; two files of one name would make it ambiguous."""
     owner: dict[str, tuple[int, str]] = {}
@@ -113,7 +128,7 @@ def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) ->
 
 
 def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
-    """Write `validated.arrow`, and `quarantined.arrow` where a row is bad."""
+    """Write `validated.arrow`; `quarantined.arrow` and `dropped.arrow` where rows are."""
     start_early()  # format comes next
     told = work.parameters
     rows = read_shard(told.shard, told.source, told.rules, told.group_by)
@@ -123,6 +138,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         rows_out=rows.validated.num_rows,
         added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
         quarantined=write_quarantined(folder, rows.quarantined),
+        dropped=write_dropped(folder, rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
         origin=Origin(
@@ -141,5 +157,9 @@ VALIDATE = Step(
     libraries=("numpy", "orjson", "pyarrow"),
     facts=ValidateFacts,
     compute=compute,
-    contracts={"validated.arrow": "validated", "quarantined.arrow": "quarantined"},
+    contracts={
+        "validated.arrow": "validated",
+        "quarantined.arrow": "quarantined",
+        "dropped.arrow": "dropped",
+    },
 )

@@ -24,8 +24,9 @@ from packhouse.store.manifest import FileEntry, Manifest
 __all__ = ["Tally", "manifest_problems", "tally_file", "tally_problems"]
 
 Tally = Counter[tuple[str, str]]
-"""Rows of records and quarantine files by place and outcome: `("source 'chats'", "records")`,
-`("source 'chats'", "over_seq_len")`, `("step 'validate'", "json")`."""
+"""Rows of records, quarantine and dropped files by place and outcome:
+`("source 'chats'", "records")`, `("source 'chats'", "over_seq_len")`, `("step 'validate'",
+"json")`."""
 
 _STEPS = ["validate", "format", "tokenize", "pack", "split"]
 _LINE_FIELDS = [each.name for each in fields(LedgerLine)]
@@ -47,14 +48,18 @@ def manifest_problems(manifest: Manifest) -> list[str]:
 
 
 def tally_file(path: Path, entry: FileEntry) -> Tally:
-    """Count the rows of a records or quarantine file; none of other files.
+    """Count the rows of a records, quarantine or dropped file; none of other files.
 
     Raises:
         ContractError: a column is missing, or the manifest says another number of rows.
         IntegrityError: the file cannot be read.
     """
     tally: Tally = Counter()
-    names = {"records": ["source", "outcome"], "quarantine": ["source", "step", "reason"]}
+    names = {
+        "records": ["source", "outcome"],
+        "quarantine": ["source", "step", "reason"],
+        "dropped": ["source", "reason"],
+    }
     if entry.kind not in names or path.suffix != ".parquet":
         return tally
     rows = 0
@@ -69,6 +74,8 @@ def tally_file(path: Path, entry: FileEntry) -> Tally:
             if entry.kind == "records":
                 tally[source, "records"] += number
                 tally[source, str(row["outcome"])] += number
+            elif entry.kind == "dropped":
+                tally[source, f"dropped as {row['reason']}"] += number
             else:
                 tally[source, "quarantined"] += number
                 tally[f"step '{row['step']}'", str(row["reason"])] += number
@@ -78,9 +85,10 @@ def tally_file(path: Path, entry: FileEntry) -> Tally:
 
 
 def tally_problems(manifest: Manifest, tally: Tally) -> list[str]:
-    """Compare the rows of records and quarantine files with what the manifest says of them.
+    """Compare the rows of records, quarantine and dropped files with what the manifest says.
 
-    For each source: rows read = quarantined + records, and records = packed + dropped.
+    For each source: rows read = quarantined + dropped before they were records + records, and
+    records = packed + dropped.
     """
     if not _is_of_run(manifest) or not all(_needed(manifest).values()):
         return []  # `manifest_problems` says so
@@ -91,20 +99,23 @@ def tally_problems(manifest: Manifest, tally: Tally) -> list[str]:
         for reason, number in line.get("quarantined", {}).items()
     }
     is_one_to_one = not any(lines[step].get("added") for step in ("validate", "format"))
+    left_out = _dropped_before(manifest)
     for name, rows in _rows_read(manifest).items():
         source, counts = f"source '{name}'", manifest.counts["sources"].get(name, {})
         records = counts.get("records", 0)
         stated |= {(source, reason): counts[reason] for reason in set(counts) - _NO_REASONS}
         stated |= {(source, "kept"): counts.get("packed", 0), (source, "records"): records}
+        dropped = left_out[name]
+        stated |= {(source, f"dropped as {why}"): number for why, number in dropped.items()}
         bad = source, "quarantined"  # where rows made several records, the ledger alone says it
-        stated[bad] = rows - records if is_one_to_one else tally[bad]
+        stated[bad] = rows - records - sum(dropped.values()) if is_one_to_one else tally[bad]
     found = []
     for key in sorted(stated.keys() | tally.keys()):
         first, second = stated.get(key, 0), tally[key]
         if first != second:
             found.append(
                 f"manifest.json: {for_terminal(', '.join(key))}: {first:,} rows by its counts; "
-                f"its records and quarantine files hold {second:,}"
+                f"its records, quarantine and dropped files hold {second:,}"
             )
     return found
 
@@ -177,9 +188,13 @@ def _pairs(manifest: Manifest, lines: Mapping[str, LedgerLine]) -> Iterator[_Pai
     for entry in manifest.files:
         rows[entry.kind] += entry.rows
     bad = sum(sum(line.quarantined.values()) for line in lines.values())
-    packed = lines["pack"]
+    packed, before = lines["pack"], lines["validate"].dropped
+    by_reason = sum(_dropped_before(manifest).values(), Counter[str]())
     yield "rows read", lines["validate"].rows_in, "in lineage", _rows_read(manifest).total()
     yield "rows quarantined", bad, "in quarantine files", rows["quarantine"]
+    yield "rows dropped", sum(before.values()), "in dropped files", rows["dropped"]
+    for reason in sorted(before.keys() | by_reason.keys()):
+        yield f"rows dropped ({reason})", before.get(reason), "by source", by_reason[reason]
     yield "records before packing", packed.rows_in, "in records files", rows["records"]
     yield "records before packing", packed.rows_in, "in the audit", audit["dataset"].get("rows")
     yield "tokens encoded", packed.tokens_in, "in the audit", audit["dataset"].get("tokens")
@@ -222,6 +237,15 @@ def _rows_read(manifest: Manifest) -> Counter[str]:
     for source in manifest.lineage["sources"]:
         rows[source.get("file", "").partition("/")[0]] += source.get("rows", 0)
     return rows
+
+
+def _dropped_before(manifest: Manifest) -> dict[str, Counter[str]]:
+    """Rows of each source, by reason, that were dropped before they were records."""
+    found: dict[str, Counter[str]] = {}
+    for source in manifest.lineage["sources"]:
+        of_source = found.setdefault(source.get("file", "").partition("/")[0], Counter())
+        of_source.update(source.get("dropped", {}))
+    return found
 
 
 def _total(counts: Mapping[str, Mapping[str, int]], name: str) -> int:

@@ -35,6 +35,7 @@ def dataset_card(manifest: Manifest) -> str:
         _splits_table(manifest),
         _settings(manifest),
         _sources(manifest),
+        _quality(manifest),
         "```python\n"
         "from datasets import load_dataset\n"
         f'rows = load_dataset("FOLDER", split="{splits[0] if splits else "train"}")\n'
@@ -76,6 +77,17 @@ def _sources(manifest: Manifest) -> str:
         rows[source.get("file", "")] += source.get("rows", 0)
     lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in sorted(rows.items())]
     return "\n".join(["| source | rows |", "|---|---:|", *lines, ""]) if lines else ""
+
+
+def _quality(manifest: Manifest) -> str:
+    """Rows that the quality counters found."""
+    found = _at(manifest.audit, "quality.dataset") or {}
+    lines = [
+        f"| {for_markdown(str(counter))} | {number:,} |"
+        for counter, number in sorted(found.items())
+        if counter != "rows" and isinstance(number, int) and number
+    ]
+    return "\n".join(["| quality | rows |", "|---|---:|", *lines, ""]) if lines else ""
 
 
 def _at(value: Mapping[str, Any], key: str) -> Any:

@@ -17,6 +17,7 @@ from packhouse.store.card import dataset_card
 from packhouse.store.layout import check_name
 from packhouse.store.manifest import (
     FACTS,
+    PULLED_NAMES,
     FileEntry,
     FileKind,
     Manifest,
@@ -45,9 +46,11 @@ class LocalFile:
     sha256: str | None = None
     """If given, the file must still have it."""
     kind: FileKind = "data"
-    """`data`, `records`, `quarantine`, `exports`: the folder it goes to. `card`: README.md."""
+    """Also its folder, but that of a `card` (README.md) and a `report` (report.html)."""
     name: str | None = None
     """Path in that folder, for readers that look for a name; by default one made of its content."""
+    source: str | None = None
+    """The source of all its rows, where a split has files by source."""
 
 
 def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
@@ -76,6 +79,7 @@ def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
             sha256=body.sha256,
             rows=file.rows,
             tokens=file.tokens,
+            source=file.source,
         )
         numbers[group] += 1
         uploads.append((entry, body))
@@ -93,8 +97,9 @@ def _body(file: LocalFile, with_md5: bool) -> FileBody:
 
 
 def _key(file: LocalFile, body: FileBody, number: int, total: int) -> str:
-    if file.kind == "card":
-        return f"card/README-{body.sha256[:12]}.md"
+    if file.kind in PULLED_NAMES:
+        name, ending = PULLED_NAMES[file.kind].split(".")
+        return f"{file.kind}/{name}-{body.sha256[:12]}.{ending}"
     if file.name is not None:
         return f"{file.kind}/{file.name}"
     ending = "".join(Path(file.path).suffixes[-1:])

@@ -28,6 +28,7 @@ from packhouse.store.layout import check_name, check_vid, split_version, version
 
 __all__ = [
     "FORMAT",
+    "TABLES",
     "FileEntry",
     "FileKind",
     "Manifest",
@@ -40,7 +41,10 @@ __all__ = [
 FORMAT = 1
 """Version of the manifest's own form."""
 
-FileKind = Literal["data", "records", "quarantine", "card", "exports"]
+FileKind = Literal["data", "records", "quarantine", "dropped", "card", "report", "exports"]
+
+TABLES = ("data", "records", "quarantine", "dropped")
+"""Kinds of files that are tables of rows, numbered by split."""
 
 FACTS = (
     "content_id",
@@ -52,6 +56,12 @@ FACTS = (
     "libraries",
 )
 
+PULLED_NAMES: dict[str, str] = {"card": "README.md", "report": "report.html"}
+"""Kinds of files that have a name of their own at the top of a pulled version.
+
+They are for people and no part of the version's identity: another packhouse may write others.
+"""
+
 MAX_MANIFEST_BYTES = 2**26
 """Room for 200,000 files. Readers refuse a larger manifest, so publishers do."""
 
@@ -62,7 +72,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(r"[a-z]+(/[A-Za-z0-9_][A-Za-z0-9._-]{0,199})+")
 # `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`
 _SHARD = re.compile(
-    r"(data|records|quarantine)/(.+)-([0-9]{5,9})-of-([0-9]{5,9})-([0-9a-f]{12})(\.[A-Za-z0-9]+)?"
+    r"(data|records|quarantine|dropped)/(.+)-([0-9]{5,9})-of-([0-9]{5,9})-([0-9a-f]{12})"
+    r"(\.[A-Za-z0-9]+)?"
 )
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -118,6 +129,7 @@ class _Source(TypedDict, total=False):
     file: str
     sha256: str
     rows: _Count
+    dropped: dict[str, _Count]
 
 
 @_open
@@ -186,16 +198,21 @@ class FileEntry:
     key: str
     """Relative to the version's folder, e.g. `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`."""
     kind: FileKind
-    """`data` is what `datasets` loads; `card` is pulled as README.md; `exports` are other forms."""
+    """`data` is what `datasets` loads; `card` is pulled as README.md, `report` as report.html;
+    `exports` are other forms."""
     split: str
     size: int
     """Bytes."""
     sha256: str
     rows: int
     tokens: int
+    source: str | None = None
+    """The source of all its rows, where a split has files by source; else not written."""
 
     def __post_init__(self) -> None:
         key = self.key
+        if self.source is not None:
+            check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
             raise ConfigError(f"file {key[:80]!r} of kind {self.kind!r}: not a key of a version")
         check_name("split", self.split)
@@ -211,7 +228,7 @@ class FileEntry:
     @property
     def path(self) -> str:
         """Where `pull` writes the file, relative to the destination."""
-        return "README.md" if self.kind == "card" else self.key
+        return PULLED_NAMES.get(self.kind, self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +324,10 @@ class Manifest:
             "dataset": self.dataset,
             "vid": self.vid,
             "generation": self.generation,
-            "files": [asdict(entry) for entry in self.files],
+            "files": [
+                {name: value for name, value in asdict(entry).items() if value is not None}
+                for entry in self.files
+            ],
             "schema": dict(self.schema),
             "schema_fingerprint": self.schema_fingerprint,
         }
@@ -373,7 +393,7 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
         raise ConfigError("two files have one path, or one is the folder of another")
     series: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for entry in files:
-        if entry.kind in ("data", "records", "quarantine"):
+        if entry.kind in TABLES:
             shard = _SHARD.fullmatch(entry.key)
             if shard is None or shard[2] != entry.split or shard[5] != entry.sha256[:12]:
                 raise ConfigError(f"file {entry.key!r} is not <split>-<n>-of-<total>-<sha256>")

@@ -1,9 +1,9 @@
 """Publish a version: data first, manifest last, then the ref.
 
-    tokenizer                         create-only, once for all versions of the store
-    data, records, quarantine, card   create-only, named by content
-    manifest.json                     create-only: this is the commit
-    refs/<name>.json                  compare-and-swap
+    tokenizer                                 create-only, once for all versions of the store
+    data, records, quarantine, card, report   create-only, named by content
+    manifest.json                             create-only: this is the commit
+    refs/<name>.json                          compare-and-swap
 
 Any number of publishers may do this at once, die anywhere and start again. The version id is known
 before the first byte, so a retry lands on the same keys and finds its own work there; the same
@@ -39,6 +39,7 @@ from packhouse.store.layout import (
 )
 from packhouse.store.manifest import (
     FACTS,
+    PULLED_NAMES,
     Manifest,
     Tombstone,
 )
@@ -290,7 +291,7 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
 
 
 def _check_same(ours: Manifest, theirs: Manifest) -> None:
-    if ours.manifest_id == theirs.manifest_id or _cardless(ours) == _cardless(theirs):
+    if ours.manifest_id == theirs.manifest_id or _without_pages(ours) == _without_pages(theirs):
         return
     same_rows = bool(ours.content_id) and ours.content_id == theirs.content_id
     parts = [
@@ -310,7 +311,7 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
     )
 
 
-def _cardless(manifest: Manifest) -> str:
-    """Identity of a version whatever its card says: another packhouse may write another card."""
-    files = tuple(entry for entry in manifest.files if entry.kind != "card")
+def _without_pages(manifest: Manifest) -> str:
+    """Identity of a version without card and report: another packhouse may write others."""
+    files = tuple(entry for entry in manifest.files if entry.kind not in PULLED_NAMES)
     return replace(manifest, files=files).manifest_id

@@ -27,7 +27,7 @@ from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
 from packhouse.store.contracts import check_data_file
 from packhouse.store.layout import check_name, file_key, is_version, tokenizer_key
-from packhouse.store.manifest import FileEntry, Manifest, parse_slot
+from packhouse.store.manifest import TABLES, FileEntry, Manifest, parse_slot
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.protocol import MAX_READS, Retry, Steps, in_parallel, run
 from packhouse.store.publish import find_slot_steps
@@ -261,7 +261,7 @@ def _fetch_and_check(
     path = folder / entry.key
     try:
         opened.fetch(entry, path)
-        if entry.kind not in ("data", "records", "quarantine"):
+        if entry.kind not in TABLES:
             return [], Counter()
         tally = run_confined(  # some kilobytes of a file may stand for gigabytes
             partial(_check_file, path, entry, rules),

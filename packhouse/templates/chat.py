@@ -131,9 +131,7 @@ class _Part:
         self, rows: RowRenderer, config: FormatConfig, conversations: Conversations, known: _Known
     ) -> None:
         self._rows, self._config, self._all, self._known = rows, config, conversations, known
-        self._columns = FieldColumns(
-            conversations, known.numbers, makes_ids=lambda: rows.needs_call_ids
-        )
+        self._columns = FieldColumns(conversations, known.numbers, form=lambda: rows.form)
         self._learnt: list[Ints] = []
         """Rows of each compiled template that is new."""
         self.filling = Filling(conversations, self._columns)

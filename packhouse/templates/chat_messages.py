@@ -13,15 +13,19 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from packhouse.templates.provenance import DataObject, Field, Path, Trace, text_of
 
 __all__ = [
+    "PLAIN",
+    "MessageForm",
     "chat_messages",
     "function_of",
+    "in_parts",
     "is_field",
     "parse_tools",
+    "parsed_arguments",
     "parsed_call",
     "trace_conversation",
     "with_call_ids",
@@ -29,6 +33,20 @@ __all__ = [
 
 Messages = list[dict[str, Any]]
 _FITS = re.compile(r"[A-Za-z0-9]{9}")
+
+
+class MessageForm(NamedTuple):
+    """What a template wants of messages, beyond what transformers makes of most rows."""
+
+    has_ids: bool = False
+    """Calls and results have ids: Mistral's template refuses them else."""
+    has_text_arguments: bool = False
+    """Arguments of calls are JSON text: DeepSeek's joins them to other text."""
+    has_content_parts: bool = False
+    """A content is a list, `[{"type": "text", "text": "Hi"}]`: templates of vision models."""
+
+
+PLAIN = MessageForm()
 
 
 @lru_cache(maxsize=256)
@@ -41,8 +59,12 @@ def parse_tools(text: str | None) -> list[Any] | None:
     return tools
 
 
-def chat_messages(messages: Messages) -> Messages:
+def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
     r"""Canonical messages as transformers hands them to a template.
+
+    Args:
+        messages: canonical: texts, `context` apart, tool calls as JSON text.
+        form: what the template wants beside; `has_content_parts` is for `trace_conversation`.
 
     Example:
         >>> chat_messages([{"role": "user", "content": "Sum up:", "context": "Long text"}])
@@ -58,16 +80,27 @@ def chat_messages(messages: Messages) -> Messages:
             content = f"{content}\n{message['context']}"
         chat |= {"role": message["role"], "content": content}
         if "tool_calls" in message:
-            chat["tool_calls"] = [parsed_call(call) for call in json.loads(message["tool_calls"])]
+            calls = json.loads(message["tool_calls"])
+            chat["tool_calls"] = [parsed_call(call, form.has_text_arguments) for call in calls]
         chat |= {key: message[key] for key in ("tool_call_id", "name") if key in message}
         if "reasoning" in message:
             chat["reasoning_content"] = message["reasoning"]
         made.append(chat)
+    if form.has_ids and any("tool_calls" in chat or chat["role"] == "tool" for chat in made):
+        return with_call_ids(made)
     return made
 
 
-def parsed_call(call: Any) -> Any:
-    """A tool call with its function in a dict of its own, and that function's arguments parsed."""
+def in_parts(content: str | None) -> list[dict[str, str]]:
+    """A content as templates of vision models want it."""
+    return [{"type": "text", "text": content}] if content else []
+
+
+def parsed_call(call: Any, has_text_arguments: bool = False) -> Any:
+    """A tool call with its function in a dict of its own, and that function's arguments parsed.
+
+    With `has_text_arguments` these are JSON text: {"a": 1} -> '{"a": 1}'.
+    """
     if not isinstance(call, dict):
         return call
     if "function" not in call and "name" in call:
@@ -75,13 +108,24 @@ def parsed_call(call: Any) -> Any:
         rest = {key: value for key, value in call.items() if key not in function}
         call = {"type": "function", **rest, "function": function}
     function = call.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-        try:
-            arguments = json.loads(function["arguments"])
-        except ValueError:
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if has_text_arguments and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not has_text_arguments and isinstance(arguments, str):
+        if (arguments := parsed_arguments(arguments)) is None:
             return call
-        call = {**call, "function": {**function, "arguments": arguments}}
-    return call
+    else:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def parsed_arguments(text: str) -> dict[str, Any] | None:
+    """The object that arguments are as JSON; None where they are another text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def function_of(call: Any) -> dict[str, Any]:
@@ -137,7 +181,10 @@ def _fitting(text: str) -> str:
 
 
 def trace_conversation(
-    messages: Messages, tools: list[Any] | None, control: re.Pattern[str]
+    messages: Messages,
+    tools: list[Any] | None,
+    control: re.Pattern[str],
+    has_content_parts: bool = False,
 ) -> tuple[Messages, list[Any] | None, Trace]:
     """A conversation whose texts are traced.
 
@@ -146,9 +193,13 @@ def trace_conversation(
         tools: parsed tool definitions.
         control: matches control tokens. Keys and lists of a definition are traced only where they
             hold some. All rows of a shape share them, so they all are traced, or none is.
+        has_content_parts: whether contents become lists of one part.
     """
     trace = Trace()
     copies = [_traced_message(trace, at, message) for at, message in enumerate(messages)]
+    if has_content_parts:
+        for copy in copies:
+            copy["content"] = in_parts(copy["content"])
     if tools is not None:
         tools = [_traced_tool(trace, at, tool, control) for at, tool in enumerate(tools)]
     return copies, tools, trace

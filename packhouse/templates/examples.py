@@ -328,7 +328,10 @@ class _Talks:
         """Where each exchange begins, and the end of the last."""
         start, end = int(self._starts[row]), int(self._starts[row + 1])
         first = start + (roles[start] == ROLES[0])
-        begins = [at for at in range(first + 1, end) if roles[at] == "user"]
+        # Several user turns in a row begin one exchange: their answer is to all of them.
+        begins = [
+            at for at in range(first + 1, end) if roles[at] == "user" and roles[at - 1] != "user"
+        ]
         return [first, *begins, end]
 
     def num_exchanges(self, row: int) -> int:

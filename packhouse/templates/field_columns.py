@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.templates.chat_messages import (
+    MessageForm,
     function_of,
     is_field,
     parsed_call,
@@ -69,7 +70,7 @@ class FieldColumns:
     Args:
         conversations: the part.
         numbers: of the shapes of calls and definitions.
-        makes_ids: whether calls get ids (see `with_call_ids`).
+        form: how messages with tool calls are given to the template.
         labels: text of each row's label.
     """
 
@@ -78,10 +79,10 @@ class FieldColumns:
         conversations: Conversations,
         numbers: Numbers,
         *,
-        makes_ids: Callable[[], bool] = lambda: False,
+        form: Callable[[], MessageForm] = MessageForm,
         labels: pa.Array | None = None,
     ) -> None:
-        self._all, self._makes_ids, self._labels = conversations, makes_ids, labels
+        self._all, self._form, self._labels = conversations, form, labels
         self._columns: dict[Hashable, Column] = {}
         self._parse_calls(numbers)
         self._parse_tools(numbers)
@@ -94,12 +95,13 @@ class FieldColumns:
         self._call_starts: Ints = np.zeros(len(texts) + 1, np.int64)
         if texts.null_count == len(texts):
             return
+        has_text_arguments = self._form().has_text_arguments
         holders = np.flatnonzero(texts.is_valid())
         counts = np.zeros(len(texts), np.int64)
         for at, parsed in zip(
             holders.tolist(), parse_texts(texts.drop_null().to_pylist()), strict=True
         ):
-            calls = [parsed_call(call) for call in parsed]
+            calls = [parsed_call(call, has_text_arguments) for call in parsed]
             functions = [function_of(call) for call in calls]
             self._calls += calls
             self._functions += functions
@@ -172,7 +174,7 @@ class FieldColumns:
             return values.field("reasoning")
         if kind == "label":
             return self._labels
-        if kind in ("call_id", "tool_call_id") and self._makes_ids():
+        if kind in ("call_id", "tool_call_id") and self._form().has_ids:
             return self._made_ids[kind == "call_id"]
         if kind in values.type.names:  # ids and names; contents and contexts by themselves
             return values.field(kind)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from packhouse.templates.chat_messages import (
     Messages,
     function_of,
+    parsed_arguments,
     strings_in,
     trace_conversation,
 )
@@ -100,6 +101,10 @@ def read_parts(parts: Iterable[Part], control: re.Pattern[str]) -> Rendering:
             if part is BLOCK_EDGES[0]:
                 opened = start
             elif part is BLOCK_EDGES[1]:
+                # A block right behind another one, without text of the row, is the end of it:
+                # `{% generation %}Hi{% endgeneration %}{% generation %}<turn|>{% endgeneration %}`
+                if blocks and blocks[-1][1] == opened and (not found or found[-1].end <= opened):
+                    opened = blocks.pop()[0]
                 blocks.append((opened, start))
             else:
                 text += str.encode(part)
@@ -135,17 +140,25 @@ class Conversation:
         messages: as the template gets them.
         tools: parsed tool definitions.
         control: matches control tokens.
+        has_content_parts: whether the template is given contents as lists.
 
     Raises:
         RefusedError: the template refuses it, or shows no spans.
     """
 
     def __init__(
-        self, template: ChatTemplate, messages: Messages, tools: Tools, control: re.Pattern[str]
+        self,
+        template: ChatTemplate,
+        messages: Messages,
+        tools: Tools,
+        control: re.Pattern[str],
+        has_content_parts: bool = False,
     ) -> None:
         self.messages, self.tools, self.control = messages, tools, control
         self._template = template
-        self._traced, self._traced_tools, self.trace = trace_conversation(messages, tools, control)
+        self._traced, self._traced_tools, self.trace = trace_conversation(
+            messages, tools, control, has_content_parts
+        )
         self.rendering = self.prefix(len(messages), is_prompt=False)
 
     @property
@@ -236,6 +249,7 @@ def check_nothing_lost(talk: Conversation, rendering: Rendering, *, is_stripped:
         for text in _unwritten_strings(field, ranges, talk.control):
             what = f"a tool call of message {loss.message} ({loss.role}) is not in the rendering"
             raise LostError(f"{what}: {_excerpt(text)}", loss.remedy)
+        _check_arguments(field, rendering)
     for name in [function_of(tool).get("name") for tool in talk.tools or ()]:
         forms = [json.dumps(name, ensure_ascii=way)[1:-1] for way in (False, True)]
         if isinstance(name, str) and not any(
@@ -252,6 +266,23 @@ def check_nothing_lost(talk: Conversation, rendering: Rendering, *, is_stripped:
             "template", f"control-token text {noise.group()!r} in an id, name or number"
         )
     return num_unwritten
+
+
+def _check_arguments(function: Field, rendering: Rendering) -> None:
+    """Refuse a call whose arguments are no JSON object where the template writes them as JSON.
+
+    It would write the arguments `oops` as `"oops"`: a call that the model never made.
+    """
+    for own in function.children:
+        if not isinstance(own.value, str) or (own.path or ("",))[0] != "call_arguments":
+            continue
+        forms = [p.form for p in rendering.parts if isinstance(p, Piece) and p.field is own]
+        if None not in forms and parsed_arguments(own.value) is None:
+            raise RefusedError(
+                "template",
+                f"arguments of a call of message {function.message} are no JSON object, and the"
+                f" template writes them as JSON: {_excerpt(own.value)}",
+            )
 
 
 def _without_fields(calls: list[Any]) -> str:

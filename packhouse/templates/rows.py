@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
+
+import orjson
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates.chat_messages import Messages, chat_messages, with_call_ids
+from packhouse.templates.chat_messages import PLAIN, MessageForm, Messages, chat_messages, in_parts
 from packhouse.templates.predicates import any_of
 from packhouse.templates.provenance import Part, plain
 from packhouse.templates.rendering import Conversation, LostError, Rendering, check_nothing_lost
@@ -80,13 +83,12 @@ class RowRenderer:
 
     @cached_property
     def rules(self) -> TurnRules | None:
-        """The template's turn rules; None where it marks what is generated or all is trained."""
+        """Turn rules; None where blocks say what is generated, or all is trained."""
         template = self.template
         if self._config.train_on == "all":
             return None
         if template.has_generation:
-            check_generation(self._probe, self.control_bytes, template.where)
-            return None
+            return check_generation(self._probe, self.control_bytes, template.where)
         try:
             rules = learn_rules(self._probe, self.control_bytes, template.where)
         except TemplateError as error:
@@ -106,7 +108,9 @@ class RowRenderer:
             {"role": role, "content": text} for role, text in zip(roles, PROBE, strict=True)
         ]
         try:
-            talk = Conversation(self.template, messages[:num_messages], None, self.control)
+            talk = Conversation(
+                self.template, messages[:num_messages], None, self.control, self.has_content_parts
+            )
             return talk.prefix(num_messages, is_prompt=True) if is_prompt else talk.rendering
         except RefusedError as error:
             self._probe_refusal = self._probe_refusal or error.refusal.detail
@@ -114,29 +118,54 @@ class RowRenderer:
 
     def chat(self, raw: Messages) -> Messages:
         """Canonical messages as this template gets them; see `chat_messages`."""
-        messages = chat_messages(raw)
-        is_asked = any("tool_calls" in m or m["role"] == "tool" for m in messages)
-        return with_call_ids(messages) if is_asked and self.needs_call_ids else messages
+        return chat_messages(raw, self.form)
 
     @cached_property
-    def needs_call_ids(self) -> bool:
-        """Return True if the template refuses calls without an id, or with another form of id."""
-        call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-        bare: Messages = [
+    def has_content_parts(self) -> bool:
+        """Return True if the template writes contents as lists of parts, but not as texts."""
+        talk: Messages = [
             {"role": "user", "content": PROBE[0]},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "assistant", "content": PROBE[1]},
+        ]
+        form = MessageForm(has_content_parts=True)
+        return not self._writes(PROBE[:2], talk, PLAIN) and bool(
+            self._writes(PROBE[:2], talk, form)
+        )
+
+    @cached_property
+    def form(self) -> MessageForm:
+        """The first form of messages with tool calls in which the template loses no text.
+
+        Most take the first. Where none will do, the first that the template does not refuse.
+        """
+        function = {"name": PROBE[3], "arguments": {"a": "Therefore"}}
+        called = orjson.dumps([{"type": "function", "function": function}]).decode()
+        talk: Messages = [
+            {"role": "user", "content": PROBE[0]},
+            {"role": "assistant", "content": "", "tool_calls": called},
             {"role": "tool", "content": PROBE[1]},
             {"role": "assistant", "content": PROBE[2]},
         ]
+        forms = [
+            MessageForm(ids, text, self.has_content_parts)
+            for text, ids in product((False, True), repeat=2)
+        ]
+        writes = [self._writes((*PROBE, "Therefore"), talk, form) for form in forms]
+        return next(
+            (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
+        )
 
-        def refuses(messages: Messages) -> bool:
-            try:
-                self.template.render(messages)
-            except RefusedError:
-                return True
-            return False
-
-        return refuses(bare) and not refuses(with_call_ids(bare))
+    def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
+        """Return True if all texts are in the rendering; None where the template refuses it."""
+        messages = chat_messages(talk, form)
+        if form.has_content_parts:
+            for message in messages:
+                message["content"] = in_parts(message["content"])
+        try:
+            written = self.template.render(messages)
+        except RefusedError:
+            return None
+        return all(text in written for text in texts)
 
     def render(self, raw: Messages, messages: Messages, tools: list[Any] | None) -> RenderedRow:
         """Text, spans of its contents and trained spans.
@@ -151,7 +180,7 @@ class RowRenderer:
         """
         if not raw:
             raise RefusedError("template", "the conversation has no message")
-        talk = Conversation(self.template, messages, tools, self.control)
+        talk = Conversation(self.template, messages, tools, self.control, self.has_content_parts)
         lost: LostError | None = None
         num_unwritten = 0
         try:

@@ -9,7 +9,8 @@ An answer is trained from where the prompt of inference ends to the token that e
   turns before it end; a header they write there (`ASSISTANT:`) is no part of the turn.
 - Its end is the first end-of-turn token that the template writes behind the turn's own text. Which
   token that is comes from a probe conversation, and must be the same for every turn.
-- A template with `{% generation %}` blocks says so itself, and is taken at its word.
+- A template with `{% generation %}` blocks says so itself, and is taken at its word; but what the
+  prompt of inference holds is given to the model, and is cut from the beginning of a block.
 
 Other turns (`never_train`, a weight on a user turn) end where the conversation rendered up to them
 stops agreeing with the whole rendering.
@@ -55,9 +56,13 @@ class TurnRules(NamedTuple):
     """True if `add_generation_prompt` changes anything."""
     header: bytes
     """Without a generation prompt: what stands between the turns before and the answer."""
+    opening: bytes
+    """What opens an answer, whatever stands before it: the header, or the generation prompt."""
     end_token: bytes
     ends_inner_turns: bool
     """True if turns before the last one end with `end_token`, too."""
+    is_tagged: bool = False
+    """True if generation blocks say what is trained; the rules say where each may begin."""
 
 
 Probe = Callable[[int, bool], Rendering | None]
@@ -103,10 +108,13 @@ def learn_rules(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRu
         _, answer, question, _ = longer.occurrences
         match = control.search(longer.text[answer.end : question.start])
         ends_inner = match is not None and match.group() == end_token
-    return TurnRules(has_prompt, header, end_token, ends_inner)
+    opening = header
+    if has_prompt and with_prompt and without is not None and with_prompt.startswith(without):
+        opening = with_prompt[len(without) :]
+    return TurnRules(has_prompt, header, opening, end_token, ends_inner)
 
 
-def check_generation(render: Probe, control: re.Pattern[bytes], where: str) -> None:
+def check_generation(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRules | None:
     """Refuse a template whose `{% generation %}` blocks do not hold what a model has to write.
 
     Args:
@@ -114,12 +122,16 @@ def check_generation(render: Probe, control: re.Pattern[bytes], where: str) -> N
         control: matches control tokens.
         where: what errors call the template.
 
+    Returns:
+        Rules that say where an answer begins, where blocks begin before it; else None.
+
     Raises:
-        TemplateError: the answer or its end token is in no block, or a prompt or a header is.
+        TemplateError: the answer or its end token is in no block, a question is, or a block begins
+            with what no rules show to be no part of the answer.
     """
     answered, opened = render(2, False), render(1, True)
     if answered is None:
-        return  # refused row by row, in the template's own words
+        return None  # refused row by row, in the template's own words
     text = answered.text
     asked, answer = _two(answered, where)
     around = [(a, b) for a, b in answered.generation if a <= answer.start and answer.end <= b]
@@ -134,13 +146,12 @@ def check_generation(render: Probe, control: re.Pattern[bytes], where: str) -> N
         _misplaced(where, f"ends before the token that ends the turn ({behind!r} follows it)")
     prompt = _tail(opened) or b""
     header = text[asked.end : answer.start]
-    if header.startswith(prompt) and start < asked.end + len(prompt):
-        given = text[start : asked.end + len(prompt)]
-        _misplaced(where, f"begins with {given[-24:]!r}, which the prompt of inference holds")
     openers = {match.group() for match in control.finditer(text[: asked.start])}
     own = control.search(text[start : answer.start])
-    if own is not None and own.group() in openers:
-        _misplaced(where, f"begins with the header, {own.group()!r}")
+    is_early = header.startswith(prompt) and start < asked.end + len(prompt)
+    if is_early or (own is not None and own.group() in openers):
+        return learn_rules(render, control, where)._replace(is_tagged=True)
+    return None
 
 
 def _misplaced(where: str, what: str) -> NoReturn:
@@ -216,8 +227,15 @@ class SpanFinder:
             return _whole_messages(weights, places)
         wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         rules = self._rules()
-        if rules is None:
+        if rules is None or rules.is_tagged:
             trained = list(_generated(talk.rendering, talk.roles, set(wanted)))
+            if rules is not None:
+                starts = [places.start(span.message, rules) for span in trained]
+                trained = [
+                    span._replace(start=max(span.start, start))
+                    for span, start in zip(trained, starts, strict=True)
+                    if start < span.end
+                ]
         else:
             trained = [Trained(*places.answer(number, rules), number) for number in wanted]
         others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
@@ -298,6 +316,20 @@ class _Places:
 
     def answer(self, number: int, rules: TurnRules) -> tuple[int, int]:
         """Span of an assistant turn."""
+        start = self.start(number, rules)
+        own = self._own[number]
+        first = own[-1] + 1 if own else self._behind[number]  # of what follows the turn
+        after = self._found[first].start if first < len(self._found) else len(self._text)
+        end = self._found[own[-1]].end if own else start
+        found_at = self._text.find(rules.end_token, max(end, start), after)
+        if found_at < 0:
+            raise RefusedError(
+                "template", f"no end token {rules.end_token!r} after message {number} (assistant)"
+            )
+        return start, found_at + len(rules.end_token)
+
+    def start(self, number: int, rules: TurnRules) -> int:
+        """Where an assistant turn begins: where the prompt of inference ends."""
         own, found = self._own[number], self._found
         if own:
             first, last = own[0], own[-1]
@@ -311,7 +343,7 @@ class _Places:
         before = found[first - 1] if first else None
         after = found[last + 1].start if last + 1 < len(found) else len(self._text)
         start = before.end if before else 0
-        stop, end = (found[first].start, found[last].end) if own else (after, start)
+        stop = found[first].start if own else after
         if (
             not own
             and "assistant"
@@ -321,25 +353,24 @@ class _Places:
                 "template", f"message {number} (assistant) has no text to be found by"
             )
         kind = "answer" if before else "first answer"
-        start += self._length(
+        return start + self._length(
             kind,
             number,
             self._talk.rendering.shape[start:stop],
             lambda: self._header_length(number, before, self._text[start:stop], rules),
         )
-        found_at = self._text.find(rules.end_token, max(end, start), after)
-        if found_at < 0:
-            raise RefusedError(
-                "template", f"no end token {rules.end_token!r} after message {number} (assistant)"
-            )
-        return start, found_at + len(rules.end_token)
 
     def _header_length(
         self, number: int, before: Occurrence | None, gap: bytes, rules: TurnRules
     ) -> int:
         """Bytes of the gap that the prompt of inference holds, and a header."""
-        if number == 0:
-            raise RefusedError("template", "the conversation starts with the assistant")
+        if number == 0:  # no prompt comes before it
+            at = gap.rfind(rules.opening)
+            if at < 0:
+                raise RefusedError(
+                    "template", f"message 0 (assistant) does not begin with {rules.opening!r}"
+                )
+            return at + len(rules.opening)
         prompt = self._prefix(number, is_prompt=True)
         last = prompt.occurrences[-1] if prompt.occurrences else None
         tail = prompt.text[last.end :] if last else prompt.text

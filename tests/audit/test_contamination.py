@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.auditing import find_contamination, read_benchmarks
+from packhouse.auditing import match_benchmarks, read_benchmarks
 from packhouse.auditing.contamination import combine_contamination
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import SourceConfig
@@ -33,18 +33,19 @@ def exam(tmp_path):
 def test_case_and_punctuation_do_not_hide_a_copy(exam):
     copied = "a FARMER has 17 sheep,\nand all -- but nine die"
     chats = [turns("Name a river.", "The Elbe."), turns(f"Riddle: {copied}!", "Nine.")]
-    found = find_contamination(validated_table(chats), exam)
+    found, matches = match_benchmarks(validated_table(chats), exam)
     assert (found["rows"], found["contaminated"]) == (2, 1)
     assert found["by_benchmark"] == {"exam/exam.jsonl": 1}
     (worst,) = found["worst"]
     assert (worst["source"], worst["row"], worst["value"]) == ("chats/chats.jsonl", 1, 3)
     assert worst["benchmark"] == "exam/exam.jsonl row 1"
     assert worst["words"] == "a farmer has 17 sheep and all but"
+    assert matches.to_pylist() == [{"row": 1, "benchmark": "exam/exam.jsonl row 1"}]
 
 
 def test_a_run_lies_within_one_message(exam):
     chats = [turns("A farmer has 17 sheep and", "all but nine die.")]
-    assert find_contamination(validated_table(chats), exam)["contaminated"] == 0
+    assert match_benchmarks(validated_table(chats), exam)[0]["contaminated"] == 0
 
 
 def called(arguments, name="book"):
@@ -69,7 +70,7 @@ COPY = "A farmer has 17 sheep and all but nine die."
     ],
 )
 def test_reasoning_and_tool_calls_are_looked_at(exam, answer, due):
-    found = find_contamination(validated_table([[*turns("Which?"), answer]]), exam)
+    found, _ = match_benchmarks(validated_table([[*turns("Which?"), answer]]), exam)
     assert found["contaminated"] == due
 
 
@@ -82,7 +83,7 @@ def test_a_benchmark_of_calls_is_found_in_calls(tmp_path):
         *turns("Get me in, please."),
         called({"place": "luigi", "seats": 4, "when": "At noon"}),
     ]
-    (worst,) = find_contamination(validated_table([other]), exam)["worst"]
+    (worst,) = match_benchmarks(validated_table([other]), exam)[0]["worst"]
     assert worst["words"] == "book place luigi seats 4 when at"
 
 
@@ -118,7 +119,7 @@ def test_equals_a_search_one_by_one(tmp_path_factory, exam, chats):
     benchmarks = read_benchmarks([benchmark_file(folder, *exam)], 5)
     due = [any(runs(text, 5) & held for text in pair) for pair in chats]
     table = validated_table([turns(*pair) for pair in chats])
-    assert find_contamination(table, benchmarks)["contaminated"] == sum(due)
+    assert match_benchmarks(table, benchmarks)[0]["contaminated"] == sum(due)
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_gsm8k_asks_some_of_its_test_questions_in_train(shared):
 
     (shard,) = scan_source(train)
     rows = read_shard(shard, train, ValidateConfig(), "prompt").validated
-    found = find_contamination(rows, exam)
+    found, _ = match_benchmarks(rows, exam)
     assert found["contaminated"] == 10
     assert found["worst"][0]["row"] == 20
     assert found["worst"][0]["benchmark"] == "gsm8k_test/gsm8k_test.jsonl row 632"

@@ -1,5 +1,6 @@
 """What a notebook shows: a version, a recipe, and a bar while a run goes on."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -55,6 +56,28 @@ def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path: Path) -> None:
         assert "\u202e" not in html
     assert "&lt;script&gt;" in version._repr_html_()
     assert "&lt;img src=x" in recipe._repr_html_()
+
+
+def test_a_recipe_shows_what_a_run_would_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in rows_with("one")))
+    told = {"tokenizer": DEMO, "sources": [{"path": str(rows)}], "format": {"template": "alpaca"}}
+    recipe = packhouse.Recipe(dataset="demo", **told)
+
+    html = recipe._repr_html_()
+    assert "about 60 rows" in html
+    assert "60 records by length" in html
+    assert html.count("<pre>") == 3
+    assert re.search(r'<span class="trained">\s*one \d+!</span>', html)
+    assert not (tmp_path / "store").exists()
+
+    rows.unlink()
+    html = recipe._repr_html_()
+    assert "<td>format.template</td><td>alpaca</td>" in html
+    assert "not tried: source file" in html
 
 
 def test_without_the_tokenizer_ids_are_shown(tmp_path: Path) -> None:

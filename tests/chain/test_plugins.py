@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import packhouse
+from packhouse import plugins
 from packhouse.errors import AuditError, ConfigError, PluginError, QuarantineLimitError
 from packhouse.packing import plan_packs
 from packhouse.packing.plan import plugin_planner
-from packhouse.plugins import find_plugin
+from packhouse.plugins import PluginFunction, find_plugin
 from packhouse.store import open_version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,7 @@ PAGE = (ROOT / "docs" / "plugins.md").read_text()
 CODE, PROJECT, RECIPE = (
     re.search(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[1] for kind in ("python", "toml", "yaml")
 )
+CALL = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
 
 
 def row(number, answers=("Paris",)):
@@ -257,3 +259,50 @@ def test_nothing_is_imported_that_no_recipe_names(acme, tmp_path):
     assert "acme_data" not in sys.modules
     assert find_plugin("checks", "no_emails").version == "1.0"
     assert "acme_data" not in sys.modules
+
+
+@pytest.fixture
+def functions():
+    """Functions that are given stay for the process; these tests leave none."""
+    yield
+    plugins._given.clear()
+
+
+def test_the_call_of_the_page_runs_with_functions_in_place_of_names(
+    tmp_path, monkeypatch, functions
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "deployments").symlink_to(ROOT / "deployments")
+    rows = [row(99, answers=()), *ROWS, *(row(n) for n in range(100, 200))]
+    (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = {}
+    exec(CODE + CALL, names)
+
+    version = names["version"]
+    assert version.ledger[0]["quarantined"] == {"no_answer": 1}
+    manifest = open_version(str(tmp_path / "store"), "faq").manifest
+    assert manifest.configuration["pack"]["strategy"] == "in_order"
+    used = {name: manifest.libraries[name] for name in ("read_faq", "in_order", "no_emails")}
+    assert used == dict.fromkeys(used, "1")
+
+    exec(CODE + CALL.replace('in_order, version="1"', 'in_order, version="2"'), names)
+    assert names["version"].id != version.id
+    with pytest.raises(ConfigError, match="known to this process alone"):
+        exec(CALL.replace("audit=", "workers=2, audit="), names)
+
+
+def test_a_function_needs_a_version_and_a_name_of_its_own(functions):
+    with pytest.raises(ConfigError, match="takes a function and a version"):
+        PluginFunction(len, version="")
+    with pytest.raises(ConfigError, match="takes a function and a version"):
+        PluginFunction("len", version="1")
+    with pytest.raises(ConfigError, match=r"format' must be a name, or `PluginFunction\("):
+        packhouse.prepare({"path": "x", "format": len}, tokenizer="t", progress=False)
+    with pytest.raises(ConfigError, match="'concat' is a built-in packing strategy"):
+        packhouse.Recipe(
+            dataset="x",
+            sources=[{"path": "x"}],
+            tokenizer="t",
+            pack={"strategy": PluginFunction(len, version="1", name="concat")},
+        )

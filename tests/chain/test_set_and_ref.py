@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+import packhouse
 from flows.command import command as flow_prepare
 from packhouse.cli import cli
 from packhouse.store import load_ref, open_store
@@ -47,6 +48,11 @@ def test_only_move_ref_moves_latest_to_a_recipe_that_was_changed(run, project):
     assert run("--set", "pack.seq_len=512", "--move-ref") == changed
     assert latest(project) == changed
 
+    left = run("--set", "publish.move_ref=false", "--set", "pack.seq_len=256")
+    assert latest(project) == changed
+    assert run("--set", "publish.move_ref=true", "--set", "pack.seq_len=256") == left
+    assert latest(project) == left
+
     plain = run()  # another store is where it goes, and no other data
     assert latest(project) == plain
 
@@ -63,3 +69,46 @@ def test_a_run_says_that_latest_stays_and_how_to_move_it(project):
     said = " ".join(done.stdout.split())
     assert f"and ref 'latest' stays at {before}" in said
     assert "add --move-ref, or: packhouse ref set" in said
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a Recipe"])
+def test_settings_over_a_recipe_in_python_leave_latest_as_set_does(project, is_file):
+    project.recipe()
+    path = project.root / "recipe.yaml"
+    recipe = path if is_file else packhouse.load_recipe(path)
+
+    def prepare(**settings):
+        places = {"store": project.root / "store", "cache": project.cache, "progress": False}
+        return packhouse.prepare(recipe, **places, **settings)
+
+    first = prepare()
+    assert latest(project) == first.id
+
+    changed = prepare(pack={"seq_len": 512})
+    assert changed.id == prepare(seq_len=512).id != first.id
+    assert latest(project) == first.id
+    assert f"ref held back: it stays at {first.id}" in repr(changed)
+
+    assert not prepare(seq_len=512, publish={"move_ref": True}).held_back
+    assert latest(project) == changed.id
+
+    project.write_rows(range(70))
+    longer = prepare(publish={"max_length_drift": 1.0})  # which changes no data
+    assert latest(project) == longer.id != first.id
+
+
+def test_settings_of_rows_move_latest(project):
+    project.recipe()
+    (rows,) = project.root.glob("*.jsonl")
+    for seq_len in (128, 512):
+        version = packhouse.prepare(
+            rows,
+            tokenizer=packhouse.load_recipe(project.root / "recipe.yaml").tokenizer,
+            dataset="sums",
+            store=project.root / "store",
+            cache=project.cache,
+            progress=False,
+            seq_len=seq_len,
+            format={"template": "alpaca"},
+        )
+        assert latest(project) == version.id

@@ -155,7 +155,7 @@ def test_each_step_has_a_file_of_its_own_with_all_that_it_is():
 
 def test_jobs_travel_to_other_processes(project):
     plan = plan_jobs(project.recipe("dedup.exact=drop"))
-    for job in (*plan, *plan.fingerprints):
+    for job in (*plan, *plan.beside):
         there = pickle.loads(pickle.dumps(job))  # noqa: S301 - made here
         assert (there.key, there.parameters, there.inputs) == (job.key, job.parameters, job.inputs)
         assert there.step.compute is job.step.compute

@@ -32,7 +32,8 @@ SAYS = {
     "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
     "how-to/megatron.md": "240 [torch.Size([4, 240])",
 }
-SHOWN = {"index.md", "README.md", "tutorial.md"}  # three lines with `...`; test_tutorial.py
+# Three lines with `...`; test_tutorial.py; tests/chain/test_plugins.py.
+SHOWN = {"index.md", "README.md", "tutorial.md", "plugins.md"}
 
 
 def name_of(page: Path) -> str:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from packhouse.errors import ContractError
+from packhouse.errors import ConfigError, ContractError
 from packhouse.loaders import PackedCollator, check_packing, enable_packing
 from tests.loaders.models import tiny_model
 
@@ -123,6 +123,33 @@ def test_handles_may_be_disabled_in_any_order():
         assert LlamaModel.forward is not plain
         handles[second].disable()
         assert LlamaModel.forward is plain
+
+
+def test_a_model_class_guards_every_model_of_its_family():
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+    with enable_packing(LlamaForCausalLM):
+        made = tiny_model("llama", "sdpa")
+        batch = PackedCollator()([{"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [3, 2]}])
+        check_packing(made, batch).require_safe()
+    assert not check_packing(made, batch).is_safe
+    with pytest.raises(ConfigError, match="AutoModelForCausalLM names no config"):
+        enable_packing(AutoModelForCausalLM)
+
+
+def test_collators_are_as_they_were_when_the_last_handle_ends(model):
+    from transformers import DataCollatorWithFlattening
+
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7], "seq_lengths": [2, 1]}]
+    plain = DataCollatorWithFlattening.__call__
+    with enable_packing(model):
+        with enable_packing("llama"), pytest.raises(ContractError, match="use packhouse"):
+            DataCollatorWithFlattening()(rows)
+        with pytest.raises(ContractError, match="numbers positions through"):
+            DataCollatorWithFlattening()(rows)
+        one = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7], "seq_lengths": [3]}]
+        assert DataCollatorWithFlattening()(one)["position_ids"].tolist() == [[0, 1, 2]]
+    assert DataCollatorWithFlattening.__call__ is plain
 
 
 def test_an_enabled_model_is_saved_as_it_was(model, tmp_path):

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -217,3 +218,19 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.rglob("*.arrow"))
     assert len(load_packed(uri, cache=tmp_path)) > 0
+
+
+def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path):
+    pytest.importorskip("torch")
+    import transformers.modeling_utils  # noqa: F401 - as where a model was made
+
+    from packhouse.loaders import enable_packing
+
+    packs, records = make_version(), make_version(num_records=20, strategy="none")
+    with pytest.warns(UserWarning, match=r"enable_packing\(model\) was not called"):
+        load_packed(packs, cache=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_packed(records, cache=tmp_path)
+        with enable_packing("llama"):
+            load_packed(packs, cache=tmp_path)

@@ -371,6 +371,8 @@ def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
         sums.pad(0, length=300).concat(sums)
     with pytest.raises(ConfigError, match="concat first, then pad"):
         sums.concat(sums.pad(0, length=300))
+    with pytest.raises(ConfigError, match="argument 2 is a list"):
+        sums.concat(sums, [{"input_ids": [1]}])
     both = sums.pad(0, length=300).concat(sums.pad(0, length=300))
     assert {len(row) for row in rows_of(both)} == {300}
     assert rows_of(both) == rows_of(sums.concat(sums).pad(0, length=300))

@@ -14,6 +14,7 @@ import tracemalloc
 import zlib
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import orjson
 import pyarrow as pa
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError, TransientError
+from packhouse.reasons import TurnOrder
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source, streams
 
@@ -447,7 +449,8 @@ def test_45_fields_of_messages_that_nobody_reads_are_reported(read_bytes, is_tex
     messages = orjson.dumps(MESSAGES).decode() if is_text else MESSAGES
     rows = [{"messages": messages, "id": 1}, {"messages": MESSAGES[1:]}, {"messages": messages}]
 
-    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+    rules = {"refused_orders": ["starts_with_assistant"]}
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)), rules=rules)
 
     assert source.reasons == ["starts_with_assistant"]
     found = {"messages[].foo": 2, "messages[].loss": 3, "id": 1}
@@ -575,7 +578,8 @@ def test_each_broken_order_has_its_own_reason(case, read_bytes):
     messages, reason = ROLE_CASES[case]
     good = turns(("user", "a"), ("assistant", "b"))
 
-    source = read_bytes(b"\n".join([good, turns(*messages), good]))
+    rules = {"refused_orders": list(get_args(TurnOrder))}
+    source = read_bytes(b"\n".join([good, turns(*messages), good]), rules=rules)
 
     assert source.validated["row"].to_pylist() == [0, 2]
     assert source.reasons == [reason]
@@ -587,8 +591,8 @@ def test_53_ending_on_user_may_be_allowed(read_bytes):
     assert read_bytes(row, rules={"allow_ends_on_user": True}).validated.num_rows == 1
 
 
-@pytest.mark.parametrize("arguments", ["{not json", "[1]", '"text"', 5, None])
-def test_56_tool_call_arguments_that_are_no_json_object_are_quarantined(arguments, read_bytes):
+@pytest.mark.parametrize("arguments", ["{not json", "[1]", '"text"', [1], 5, None])
+def test_56_tool_call_arguments_are_an_object_or_text(arguments, read_bytes):
     def row(value):
         call = {"type": "function", "function": {"name": "f", "arguments": value}}
         messages = [
@@ -599,8 +603,12 @@ def test_56_tool_call_arguments_that_are_no_json_object_are_quarantined(argument
 
     source = read_bytes(row('{"a": 1}') + b"\n" + row(arguments))
 
-    assert source.validated.num_rows == 1
-    assert source.reasons == ["tool_calls"]
+    if not isinstance(arguments, str):
+        assert source.reasons == ["tool_calls"]
+        return
+    calls = [orjson.loads(row[1]["tool_calls"]) for row in source.validated["messages"].to_pylist()]
+    found = [call[0]["function"]["arguments"] for call in calls]
+    assert found == [{"a": 1}, arguments]
 
 
 def test_57_and_58_control_text_in_contents_is_kept_as_it_is(read_bytes):

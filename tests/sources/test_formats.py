@@ -124,6 +124,38 @@ def test_fields_rename(read_bytes):
     ]
 
 
+@pytest.mark.parametrize("name", [n for n, f in ROW_FORMATS.items() if f.required])
+def test_a_field_that_fields_takes_is_not_read_again(name):
+    row_format = ROW_FORMATS[name]
+    ours = next(iter(row_format.required))
+    second_names = {alias for names in row_format.optional.values() for alias in names}
+
+    for taken in second_names - {ours}:
+        found = row_format.names([*row_format.required, taken], {ours: taken})
+        assert [field for field, theirs in found.items() if theirs == taken] == [ours]
+
+
+def test_a_renamed_question_is_not_its_own_context(read_bytes):
+    row = {"input": "q", "answer": "a"}
+
+    source = read_bytes(orjson.dumps(row), format="question_answer", fields={"question": "input"})
+
+    assert source.messages == [
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    ]
+
+
+def test_a_renamed_key_of_messages_goes_before_ours(read_bytes):
+    talk = [
+        {"role": "user", "text": "q", "content": "x"},
+        {"content": "x", "text": "a", "role": "assistant"},
+    ]
+
+    source = read_bytes(orjson.dumps({"messages": talk}), format="chat", fields={"content": "text"})
+
+    assert source.texts == [QA]
+
+
 def test_two_names_of_one_field_in_one_file_are_joined(read_bytes):
     rows = [{"prompt": "q", "completion": "a"}, {"prompt": "q", "response": "a"}]
 

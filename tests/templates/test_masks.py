@@ -405,6 +405,12 @@ def test_masks_of_generation_blocks_are_transformers_own(
     assert ours.tolist() == theirs["assistant_masks"]
 
 
+def test_a_header_in_a_generation_block_is_not_trained():
+    answer = "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endgeneration %}\n"
+    rendered = render_chat(tagged(answer), [TWO])
+    assert pieces(rendered.formatted)[0] == ["hello<|im_end|>", "see you<|im_end|>"]
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -412,10 +418,6 @@ def test_masks_of_generation_blocks_are_transformers_own(
         (
             "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n",
             "ends before",
-        ),
-        (
-            "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endgeneration %}\n",
-            "begins with",
         ),
         # marin#7237: an all-zero assistant mask, silently.
         (

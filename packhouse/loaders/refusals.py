@@ -1,0 +1,109 @@
+"""Refuse collators and trainers of others that would drop record boundaries without a word.
+
+While a handle of `enable_packing` is active, these fail on rows of several records:
+
+| entry point | what it does to packs |
+|---|---|
+| `transformers.DataCollatorWithFlattening` | numbers positions through the whole row |
+| `transformers.DataCollatorForLanguageModeling` | trains every token, prompts included |
+| `trl` collator without `padding_free` | leaves boundaries out, adds an `attention_mask` |
+| `trl.SFTTrainer` with `packing=True` | packs the packs again, as one record each |
+
+None of them looks at `position_ids` or `seq_lengths` (TRL's does with `padding_free`), so no data
+could stop them. The model cannot either: what it is given looks like one long record.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from packhouse.errors import ContractError
+
+__all__ = ["allow", "refuse"]
+
+_REMEDY = "use packhouse.loaders.PackedCollator (docs/how-to/keep-records-apart.md)"
+
+_PLAIN: list[tuple[type, str, Callable[..., Any]]] = []
+"""What was replaced: class, name of the method, the method."""
+
+
+def refuse() -> None:
+    """Guard the entry points above, those of TRL where it is imported; a second call adds these."""
+    from transformers.data import data_collator
+
+    _wrap(data_collator.DataCollatorWithFlattening, "__call__", _refuse_flattening)
+    _wrap(data_collator.DataCollatorForLanguageModeling, "torch_call", _refuse_all_labels)
+    if "trl" in sys.modules:
+        from trl.trainer import sft_trainer
+
+        _wrap(sft_trainer.DataCollatorForLanguageModeling, "torch_call", _refuse_mask)
+        _wrap(sft_trainer.SFTTrainer, "_prepare_dataset", _refuse_repacking)
+
+
+def allow() -> None:
+    """Put everything back as it was."""
+    while _PLAIN:
+        owner, name, plain = _PLAIN.pop()
+        setattr(owner, name, plain)
+
+
+def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
+    if any(each[:2] == (owner, name) for each in _PLAIN):
+        return
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(self, *args, **kwargs)
+        return plain(self, *args, **kwargs)
+
+    setattr(owner, name, checked)
+    _PLAIN.append((owner, name, plain))
+
+
+def _refuse_flattening(collator: object, features: Iterable[Any], *_: Any, **__: Any) -> None:
+    if any(map(_is_pack, features)):
+        raise ContractError(
+            "DataCollatorWithFlattening numbers positions through a row of several records, which "
+            f"would then see each other; {_REMEDY}"
+        )
+
+
+def _refuse_all_labels(collator: object, examples: Iterable[Any], *_: Any, **__: Any) -> None:
+    if any(map(_is_pack, examples)):
+        raise ContractError(
+            "DataCollatorForLanguageModeling replaces labels, and would train prompts and the "
+            f"first token of each record; {_REMEDY}"
+        )
+
+
+def _refuse_mask(collator: Any, examples: Iterable[Any], *_: Any, **__: Any) -> None:
+    if not collator.padding_free and any(map(_is_pack, examples)):
+        raise ContractError(
+            "TRL's collator leaves record boundaries out unless SFTConfig(padding_free=True, "
+            "max_length=None); set both (docs/how-to/trl.md)"
+        )
+
+
+def _refuse_repacking(
+    trainer: object, dataset: Any, processing_class: Any, args: Any, packing: bool, *_: Any
+) -> None:
+    rows = getattr(dataset, "column_names", None) or []
+    if packing and "seq_lengths" in rows:
+        raise ContractError(
+            "SFTConfig(packing=True) would pack these packs again, as one record each; set "
+            "packing=False, padding_free=True and max_length=None (docs/how-to/trl.md)"
+        )
+
+
+def _is_pack(row: Any) -> bool:
+    """Return True if a row says that it holds several records."""
+    if not isinstance(row, Mapping):
+        return False
+    lengths, positions = row.get("seq_lengths"), row.get("position_ids")
+    if lengths is not None:
+        return len(lengths) > 1
+    return positions is not None and bool((np.diff(np.asarray(positions)) != 1).any())

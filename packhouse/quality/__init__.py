@@ -1,0 +1,53 @@
+"""What is wrong with texts, whatever is done with them: dirt, personal data, empty words, loops.
+
+Each function takes Arrow texts and returns an answer for each, null for null, from the text alone:
+regular expressions of RE2 and numpy, in time linear in the text. `FUNCTIONS` has those that a
+recipe's `where` and `packhouse sql` know by name; the audit counts rows by them. docs/quality.md
+defines each.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from packhouse.quality.answers import echoes, is_empty, is_refusal
+from packhouse.quality.counting import COUNTERS, combine_quality, count_quality, quality_lines
+from packhouse.quality.dirt import has_html, has_mojibake
+from packhouse.quality.language import language, language_key
+from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
+from packhouse.quality.repetition import repetition
+
+__all__ = [
+    "COUNTERS",
+    "FUNCTIONS",
+    "TextFunction",
+    "combine_quality",
+    "count_quality",
+    "language_key",
+    "quality_lines",
+]
+
+
+class TextFunction(NamedTuple):
+    """A function over texts, as SQL knows it."""
+
+    call: Callable[..., pa.Array]
+    """Takes a `pa.StringArray` for each argument, all of one length; null in, null out."""
+    returns: Literal["BOOLEAN", "DOUBLE", "VARCHAR"]
+    help: str
+
+
+FUNCTIONS: dict[str, TextFunction] = {
+    "has_email": TextFunction(has_email, "BOOLEAN", "holds an e-mail address"),
+    "has_phone": TextFunction(has_phone, "BOOLEAN", "holds a phone number"),
+    "has_card": TextFunction(has_card, "BOOLEAN", "holds a payment card's number"),
+    "has_secret": TextFunction(has_secret, "BOOLEAN", "holds a key, a token or a private key"),
+    "has_html": TextFunction(has_html, "BOOLEAN", "prose with HTML tags or entities"),
+    "has_mojibake": TextFunction(has_mojibake, "BOOLEAN", "was decoded with a wrong encoding"),
+    "is_empty": TextFunction(is_empty, "BOOLEAN", "nothing but signs, or N/A or the like"),
+    "is_refusal": TextFunction(is_refusal, "BOOLEAN", "refuses, or speaks of itself as an AI"),
+    "echoes": TextFunction(echoes, "BOOLEAN", "echoes(answer, prompt): says the prompt again"),
+    "repetition": TextFunction(repetition, "DOUBLE", "share that repeats earlier text, 0 to 1"),
+    "language": TextFunction(language, "VARCHAR", "ISO code of the language; und: not known"),
+}

@@ -1,0 +1,269 @@
+"""What a report counts in the files of a version: lengths, fill, trained tokens, samples.
+
+All of it is read in one child with limits, for a store may be a stranger's. Lengths and outcomes
+come from the records files, whole. Masks and samples come from the data files: the first 16 million
+tokens of each split, which packing has shuffled; the report says when that is not all.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.store.contracts import read_batches
+
+__all__ = ["MAX_READ_TOKENS", "Files", "measure"]
+
+MAX_READ_TOKENS = 2**24
+"""Tokens of a split whose masks are read."""
+_SHOWN_TOKENS = 40_000  # in all samples
+_PACKS = 40  # of a split, at most
+_PACK_TOKENS = 16_000
+_RECORD_TOKENS = 3_000
+_EXAMPLES = 3  # rows of each reason
+_RAW_BYTES = 400  # of a bad row
+_BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
+_TURNS = 12
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Files:
+    """Local copies of the files of a version that a report reads."""
+
+    data: Mapping[str, Sequence[Path]]
+    """By split, in order; those whose masks are not read may be left out."""
+    rows: Mapping[str, int]
+    """Packs in these files."""
+    records: Sequence[Path]
+    quarantine: Sequence[Path]
+    seq_len: int
+    samples: int = _SHOWN_TOKENS
+    """Tokens of samples, about."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all of them."""
+        data = [path for paths in self.data.values() for path in paths]
+        return sum(path.stat().st_size for path in (*data, *self.records, *self.quarantine))
+
+
+def measure(files: Files) -> dict[str, Any]:
+    """Read the files and return plain JSON.
+
+    Returns:
+        `lengths`: `[source, split, tokens, records]` of each length that occurs, copies included.
+        `dropped`: examples by reason. `quarantine`: examples by step and reason.
+        `splits`: packs, fill, records per pack, trained shares, tokens by answer, samples.
+    """
+    splits = {name: _read_split(name, files) for name in files.data}
+    shown = {r["id"]: r for each in splits.values() for p in each["samples"] for r in p["records"]}
+    lengths, dropped = _read_records(files.records, shown)
+    return {
+        "lengths": lengths,
+        "dropped": dropped,
+        "quarantine": _read_quarantine(files.quarantine),
+        "splits": splits,
+    }
+
+
+def _read_records(
+    paths: Sequence[Path], shown: Mapping[str, dict[str, Any]]
+) -> tuple[list[list[Any]], dict[str, list[dict[str, Any]]]]:
+    """Count lengths, keep examples of dropped rows, and put the place of each shown record in."""
+    counts: Counter[tuple[str, str, int]] = Counter()
+    dropped: dict[str, list[dict[str, Any]]] = {}
+    wanted = pa.array(sorted(shown), pa.string())
+    columns = ["record_id", "source", "row", "split", "outcome", "num_tokens", "times", "repeats"]
+    for path in paths:
+        for batch in read_batches(path, columns):
+            table = pa.table(batch).select(columns)
+            kept = table.filter(pc.greater(table["times"], 0))
+            groups = kept.group_by(["source", "split", "num_tokens"])
+            for row in groups.aggregate([("times", "sum")]).to_pylist():
+                name = str(row["source"]).partition("/")[0]
+                counts[name, str(row["split"]), row["num_tokens"]] += row["times_sum"]
+            for row in table.filter(pc.is_in(table["record_id"], wanted)).to_pylist():
+                shown[row["record_id"]].setdefault("place", f"{row['source']}:{row['row']}")
+            for reason, rows in _by(table.filter(pc.equal(table["times"], 0)), ["outcome"]):
+                found = dropped.setdefault(reason[0], [])
+                for row in rows.slice(0, _EXAMPLES - len(found)).to_pylist():
+                    found.append(
+                        {name: row[name] for name in ("record_id", "source", "row", "repeats")}
+                    )
+    return [[*key, number] for key, number in sorted(counts.items())], dropped
+
+
+def _by(table: pa.Table, names: list[str]) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
+    """Yield the rows of each combination of values, in order."""
+    keys = table.select(names).group_by(names).aggregate([]).to_pylist()
+    for key in sorted(tuple(str(each[name]) for name in names) for each in keys):
+        mask = np.ones(table.num_rows, bool)
+        for name, value in zip(names, key, strict=True):
+            mask &= pc.equal(table[name].cast(pa.string()), value).to_numpy()
+        yield key, table.filter(pa.array(mask))
+
+
+def _read_quarantine(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Examples of each step and reason, with the first bytes of the row."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    columns = ["source", "row", "step", "reason", "detail", "raw", "raw_size"]
+    for path in paths:
+        for batch in read_batches(path, columns):
+            for key, rows in _by(pa.table(batch), ["step", "reason"]):
+                examples = found.setdefault(key, [])
+                for row in rows.slice(0, _EXAMPLES - len(examples)).to_pylist():
+                    raw = row.pop("raw")[:_RAW_BYTES].decode("utf-8", "replace")
+                    examples.append({**row, "raw": raw, "detail": row["detail"][:_RAW_BYTES]})
+    return [
+        {"step": step, "reason": reason, "examples": examples}
+        for (step, reason), examples in sorted(found.items())
+    ]
+
+
+def _read_split(name: str, files: Files) -> dict[str, Any]:
+    """Masks and fill of the packs that are read, and samples evenly among them."""
+    tally = _Tally(files.seq_len)
+    seen = tokens = shown = 0
+    samples: list[dict[str, Any]] = []
+    step, budget = 1, files.samples // max(len(files.data), 1)
+    for batch in _batches(files.data[name]):
+        if not seen:  # packs are alike in length: as many as the room for samples holds
+            mean = max(1, len(pc.list_flatten(batch["input_ids"])) // max(batch.num_rows, 1))
+            count = max(1, min(_PACKS, budget // min(mean, _PACK_TOKENS)))
+            step = max(1, min(files.rows[name], MAX_READ_TOKENS // mean) // count)
+        tokens += tally.add(batch)
+        first = -seen % step
+        for number in range(first, batch.num_rows, step):
+            if shown < budget and len(samples) < _PACKS:
+                samples.append(_sample(seen + number, batch.slice(number, 1).to_pylist()[0]))
+                shown += sum(len(record["ids"]) for record in samples[-1]["records"])
+        seen += batch.num_rows
+        if tokens >= MAX_READ_TOKENS:
+            break
+    return {**tally.to_json(), "read_packs": seen, "read_tokens": tokens, "samples": samples}
+
+
+def _batches(paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        yield from read_batches(path)
+
+
+class _Tally:
+    """Counts over packs, a batch of them at a time."""
+
+    def __init__(self, seq_len: int) -> None:
+        self.seq_len = seq_len
+        self.fill = np.zeros(_BINS, np.int64)
+        self.per_pack: Counter[int] = Counter()
+        self.shares = np.zeros(_BINS, np.int64)
+        self.trained: Counter[int] = Counter()
+        self.turns = np.zeros((2, _TURNS), np.int64)  # trained tokens, answers
+
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Count a batch; return its tokens."""
+        if not batch.num_rows:
+            return 0
+        offsets = _offsets(batch["input_ids"])
+        flags = _trained(batch, offsets)
+        lengths = pc.list_flatten(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
+        lengths = lengths.astype(np.int64)
+        share = np.minimum(np.diff(offsets) * _BINS // max(self.seq_len, 1), _BINS - 1)
+        self.fill += np.bincount(share, minlength=_BINS)
+        self.per_pack.update(np.diff(_offsets(batch["seq_lengths"])).tolist())
+        if not len(lengths) or lengths.sum() != len(flags):
+            return len(flags)  # positions of records are unknown
+        starts = np.cumsum(lengths) - lengths
+        trained = np.add.reduceat(flags, starts, dtype=np.int64)
+        share = np.minimum(trained * _BINS // lengths, _BINS - 1)
+        self.shares += np.bincount(share, minlength=_BINS)
+        values, counts = np.unique(trained, return_counts=True)
+        self.trained.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        self._add_turns(flags, starts)
+        return len(flags)
+
+    def _add_turns(self, flags: npt.NDArray[np.bool_], starts: Ints) -> None:
+        """Count trained runs by their number in the record: [0,1,1,0,1 | 1,1] -> 2 + 2, 1."""
+        begins = flags.copy()
+        begins[1:] &= ~flags[:-1]
+        begins[starts] = flags[starts]
+        at = np.flatnonzero(begins)
+        if not len(at):
+            return
+        sizes = np.add.reduceat(flags, at, dtype=np.int64)
+        record = np.searchsorted(starts, at, side="right")
+        first = np.r_[True, record[1:] != record[:-1]]
+        number = np.arange(len(at)) - np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
+        number = np.minimum(number, _TURNS - 1)
+        self.turns[0] += np.bincount(number, sizes, _TURNS).astype(np.int64)
+        self.turns[1] += np.bincount(number, minlength=_TURNS)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fill": self.fill.tolist(),
+            "per_pack": sorted(self.per_pack.items()),
+            "shares": self.shares.tolist(),
+            "trained": sorted(self.trained.items()),
+            "turns": self.turns.T.tolist(),
+        }
+
+
+def _offsets(lists: pa.ListArray) -> Ints:
+    offsets: Ints = lists.offsets.to_numpy().astype(np.int64)  # a copy
+    offsets -= offsets[0].item()
+    return offsets
+
+
+def _trained(batch: pa.RecordBatch, offsets: Ints) -> npt.NDArray[np.bool_]:
+    """Return the mask of all tokens of a batch, whichever layout it has."""
+    if "labels" in batch.schema.names:
+        labels = pc.list_flatten(batch["labels"]).to_numpy(zero_copy_only=False)
+        mask: npt.NDArray[np.bool_] = labels != IGNORE_INDEX
+        return mask
+    ranges = pc.list_flatten(batch["trained_ranges"])
+    rows = np.repeat(offsets[:-1], np.diff(_offsets(batch["trained_ranges"])))
+    edges = np.zeros(offsets[-1] + 1, np.int64)
+    for field, sign in (("start", 1), ("end", -1)):
+        at = rows + ranges.field(field).to_numpy(zero_copy_only=False)
+        np.add.at(edges, at, sign)
+    return np.cumsum(edges[:-1]) > 0
+
+
+def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A pack as JSON: its records with ids and trained ranges, the long ones cut."""
+    batch = pa.RecordBatch.from_pylist([dict(row)])
+    mask = _trained(batch, np.array([0, len(row["input_ids"])]))
+    records, room = [], _PACK_TOKENS
+    names = row.get("record_ids") or [""] * len(row["seq_lengths"])
+    edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
+    for name, (start, end) in zip(names, pairwise(edges), strict=False):
+        cut = min(end, start + min(_RECORD_TOKENS, max(room, 1)))
+        room -= cut - start
+        records.append(
+            {
+                "id": name,
+                "start": start,
+                "length": end - start,
+                "num_trained": int(mask[start:end].sum()),
+                "ids": row["input_ids"][start:cut],
+                "trained": _ranges(mask[start:cut]),
+            }
+        )
+    return {"pack": number, "num_tokens": len(row["input_ids"]), "records": records}
+
+
+def _ranges(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
+    """[0, 1, 1, 0, 1] -> [[1, 3], [4, 5]]."""
+    padded = np.concatenate([[False], mask, [False]]).astype(np.int8)
+    edges = np.flatnonzero(np.diff(padded))
+    pairs: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return pairs

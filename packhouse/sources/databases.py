@@ -1,0 +1,217 @@
+"""Read a table of an SQLite or DuckDB file, in the child process of `packhouse.sources.decoding`.
+
+The child opens a copy of its own, read-only, so nothing is written beside the file, and what the
+parent hashed is what is read. Only tables are read: views, virtual tables and columns that call
+functions would run what a stranger wrote. Rows come in the order of their rowid (SQLite's tables
+without one: of their primary key), and become an Arrow file in the child's temporary folder.
+
+SQLite gives each value a type of its own. A column of whole numbers is int64; of numbers, float64;
+of text and numbers, text.
+"""
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from packhouse.errors import SourceError
+from packhouse.near import near_name
+from packhouse.runtime.extras import import_extra
+
+__all__ = ["DATABASES", "read_database", "refuse_unsaved"]
+
+DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}
+"""File formats that are read here -> their names."""
+
+_BATCH_ROWS = 1024
+_MAX_VALUE_BYTES = 2**27
+_MAX_RATIO = 100  # Arrow bytes of a table for each byte of its file...
+_FREE_BYTES = 2**28  # ... but this many are allowed
+
+
+def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None) -> IO[bytes]:
+    """Return the rows of a table as an Arrow file.
+
+    Args:
+        file: the database.
+        uri: for messages.
+        file_format: a key of `DATABASES`.
+        table: its name; None: the only one.
+
+    Raises:
+        SourceError: no such table, no plain table, or the file is damaged.
+        ConfigError: DuckDB is not installed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        with copy.open("wb") as written:
+            shutil.copyfileobj(file, written, 2**20)
+        read = _read_sqlite if file_format == "sqlite" else _read_duckdb
+        return _spooled(read(copy, uri, table), uri, copy.stat().st_size)
+
+
+def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
+    """Write batches to an unnamed file; a damaged file may say the same rows again and again."""
+    spool = tempfile.TemporaryFile()
+    first = next(batches)  # without rows, for the schema
+    num_rows = num_bytes = 0
+    with pa.ipc.new_file(spool, first.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            num_rows, num_bytes = num_rows + batch.num_rows, num_bytes + batch.nbytes
+            if num_rows > size or num_bytes > max(_FREE_BYTES, _MAX_RATIO * size):
+                raise SourceError(
+                    f"source file '{uri}': its table has over {num_rows:,} rows of "
+                    f"{num_bytes:,} bytes, too many for a file of {size:,} bytes; it is damaged",
+                    uri=uri,
+                )
+    spool.seek(0)
+    return spool
+
+
+def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+    try:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
+            database.execute(f"PRAGMA {pragma}")
+        found = database.execute("SELECT name, type, rootpage FROM sqlite_schema").fetchall()
+        plain = [name for name, kind, page in found if kind == "table" and page]
+        others = {name for name, kind, page in found if kind == "view" or not page}
+        plain = [name for name in plain if not name.startswith("sqlite_")]
+        name = _chosen(plain, others, table, uri)
+        yield from _sqlite_batches(database, name)
+    except sqlite3.Error as error:
+        raise _damaged(uri, "SQLite", error) from None
+    except UnicodeDecodeError as error:
+        raise _damaged(uri, "SQLite", error) from None
+    finally:
+        database.close()
+
+
+def _sqlite_batches(database: sqlite3.Connection, table: str) -> Iterator[pa.RecordBatch]:
+    quoted = _quoted(table)
+    info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
+    names = [column[1] for column in info if column[6] != 1]  # 1: hidden
+    keys = [column[1] for column in sorted(info, key=lambda column: int(column[5])) if column[5]]
+    lower = {name.lower() for name in names}
+    rowid = next((name for name in ("rowid", "_rowid_", "oid") if name not in lower), None)
+    order = rowid or ", ".join(map(_quoted, keys))
+    try:
+        database.execute(f"SELECT {order} FROM {quoted} LIMIT 0")
+    except sqlite3.OperationalError:  # WITHOUT ROWID
+        order = ", ".join(map(_quoted, keys))
+
+    def allow(action: int, first: str | None, second: str | None, *_: object) -> int:
+        is_of_table = action == sqlite3.SQLITE_READ and first == table
+        is_typeof = action == sqlite3.SQLITE_FUNCTION and second == "typeof"
+        is_allowed = is_of_table or is_typeof or action == sqlite3.SQLITE_SELECT
+        return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
+
+    database.set_authorizer(allow)
+    asked = ", ".join(f"typeof({_quoted(name)})" for name in names)
+    kinds: list[set[str]] = [set() for _ in names]
+    for row in database.execute(f"SELECT DISTINCT {asked} FROM {quoted}"):
+        for of_column, kind in zip(kinds, row, strict=True):
+            of_column.add(kind)
+    types = [_type_of(of_column) for of_column in kinds]
+    schema = pa.schema(list(zip(names, types, strict=True)))
+    yield pa.RecordBatch.from_pylist([], schema)
+    columns = ", ".join(map(_quoted, names))
+    cursor = database.execute(f"SELECT {columns} FROM {quoted} ORDER BY {order}")
+    while rows := cursor.fetchmany(_BATCH_ROWS):
+        arrays = map(_array, zip(*rows, strict=True), types)
+        yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
+
+
+def _type_of(kinds: set[str]) -> pa.DataType:
+    kinds = kinds - {"null"}
+    if kinds <= {"integer", "real"} and kinds:
+        return pa.int64() if kinds == {"integer"} else pa.float64()
+    return pa.binary() if kinds == {"blob"} else pa.string()
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind == pa.string():
+        values = [value if isinstance(value, str | None) else _text(value) for value in values]
+    elif kind == pa.float64():
+        values = [value if value is None else float(value) for value in values]
+    return pa.array(values, kind)
+
+
+def _text(value: float | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    duckdb = import_extra("duckdb", "sql", "a DuckDB file as source")
+    settings = {
+        "enable_external_access": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "max_temp_directory_size": "0B",
+        "memory_limit": "768MB",
+        "threads": "1",  # rows stay in order
+        "lock_configuration": "true",
+    }
+    try:
+        with duckdb.connect(str(path), read_only=True, config=settings) as database:
+            plain = "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'"
+            views = "SELECT view_name FROM duckdb_views() WHERE NOT internal"
+            tables = [name for (name,) in database.execute(plain).fetchall()]
+            others = {name for (name,) in database.execute(views).fetchall()}
+            name = _chosen(tables, others, table, uri)
+            rows = database.sql(f"SELECT * FROM main.{_quoted(name)}")
+            reader = rows.to_arrow_reader(_BATCH_ROWS)
+            yield pa.RecordBatch.from_pylist([], reader.schema)
+            yield from reader
+    except duckdb.Error as error:
+        raise _damaged(uri, "DuckDB", error) from None
+
+
+def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str) -> str:
+    """The table to read."""
+    if table is None and len(tables) == 1:
+        return tables[0]
+    if table in tables:
+        return str(table)
+    shown = ", ".join(sorted(tables)[:20]) or "none"
+    if table in others:
+        why = f"'{table}' is a view or a virtual table, which would run what it says; make a table"
+    elif table is None:
+        why = "it has several tables, or none; name one with `table`"
+    else:
+        why = f"it has no table '{table}'{near_name(table, tables)}"
+    raise SourceError(f"source file '{uri}': {why}; tables: {shown}", uri=uri)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _damaged(uri: str, what: str, error: Exception) -> SourceError:
+    said = str(error).split("\n", 1)[0][:300]
+    return SourceError(f"source file '{uri}' cannot be read as {what}: {said}", uri=uri)
+
+
+def refuse_unsaved(uri: str, path: str) -> None:
+    """Refuse a database whose newest rows lie in a log beside it.
+
+    Raises:
+        SourceError: says how to bring them into the file.
+    """
+    for ending in ("-wal", "-journal", ".wal"):
+        log = path + ending
+        if os.path.isfile(log) and os.path.getsize(log):  # noqa: PTH113, PTH202
+            raise SourceError(
+                f"source file '{uri}': '{log}' holds changes that are not in it yet; end the "
+                "program that writes them, or run `PRAGMA wal_checkpoint(TRUNCATE)` (SQLite) or "
+                "CHECKPOINT (DuckDB) in it",
+                uri=uri,
+            )

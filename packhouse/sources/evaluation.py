@@ -1,0 +1,196 @@
+"""Evaluate the expressions of a source's `where` and `select` in DuckDB, in a child process.
+
+Each expression is a column of its own query over the rows at hand. DuckDB has no way to files,
+network, extensions or settings here, one thread, and a limit on memory; the child is limited by the
+kernel (`packhouse.runtime.confine`). What a row gives depends on that row alone, so it does not
+matter which rows are evaluated together: where an expression fails on some, these are found by
+`TRY`, and the others go on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from packhouse.errors import ConfigError, SourceError
+from packhouse.runtime.confine import at
+from packhouse.runtime.extras import import_extra
+from packhouse.sources.expressions import Parsed, in_parentheses, parse_expression
+
+__all__ = ["MAX_FAILED", "analyse", "bind", "evaluate"]
+
+MAX_FAILED = 10_000
+"""Rows evaluated together on which an expression may fail; each costs a millisecond."""
+
+_ROWS = '"packhouse rows"'
+_VALUE = '"packhouse value"'
+_MEMORY = "768MB"  # below that of the child, so that DuckDB says so first
+_MAX_GROWTH = 16  # bytes of results for each byte of rows
+_FREE_BYTES = 2**26  # results of this size are always allowed
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "max_temp_directory_size": "0B",
+    "memory_limit": _MEMORY,
+    "threads": "1",
+}
+
+Functions = Mapping[str, tuple[Callable[..., Any], str]]
+"""SQL name -> a function from Arrow arrays of text to an Arrow array, and the DuckDB type of it."""
+
+
+def analyse(texts: list[str]) -> list[dict[str, Any]]:
+    """Check expressions and return what each reads, as the fields of `Parsed`.
+
+    Raises:
+        ConfigError: one is not allowed; or DuckDB is not installed.
+    """
+    found = []
+    for text in texts:
+        at(f"expression `{text}`")
+        try:
+            parsed = _parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"`{text}`: {error}") from None
+        found.append({"columns": parsed.columns, "bare": parsed.bare})
+    return found
+
+
+def bind(where: str | None, select: dict[str, str], rows: pa.RecordBatch) -> None:
+    """Check the types of expressions against columns without rows.
+
+    Raises:
+        ConfigError: says which expression and what is wrong with it.
+    """
+    texts = [(True, where)] if where is not None else []
+    for is_where, text in [*texts, *((False, text) for text in select.values())]:
+        at(f"expression `{text}`")
+        try:
+            kind = _run(in_parentheses(text), rows).type
+        except _duckdb().Error as error:
+            raise ConfigError(f"`{text}`: {_first_line(error)}") from None
+        if is_where and kind != pa.bool_():
+            raise ConfigError(f"`{text}` gives {_sql(kind)}, not true or false; compare it")
+        if not is_where and not _is_plain(kind):
+            raise ConfigError(f"`{text}` gives {_sql(kind)}; cast it to VARCHAR, BIGINT or DOUBLE")
+
+
+def evaluate(
+    where: str | None, select: dict[str, str], rows: pa.RecordBatch
+) -> Iterator[dict[str, Any] | pa.RecordBatch]:
+    """Yield which rows are kept and which fail, then the selected columns of the rows kept.
+
+    The first item has `kept`, indexes of rows, and `failed`, pairs of index and what is wrong.
+
+    Raises:
+        SourceError: an expression needs too much memory, or fails on too many rows.
+    """
+    failed: dict[int, str] = {}
+    kept = list(range(rows.num_rows))
+    if where is not None:
+        at(f"where `{where}`")
+        values, failed = _values(f"where `{where}`", where, rows)
+        kept = [index for index, value in enumerate(values.to_pylist()) if value]
+    columns: dict[str, pa.Array] = {}
+    of_kept = rows.take(pa.array(kept, pa.int64()))
+    failed_kept: dict[int, str] = {}
+    for name, text in select.items():
+        at(f"select.{name} `{text}`")
+        columns[name], bad = _values(f"select.{name} `{text}`", text, of_kept)
+        failed_kept = bad | failed_kept
+    size = sum(column.nbytes for column in columns.values())
+    if size > _FREE_BYTES + _MAX_GROWTH * rows.nbytes:
+        raise SourceError(
+            f"`select` makes {size:,} bytes of {rows.nbytes:,}, over {_MAX_GROWTH} times as many"
+        )
+    good = [place for place in range(len(kept)) if place not in failed_kept]
+    failed |= {kept[place]: why for place, why in failed_kept.items()}
+    yield {"kept": [kept[place] for place in good], "failed": sorted(failed.items())}
+    if columns:
+        table = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        yield table.take(pa.array(good, pa.int64()))
+
+
+def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
+    """The value of an expression for each row, null where it fails; and why it fails, by row."""
+    expression = in_parentheses(text)
+    try:
+        return _run(expression, rows), {}
+    except _row_errors():
+        pass
+    except _duckdb().Error as error:
+        raise SourceError(f"{what}: {_first_line(error)}; make it simpler") from None
+    fails = [value is None for value in _run(f"TRY({expression} IS NULL)", rows).to_pylist()]
+    if sum(fails) > MAX_FAILED:
+        raise SourceError(
+            f"{what}: fails on {sum(fails):,} of {rows.num_rows:,} rows, over {MAX_FAILED:,}; "
+            "where a value may be of no use, take TRY_CAST(...) or TRY(...), which give NULL"
+        )
+    why = {}
+    for index in (index for index, is_bad in enumerate(fails) if is_bad):
+        try:
+            _run(expression, rows.slice(index, 1))
+        except _row_errors() as error:
+            why[index] = f"{what}: {_first_line(error)}"
+    return _run(f"TRY({expression})", rows), why
+
+
+def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
+    connection = _connection()
+    connection.register("packhouse rows", pa.table(rows))
+    found = connection.sql(f"SELECT {expression} AS {_VALUE} FROM {_ROWS}").to_arrow_table()
+    assert found.num_rows == rows.num_rows, "an expression gives a value for each row"
+    return found.column(0).combine_chunks()
+
+
+def _parse(text: str) -> Parsed:
+    return parse_expression(_connection(), text, frozenset(_functions()))
+
+
+@cache
+def _connection() -> Any:
+    connection = _duckdb().connect(":memory:", config=_SETTINGS)
+    for name, (function, kind) in _functions().items():
+        connection.create_function(name, function, ["VARCHAR"], kind, type="arrow")
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+@cache
+def _functions() -> Functions:
+    """Return the SQL functions that packhouse adds."""
+    return {}
+
+
+def _duckdb() -> Any:
+    return import_extra("duckdb", "sql", "`where` and `select` of a source")
+
+
+def _row_errors() -> tuple[type[Exception], ...]:
+    """Errors of single rows: others, such as memory, depend on what is evaluated with them."""
+    duckdb = _duckdb()
+    return (duckdb.ConversionException, duckdb.InvalidInputException, duckdb.OutOfRangeException)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_list(kind):
+        return _is_plain(kind.value_type)
+    if types.is_struct(kind):
+        return all(_is_plain(field.type) for field in kind)
+    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_string)
+    return any(check(kind) for check in checks)
+
+
+def _sql(kind: pa.DataType) -> str:
+    """A type for messages."""
+    return "text" if pa.types.is_string(kind) else str(kind)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:300].replace("Error: ", "error: ", 1)

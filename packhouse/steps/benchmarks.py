@@ -1,0 +1,131 @@
+"""benchmarks: conversations -> those that share a run of words with a benchmark.
+
+It is done beside the format step, shard by shard, where a recipe names benchmarks. Pack leaves out
+what it found, or sends it to eval, where `audit.on_match` says so; the audit counts it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse import auditing
+from packhouse.auditing import Benchmarks, match_benchmarks, read_benchmarks
+from packhouse.cache.steps import Receipt
+from packhouse.engine.step import Job, Ref, Step, Work, execute
+from packhouse.recipe import Recipe
+from packhouse.records.lists import one_chunk
+from packhouse.records.tables import read_table, write_table
+from packhouse.runtime.fingerprint import canonical_json
+from packhouse.sources import scan_source
+from packhouse.steps.validate import VALIDATE
+
+__all__ = [
+    "BENCHMARKS",
+    "BenchmarkFacts",
+    "benchmark_job",
+    "benchmarks_of",
+    "load_benchmarks",
+    "match_shards",
+]
+
+
+def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what names the benchmarks; empty without any.
+
+    What is found of benchmarks is published, so they decide the version; limits do not.
+    """
+    if not recipe.audit.benchmarks:
+        return {}
+    shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
+    return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkParameters:
+    """What is looked for."""
+
+    benchmarks: Mapping[str, Any]
+    """As `benchmarks_of` says."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what decides the findings."""
+        return dict(self.benchmarks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkFacts:
+    """What was found in a shard."""
+
+    found: dict[str, Any]
+    """Counts and worst rows, as plain JSON; see `auditing.match_benchmarks`."""
+
+
+def benchmark_job(
+    benchmarks: Mapping[str, Any], validated: Ref, label: str = "", size: int = 0
+) -> Job[BenchmarkParameters]:
+    """Return the job that looks for benchmarks in a shard."""
+    told = BenchmarkParameters(benchmarks=benchmarks)
+    return BENCHMARKS.job(told, [validated], label=f"benchmarks in {label}", size=size)
+
+
+def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
+    """Write `matches.arrow`, the rows that share a run of words with a benchmark."""
+    validated = read_table(work.input(VALIDATE).path("validated.arrow"))
+    found, matches = match_benchmarks(validated, load_benchmarks(work.recipe))
+    write_table(folder / "matches.arrow", matches)
+    return BenchmarkFacts(found=found)
+
+
+_last_read: dict[bytes, Benchmarks] = {}
+
+
+def load_benchmarks(recipe: Recipe) -> Benchmarks:
+    """Read the benchmarks once for all jobs that a process does, one after another."""
+    section = recipe.audit.model_dump(mode="json", include={"benchmarks", "benchmark_ngram"})
+    key = canonical_json(section)
+    found = _last_read.get(key)
+    if found is None:
+        found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
+        _last_read.clear()
+        _last_read[key] = found
+    return found
+
+
+def match_shards(
+    work: Work[Any],
+    benchmarks: Mapping[str, Any],
+    validated: Sequence[Receipt[Any]],
+    shards: Sequence[pa.Table],
+) -> tuple[list[npt.NDArray[np.bool_]], pa.Array]:
+    """Look up which records of some shards match a benchmark; whatever is gone is made again.
+
+    All records of a row that matches do: windows of it, and examples of its turns.
+
+    Returns:
+        A mask over the records of each shard; and for all of them the benchmark's row, or null.
+    """
+    masks, named = [], [pa.nulls(0, pa.string())]
+    for before, shard in zip(validated, shards, strict=True):
+        job = benchmark_job(benchmarks, (VALIDATE.name, before.key))
+        receipt = execute(job, work.recipe, work.workspace)
+        matches = read_table(receipt.path("matches.arrow"))
+        index = pc.index_in(one_chunk(shard["row"]), value_set=one_chunk(matches["row"]))
+        masks.append(np.asarray(index.is_valid(), np.bool_))
+        named.append(one_chunk(matches["benchmark"]).take(index))
+    return masks, pa.concat_arrays(named)
+
+
+BENCHMARKS = Step(
+    name="benchmarks",
+    title="Conversations in, those that share words with a benchmark out.",
+    version=f"1.{auditing.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=BenchmarkFacts,
+    compute=compute,
+)

@@ -1,0 +1,54 @@
+"""Which records are for evaluation: by hash of their group, or because their source is.
+
+A group is on one side whole: where a source is for evaluation only, records of other sources with
+the same prompt go with it, or a trained answer would be evaluated.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.recipe import Recipe, SplitConfig
+from packhouse.sources.files import source_name
+from packhouse.splitting import sides
+from packhouse.steps.selection import Selection
+
+__all__ = ["is_for_eval", "of_eval_only"]
+
+
+def of_eval_only(
+    recipe: Recipe, names: Sequence[str], shards: Sequence[pa.Table]
+) -> npt.NDArray[np.bool_]:
+    """Which records are of sources that are for evaluation only."""
+    only = {source_name(source) for source in recipe.sources if source.eval_only}
+    return np.repeat([name in only for name in names], [shard.num_rows for shard in shards])
+
+
+def is_for_eval(
+    shards: Sequence[pa.Table],
+    selection: Selection,
+    config: SplitConfig,
+    only: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.bool_]:
+    """Which records are for evaluation; a count needs all keys at once, a share does not.
+
+    The groups of `only` are, whole; `config` divides the others.
+    """
+    if only.any():
+        keys = selection.group_keys
+        if keys is None:
+            keys = pa.chunked_array([c for s in shards for c in s["group_key"].chunks], pa.string())
+        held = pc.unique(keys.filter(pa.array(only)))
+        is_eval = pc.is_in(keys, value_set=held).to_numpy(zero_copy_only=False).copy()
+        is_eval[~is_eval] = sides(keys.filter(pa.array(~is_eval)), config)
+        return np.asarray(is_eval, dtype=np.bool_)
+    if selection.group_keys is not None:
+        return sides(selection.group_keys, config)
+    if config.eval_count:
+        chunks = [chunk for shard in shards for chunk in shard["group_key"].chunks]
+        return sides(pa.chunked_array(chunks, pa.string()), config)
+    parts = [sides(shard["group_key"], config) for shard in shards]
+    return np.concatenate([np.zeros(0, np.bool_), *parts])

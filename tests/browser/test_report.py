@@ -1,0 +1,161 @@
+"""Reports in a browser: charts have marks, search and hover work, and rows run nothing."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packhouse
+from tests.browser.conftest import Page
+from tests.report.conftest import TOKENIZER
+from tests.report.hostile import TEXTS, write_rows
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+WIDTHS = (360, 1920)
+
+
+@pytest.fixture(scope="module", params=["hostile", "alpaca", "tools"])
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published report of a version."""
+    folder = tmp_path_factory.mktemp(request.param)
+    settings: dict[str, Any] = {"tokenizer": TOKENIZER, "seq_len": 512}
+    if request.param == "hostile":
+        data = folder / "rows.jsonl"
+        write_rows(data)
+        settings |= {"format": {"template": "alpaca"}, "split": {"eval_fraction": 0.2}}
+    else:
+        shared: Path = request.getfixturevalue("shared")
+        names = {"alpaca": "alpaca_data.json", "tools": "reason_tool_use_demo_50.jsonl"}
+        data = shared / "data" / names[request.param]
+        settings |= {"tokenizer": shared / "tokenizers" / "qwen3", "seq_len": 4096}
+    version = packhouse.prepare(
+        data,
+        **settings,
+        validate={"max_quarantined": 0.5},
+        store=folder / "store",
+        cache=folder / "cache",
+        progress=False,
+    )
+    (published,) = (folder / "store" / version.dataset / "v" / version.id / "report").iterdir()
+    if "vega" not in published.read_text("utf-8"):
+        pytest.skip("no packhouse/report/vega.js here: python hatch_build.py")
+    return published
+
+
+def opened(page: Page, report: Path, width: int = 1400, scheme: str = "light") -> Any:
+    """Open a report at a width of the window; give the driver when its charts are drawn."""
+    driver = page.driver
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+    page.open(report.as_uri())
+    page.until(
+        lambda: driver.execute_script(
+            "return [...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))"
+        ),
+        "chart",
+    )
+    return driver
+
+
+def test_charts_have_marks_and_nothing_overflows(page: Page, report: Path) -> None:
+    for width in WIDTHS:
+        driver = opened(page, report, width)
+        marks = driver.execute_script(
+            "return [...document.querySelectorAll('.chart')].map(chart =>"
+            " chart.querySelectorAll('.mark-rect path, .mark-area path, .mark-symbol path').length)"
+        )
+        assert len(marks) >= 7
+        assert all(marks)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        driver.save_screenshot(str(page.pictures / f"{report.parents[3].name}-{width}.png"))
+
+
+def test_nothing_of_a_row_runs_or_is_fetched(page: Page, report: Path) -> None:
+    driver = opened(page, report)
+
+    assert driver.execute_script("return window.pwned") is None
+    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert driver.execute_script("return document.querySelectorAll('img, iframe').length") == 0
+    assert driver.get_log("browser") == []
+
+
+def test_search_finds_text_and_record_and_marks_it(page: Page, report: Path) -> None:
+    driver = opened(page, report)
+    record = driver.execute_script("return document.querySelector('#tokens h3 b').textContent")
+    text = driver.execute_script(
+        "return [...document.querySelectorAll('#tokens span')].map(s => s.textContent).join('')"
+    )
+    query = next(word for word in text.split() if len(word) > 4)
+    field = driver.find_element("id", "find")
+
+    field.send_keys(record[:12])
+    page.until(lambda: "1 of the records" in driver.find_element("id", "where").text, "record")
+    assert driver.find_element("css selector", "#tokens h3 b").text == record
+    field.clear()
+    field.send_keys(query)
+    page.until(lambda: driver.find_elements("css selector", "#tokens .hit"), "hit")
+    field.clear()
+    field.send_keys("no row holds this text")
+    page.until(lambda: not driver.find_elements("css selector", "#tokens span"), "empty list")
+
+
+def test_hover_and_keys_name_ids(page: Page, report: Path) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    driver = opened(page, report)
+    token = driver.find_element("css selector", "#tokens span")
+    first = driver.execute_script("return arguments[0].record.ids[0]", token)
+
+    ActionChains(driver).move_to_element(token).perform()
+    page.until(lambda: f"id {first} " in driver.find_element("id", "tip").text, "tip")
+    driver.find_element("id", "tokens").send_keys(Keys.ARROW_RIGHT)
+    page.until(lambda: f"id {first} " in driver.find_element("id", "token").text, "token's id")
+    driver.find_element("id", "tokens").send_keys(Keys.ARROW_RIGHT)
+    page.until(lambda: "token 1 of" in driver.find_element("id", "token").text, "next token")
+
+
+def test_axe_finds_nothing_serious(page: Page, report: Path) -> None:
+    spec = find_spec("axe_playwright_python")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("axe-playwright-python, which carries axe, is not installed: make setup")
+    axe = Path(spec.submodule_search_locations[0], "axe.min.js").read_text("utf-8")
+    for scheme in ("light", "dark"):
+        driver = opened(page, report, scheme=scheme)
+        driver.execute_script(axe)
+        found = driver.execute_async_script(
+            "const done = arguments[0]; axe.run().then(r => done(r.violations.map("
+            "v => ({id: v.id, impact: v.impact, html: v.nodes.map(n => n.html.slice(0, 120))}))))"
+        )
+        assert [f for f in found if f["impact"] in ("serious", "critical")] == [], json.dumps(found)
+
+
+def test_hostile_texts_are_shown_as_they_are(page: Page, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    version = packhouse.prepare(
+        tmp_path / "rows.jsonl",
+        tokenizer=TOKENIZER,
+        seq_len=512,
+        format={"template": "alpaca"},
+        validate={"max_quarantined": 0.5},
+        store=tmp_path / "store",
+        cache=tmp_path / "cache",
+        progress=False,
+    )
+    (published,) = (tmp_path / "store" / "rows" / "v" / version.id / "report").iterdir()
+    driver = opened(page, published)
+    for text in (TEXTS[0], TEXTS[2], TEXTS[6], TEXTS[7]):
+        field = driver.find_element("id", "find")
+        field.clear()
+        field.send_keys(text) if text.isascii() else driver.execute_script(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
+            field,
+            text,
+        )
+        page.until(lambda: driver.find_elements("css selector", "#tokens .hit"), "hit")
+        assert "0 of the records" not in driver.find_element("id", "where").text
+    assert driver.execute_script("return window.pwned") is None

@@ -1,0 +1,116 @@
+"""Evaluation by source: files of each source, and sources that are evaluated only."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from packhouse.errors import ConfigError
+from packhouse.loaders import StreamingPackedDataset, load_packed
+from packhouse.store import open_version
+from packhouse.store.accounts import manifest_problems
+from tests.chain.conftest import DEMO, Project
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    """Sources `a` (50 questions), `b` (50 others) and `test` (20, of which 10 are in `a`)."""
+    parts = {"a": range(50), "b": range(50, 100), "test": [*range(10), *range(200, 210)]}
+    for name, numbers in parts.items():
+        rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}, {name}."} for n in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return Project(tmp_path)
+
+
+def publish(project: Project, *, only: bool = False, **sections: Any) -> tuple[str, Any]:
+    sources = [{"path": f"{name}.jsonl", "format": "alpaca"} for name in ("a", "b", "test")]
+    if only:
+        sources[2]["eval_only"] = True  # type: ignore[assignment]
+    recipe = {
+        "dataset": "sums",
+        "sources": sources,
+        "tokenizer": str(DEMO / "tokenizer"),
+        "format": {"template": "alpaca"},
+        "pack": {"seq_len": 256},
+        **sections,
+    }
+    (project.root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    prepared = project.prepare()
+    return f"{project.root / 'store'}/sums@{prepared.version}", prepared
+
+
+def records(rows: Any) -> set[str]:
+    return {name for row in rows for name in row["record_ids"]}
+
+
+def lineage(uri: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    address, _, version = uri.partition("@")
+    opened = open_version(*address.rsplit("/", 1), version)
+    files = [opened.store.path(opened.key(e)) for e in opened.files("records")]
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "concat", "none"])
+def test_each_source_has_eval_files_of_its_own(project, tmp_path, strategy):
+    split = {"eval_fraction": 0.3, "eval_by_source": True}
+    pack = {"seq_len": 256, "strategy": strategy}
+    uri, _ = publish(project, split=split, pack=pack, publish={"file_format": "arrow"})
+
+    by_source = load_packed(uri, split="eval", by_source=True, cache=tmp_path)
+    whole = load_packed(uri, split="eval", cache=tmp_path)
+
+    assert list(by_source) == ["a", "b", "test"]
+    assert [row for rows in by_source.values() for row in rows] == list(whole)
+    of_record = {row["record_id"]: row for row in lineage(uri)}
+    for name, rows in by_source.items():
+        assert {of_record[r]["source"].partition("/")[0] for r in records(rows)} == {name}
+    asked = {r["record_id"] for r in of_record.values() if r["split"] == "eval" and r["times"]}
+    assert records(whole) == asked
+    streamed = StreamingPackedDataset(uri, split="eval", rank=0, world_size=1, cache=tmp_path)
+    assert len(list(streamed)) == len(whole)
+
+
+def test_accounts_and_records_are_those_of_one_eval_side(project, tmp_path):
+    uri, _ = publish(project, split={"eval_fraction": 0.3})
+    apart, _ = publish(project, split={"eval_fraction": 0.3, "eval_by_source": True})
+
+    assert uri != apart
+    assert records(load_packed(uri, split="eval", cache=tmp_path)) == records(
+        load_packed(apart, split="eval", cache=tmp_path)
+    )
+    assert list(load_packed(uri, cache=tmp_path)) == list(load_packed(apart, cache=tmp_path))
+    address, _, version = apart.partition("@")
+    opened = open_version(*address.rsplit("/", 1), version)
+    assert manifest_problems(opened.manifest) == []
+
+
+def test_a_source_for_evaluation_only_takes_its_prompts_along(project, tmp_path):
+    uri, prepared = publish(project, only=True)
+
+    rows = {row["record_id"]: row for row in lineage(uri)}
+    of_eval = {(row["source"].partition("/")[0], row["row"]) for row in rows.values()
+               if row["split"] == "eval"}  # fmt: skip
+    assert {row for name, row in of_eval if name == "test"} == set(range(20))
+    assert {row for name, row in of_eval if name == "a"} == set(range(10))  # the same prompts
+    assert not [name for name, _ in of_eval if name == "b"]
+    [facts] = [r.facts for r in prepared.receipts if r.step == "pack"]
+    assert (facts.split.asked, facts.split.eval, facts.split.records) == (20, 30, 120)
+
+
+def test_a_count_is_of_the_other_sources(project):
+    uri, prepared = publish(project, only=True, split={"eval_count": 12})
+
+    own = [r for r in lineage(uri) if r["split"] == "eval" and not r["source"].startswith("test")]
+    assert 10 + 12 <= len(own) <= 10 + 13  # ten share a prompt with `test`
+    [facts] = [r.facts for r in prepared.receipts if r.step == "pack"]
+    assert facts.split.asked == 20 + 12
+
+
+def test_a_version_without_files_by_source_says_what_to_set(project, tmp_path):
+    uri, _ = publish(project, split={"eval_fraction": 0.3})
+
+    with pytest.raises(ConfigError, match=r"split\.eval_by_source: true"):
+        load_packed(uri, split="eval", by_source=True, cache=tmp_path)

@@ -1,0 +1,41 @@
+"""Versions that reports are made of."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import packhouse
+from packhouse.report.version_report import version_report
+from packhouse.store.address import open_address
+from tests.report.hostile import write_rows
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+
+
+class Made(NamedTuple):
+    """A version, its report, and the folder of tokenizers that it was made with."""
+
+    version: packhouse.Version
+    html: str
+    tokenizers: Path
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A version of rows that attack its readers."""
+    folder = tmp_path_factory.mktemp("hostile")
+    write_rows(folder / "rows.jsonl")
+    version = packhouse.prepare(
+        folder / "rows.jsonl",
+        tokenizer=TOKENIZER,
+        seq_len=512,
+        format={"template": "alpaca"},
+        validate={"max_quarantined": 0.5},
+        split={"eval_fraction": 0.2},
+        store=folder / "store",
+        cache=folder / "cache",
+        progress=False,
+    )
+    tokenizers = folder / "cache" / "tokenizers"
+    return Made(version, version_report(open_address(version.uri), tokenizers), tokenizers)

@@ -1,0 +1,69 @@
+"""`report.html` in versions: there by default, pulled and verified, no part of the identity."""
+
+from pathlib import Path
+
+import pytest
+
+import packhouse
+from packhouse.report.version_report import version_report
+from packhouse.store import pull_version, verify_version
+from packhouse.store.address import open_address
+from packhouse.store.draft import LocalFile
+from packhouse.store.objects import open_store
+from packhouse.store.publish import publish_version
+from tests.report.conftest import TOKENIZER, Made
+
+ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+
+
+def test_a_version_holds_its_report(hostile: Made, tmp_path: Path) -> None:
+    opened = open_address(hostile.version.uri)
+    folder = pull_version(opened, tmp_path / "pulled")
+    html = (folder / "report.html").read_text("utf-8")
+
+    assert verify_version(opened).problems == ()
+    assert f"open_version(&#x27;STORE/rows@{opened.version}&#x27;)" in html
+    assert html.replace("STORE/", "") != html
+    assert str(tmp_path) not in html  # no path of this machine
+    again = version_report(opened, hostile.tokenizers).replace(opened.store.uri, "STORE")
+    assert (
+        html.replace(
+            "<p class=quiet>STORE is the folder or bucket that this file came from.</p>", ""
+        )
+        == again
+    )
+
+
+def test_the_key_leaves_it_out_and_the_version_is_the_same(hostile: Made, tmp_path: Path) -> None:
+    ids = []
+    for name, report in (("a", True), ("b", False)):
+        version = packhouse.prepare(
+            ROWS,
+            tokenizer=TOKENIZER,
+            dataset="numbers",
+            format={"template": "alpaca"},
+            publish={"report": report},
+            store=tmp_path / name,
+            cache=tmp_path / f"cache-{name}",
+            progress=False,
+        )
+        kinds = [entry.kind for entry in open_address(version.uri).manifest.files]
+        assert ("report" in kinds) is report
+        ids.append(version.id)
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("kind", ["card", "report"])
+def test_another_page_is_the_same_version(kind: str, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    data = tmp_path / "data.bin"
+    data.write_bytes(b"data")
+    done = []
+    for text in ("one", "two"):
+        page = tmp_path / f"{text}.html"
+        page.write_text(text)
+        files = [LocalFile(data, "train"), LocalFile(page, "all", kind=kind)]  # type: ignore[arg-type]
+        done.append(publish_version(store, "tiny", "aaaa", files, {"content_id": "1"}))
+
+    assert [each.created for each in done] == [True, False]
+    assert done[0].manifest == done[1].manifest

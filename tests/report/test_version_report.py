@@ -1,0 +1,146 @@
+"""The report of a version: what it counts, and what text of strangers can do in it."""
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from packhouse.packing import plan_packs
+from packhouse.report.figures import octave_bins
+from packhouse.report.html import page
+from packhouse.report.measure import _Tally
+from packhouse.report.other_seq_lens import alternatives
+from packhouse.report.pieces import piece_texts
+from packhouse.report.version_report import MAX_BYTES, version_report
+from packhouse.store.address import open_address
+from packhouse.tokenization.loading import load_snapshot
+from packhouse.tokenization.pipeline import read_pipeline
+from tests.report.conftest import TOKENIZER, Made
+
+
+def island(html: str, name: str) -> Any:
+    """Data of the page by its id."""
+    found = re.search(
+        f'<script type="application/json" id="{name}"[^>]*>(.*?)</script>', html, re.S
+    )
+    assert found, name
+    return json.loads(found[1])
+
+
+def test_the_same_version_gives_the_same_bytes(hostile: Made) -> None:
+    again = version_report(open_address(hostile.version.uri), hostile.tokenizers)
+
+    assert again == hostile.html
+    assert len(hostile.html.encode()) < MAX_BYTES
+
+
+def test_no_tag_comes_from_data(hostile: Made) -> None:
+    """Scripts are those of the page, named by sha256 in its policy; no other tag is a row's."""
+    code = re.sub(r"<script>.*?</script>", "", hostile.html, flags=re.S)
+    tags = Counter(re.findall(r"<(script|img|iframe|object|link|base|form)\b", code))
+
+    assert set(tags) == {"script"}
+    assert tags["script"] == code.count('<script type="application/json" id=')
+    assert "window.pwned = 1</script>" not in code
+    assert not re.search(r"(?:src|href)=\"?(?:https?:|javascript:)", code)
+    assert "script-src 'sha256-" in code
+    assert "unsafe-eval" not in code
+    assert not set(code) & set("\x00\x1b\u202e\u2066\u2028\ud800")
+
+
+def test_samples_hold_the_tokens_of_the_version(hostile: Made) -> None:
+    tokenizer = read_pipeline(load_snapshot(TOKENIZER).backend)
+    (train,) = (s for s in island(hostile.html, "samples-data") if s["name"] == "train")
+    rows = hostile.version.train
+
+    assert train["packs"]
+    for pack in train["packs"]:
+        row = rows[pack["pack"]]
+        for record in pack["records"]:
+            start, end = record["start"], record["start"] + len(record["ids"])
+            mask = np.zeros(len(record["ids"]), bool)
+            for first, last in record["trained"]:
+                mask[first:last] = True
+            assert record["id"] in row["record_ids"]
+            assert record["ids"] == row["input_ids"][start:end]
+            assert mask.tolist() == [label != -100 for label in row["labels"][start:end]]
+            assert record["texts"] == piece_texts(record["ids"], tokenizer)
+
+
+def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile: Made) -> None:
+    assert "half a pair" in hostile.html
+    assert "&lt;script&gt;window.pwned = 1&lt;/script&gt;" in hostile.html
+    for reason in ("empty_answer", "json", "encoding", "over_seq_len"):
+        assert f"<h3>{reason} " in hostile.html
+    assert "What helps: take the row out" in hostile.html
+
+
+def test_without_vega_a_report_shows_numbers_and_says_so(
+    hostile: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packhouse.report.html.vega_bundle", lambda: None)
+    html = version_report(open_address(hostile.version.uri), hostile.tokenizers)
+
+    assert "Charts need the JavaScript that packhouse's wheel carries" in html
+    assert 'class="spec"' not in html
+    assert html.count("<table><caption") == hostile.html.count("<table><caption") > 10
+
+
+def test_data_for_scripts_cannot_end_them() -> None:
+    html = page("t", "", [], {"d": ["</script><!--", "\ud800", "a&b"]})
+
+    assert island(html, "d") == ["</script><!--", "\ud800", "a&b"]
+    assert html.encode()
+
+
+def test_other_sizes_are_planned_as_a_run_plans() -> None:
+    lengths = {300: 40, 90: 100, 17: 500}
+    flat = np.repeat(list(lengths), list(lengths.values()))
+    found = {each.seq_len: each for each in alternatives([lengths], 512, "best_fit", seed=3)}
+
+    assert sorted(found) == [128, 256, 384, 512, 768, 1024, 2048]
+    assert found[512].num_packs == plan_packs(flat, 512, "best_fit", 3).num_packs
+    assert (found[256].rows_too_long, found[256].tokens_too_long) == (40, 12000)
+    assert found[256].num_tokens == 100 * 90 + 500 * 17
+
+
+def test_masks_are_counted_by_record_and_by_answer_in_both_layouts() -> None:
+    """Records of 5 and 3 tokens: the first answers twice (2 and 1 tokens), the second once (3)."""
+    rows = {"input_ids": [[1, 2, 3, 4, 5, 6, 7, 8]], "seq_lengths": [[5, 3]]}
+    ranges = [[(1, 3), (4, 5), (5, 8)]]
+    span = pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32())]))
+    batches = [
+        pa.record_batch({**rows, "labels": [[-100, 2, 3, -100, 5, 6, 7, 8]]}),
+        pa.record_batch({**rows, "trained_ranges": pa.array(ranges, span)}),
+    ]
+    for batch in batches:
+        tally = _Tally(16)
+        assert tally.add(batch) == 8
+        found = tally.to_json()
+        assert found["trained"] == [(3, 2)]
+        assert found["turns"][:3] == [[5, 2], [1, 1], [0, 0]]
+        assert found["per_pack"] == [(2, 1)]
+        assert found["fill"][10] == 1
+        assert (found["shares"][12], found["shares"][19]) == (1, 1)
+
+
+def test_a_character_of_several_tokens_is_text_of_the_last() -> None:
+    pipeline = read_pipeline(load_snapshot(TOKENIZER).backend)
+    byte = {pipeline.token_bytes[i].as_py(): i for i in range(len(pipeline.token_bytes))}
+    ids = [byte[bytes([b])] for b in "a\U0001f600".encode()]
+
+    assert piece_texts(ids, pipeline) == ["a", "", "", "", "\U0001f600"]
+    assert piece_texts(ids[:3], pipeline) == ["a", "", "\ufffd"]
+    assert piece_texts([7, 10**6], None) == ["7 ", "1000000 "]
+
+
+def test_bins_hold_every_length_once() -> None:
+    lengths = {length: 1 for length in range(1, 3000)}
+
+    assert sum(octave_bins(lengths).values()) == 2999
+    assert sum(octave_bins(lengths, weigh=True).values()) == sum(lengths)
+    assert list(octave_bins(lengths))[6:12] == [7, 8, 10, 12, 14, 16]

@@ -24,6 +24,7 @@ from packhouse.store import OpenVersion
 from packhouse.store.draft import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
 __all__ = ["MAX_BYTES", "report_of", "unpublished_report", "version_report"]
@@ -39,12 +40,15 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
 
     Args:
         opened: the version; its files are fetched and checked.
-        tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
+        tokenizers: folder of tokenizers in the cache; of one that neither it nor the store has,
+            ids are shown.
 
     Raises:
         IntegrityError: a file is damaged.
     """
-    pipeline = _pipeline_of(opened.manifest, tokenizers)
+    load = tokenizer_of(opened, tokenizers)
+    snapshot = load() if load else None
+    pipeline = read_pipeline(snapshot.backend) if snapshot else None
     uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
     with temporary_folder("report") as folder:
 

@@ -16,14 +16,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.engine.workspace import Workspace
-from packhouse.foreign import run_template, try_rows
+from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.packing import apply_over_length, plan_packs
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import read_table, write_table
+from packhouse.report.other_seq_lens import Alternative, alternatives
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
 from packhouse.sources.tabular import TABULAR
+from packhouse.steps.format import FORMAT
 from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
 from packhouse.steps.tokenize import TOKENIZE
@@ -58,6 +60,10 @@ class Estimate:
     dropped and sources are mixed."""
     notes: tuple[str, ...] = ()
     """What is not in the numbers."""
+    refusals: tuple[str, ...] = ()
+    """Why the run would publish nothing, as far as the numbers show it."""
+    seq_lens: tuple[Alternative, ...] = ()
+    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +78,8 @@ class _Counted:
     """Rows that were read."""
     num_bytes: int = 1
     """Bytes that they come from."""
+    num_bad: int = 0
+    """Rows beside these that would be quarantined."""
 
     @classmethod
     def of(cls, tokenized: pa.Table, recipe: Recipe, **read: int) -> "_Counted":
@@ -88,6 +96,7 @@ class _Counted:
         return _Counted(
             np.resize(self.every, round(len(self.every) * share)),
             np.resize(self.packed, round(len(self.packed) * share)),
+            num_bad=round(self.num_bad * share),
         )
 
 
@@ -96,12 +105,20 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     lengths: dict[str, list[_Lengths]] = {}
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
-    num_over = 0
-    for validate, tokenize in zip(plan.validate, plan.tokenize, strict=True):
+    every: dict[str, list[_Lengths]] = {}
+    num_over = num_bad = 0
+    jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
+    for validate, formatted, tokenize in jobs:
         shard, source = validate.parameters.shard, validate.parameters.source
         receipt = TOKENIZE.peek(tokenize.key, workspace)
         if receipt is not None:
-            counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe)
+            counts = [
+                VALIDATE.peek(validate.key, workspace),
+                FORMAT.peek(formatted.key, workspace),
+                receipt,
+            ]
+            bad = sum(sum(each.facts.quarantined.values()) for each in counts if each)
+            counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe, num_bad=bad)
         else:
             if shard.uri not in samples:
                 samples[shard.uri] = _sample(recipe, source, shard.uri, workspace)
@@ -111,6 +128,8 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
         lengths.setdefault(source_name(source), []).append(counted.packed)
+        every.setdefault(source_name(source), []).append(counted.every)
+        num_bad += counted.num_bad
         num_over += int((counted.every > recipe.pack.seq_len).sum())
         line = sources.setdefault(shard.file, {"rows": 0, "tokens": 0})
         line["rows"] += len(counted.every)
@@ -125,7 +144,42 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         is_exact=not samples,
         sources=sources,
         notes=(*_on_over_length(recipe, num_over), *_not_counted(recipe)),
+        refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every)),
+        seq_lens=_other_seq_lens(recipe, every),
     )
+
+
+def _refusals(
+    recipe: Recipe,
+    num_bad: int,
+    num_over: int,
+    mixed: list[_Lengths],
+    every: Mapping[str, list[_Lengths]],
+) -> Iterator[str]:
+    rows = num_bad + sum(len(each) for parts in every.values() for each in parts)
+    limit = recipe.validate_.max_quarantined
+    if rows and num_bad / rows > limit:
+        yield (
+            f"{num_bad:,} of {rows:,} rows ({num_bad / rows:.2%}) are bad, over "
+            f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"
+        )
+    is_checked = recipe.pack.over_length == "error" and recipe.pack.strategy != "concat"
+    if num_over and is_checked:
+        yield (
+            f"{num_over:,} rows have more tokens than pack.seq_len {recipe.pack.seq_len:,}, and "
+            "pack.over_length is error"
+        )
+    if not sum(len(each) for each in mixed):
+        yield "nothing is left to pack"
+
+
+def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Lengths]]) -> tuple[Alternative, ...]:
+    counts: Counter[int] = Counter()
+    for lengths in _mixed(recipe, every):
+        values, numbers = np.unique(lengths, return_counts=True)
+        counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
+    pack = recipe.pack
+    return tuple(alternatives([counts], pack.seq_len, pack.strategy, pack.seed))
 
 
 def bytes_needed(plan: Plan, workspace: Workspace) -> int:
@@ -146,17 +200,17 @@ def bytes_needed(plan: Plan, workspace: Workspace) -> int:
 
 _OVER_LENGTH = {
     "drop": "and are dropped",
-    "error": "so the run will fail, or has to drop them",
     "truncate_turns": "and are cut behind a turn, or dropped",
     "window": "though they are split to windows, and are dropped",
 }
 
 
 def _on_over_length(recipe: Recipe, num_over: int) -> Iterator[str]:
-    if num_over and recipe.pack.strategy != "concat":
+    policy = recipe.pack.over_length
+    if num_over and recipe.pack.strategy != "concat" and policy != "error":
         yield (
             f"{num_over:,} rows have more tokens than pack.seq_len {recipe.pack.seq_len:,}, "
-            f"{_OVER_LENGTH[recipe.pack.over_length]}"
+            f"{_OVER_LENGTH[policy]}"
         )
 
 
@@ -194,7 +248,9 @@ def sample_rows(
         call = partial(try_rows, recipe, source.label_names, workspace.tokenizers, folder)
         run_template(call, recipe, num_bytes)
         tokenized = read_table(folder / "tokenized.arrow")
-    return tokenized, {"num_read": rows.validated.num_rows, "num_bytes": num_bytes}
+        num_bad = rows.quarantined.num_rows + read_table(folder / REFUSED).num_rows
+    read = {"num_read": rows.validated.num_rows, "num_bytes": num_bytes, "num_bad": num_bad}
+    return tokenized, read
 
 
 def _packs(recipe: Recipe, lengths: list[_Lengths]) -> int:

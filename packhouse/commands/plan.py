@@ -42,6 +42,8 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in names}
     if as_json:
         facts = {"version_id": jobs.version_id, **asdict(estimated), "steps": cached}
+        for line, other in zip(facts["seq_lens"], estimated.seq_lens, strict=True):
+            line |= {"fill": other.fill, "num_padding": other.num_padding}
         facts["cache"] = {"needed_bytes": needed, **asdict(room)}
         echo(json.dumps(facts))
     else:
@@ -75,15 +77,37 @@ def _print(
     )
     for note in facts.notes:
         print_text(f"note: {note}", 2)
+    for refusal in facts.refusals:
+        print_text(f"the run would be refused: {refusal}", 2)
     table = Table(box=None, pad_edge=False)
     for name in ("source", "rows", "tokens"):
         table.add_column(name, justify="left" if name == "source" else "right")
     for source, line in facts.sources.items():
         table.add_row(source, f"{about}{line['rows']:,}", f"{line['tokens']:,}")
     print_table(table)
+    _print_seq_lens(facts)
     print_text(
         "cached: "
         + ", ".join(
             f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()
         )
     )
+
+
+def _print_seq_lens(facts: Estimate) -> None:
+    from rich.table import Table
+
+    if not facts.seq_lens:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("pack.seq_len", "packs", "fill", "padding", "rows too long"):
+        table.add_column(name, justify="right")
+    for each in facts.seq_lens:
+        table.add_row(
+            f"{each.seq_len:,}",
+            f"{each.num_packs:,}",
+            f"{each.fill:.1%}",
+            f"{each.num_padding:,}",
+            f"{each.rows_too_long:,}",
+        )
+    print_table(table)

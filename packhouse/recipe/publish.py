@@ -99,13 +99,8 @@ def _address(target: Any) -> Any:
     """
     if not isinstance(target, dict):
         return target
-    settings = target.get("wandb")
-    if not isinstance(settings, dict) or {*target, *settings} - {"wandb", "project", "files"}:
-        raise ValueError(_HOW_WANDB)
-    files = settings.get("files", False)
-    if type(files) is not bool:
-        raise ValueError(_HOW_WANDB)
-    return f"wandb://{settings.get('project', 'packhouse')}" + "?files=true" * files
-
-
-_HOW_WANDB = "write {wandb: {project: NAME, files: true}}, or an address"
+    settings: Any = target.get("wandb")
+    is_files = settings.get("files", False) if isinstance(settings, dict) else None
+    if type(is_files) is not bool or {*target, *settings} - {"wandb", "project", "files"}:
+        raise ValueError("write {wandb: {project: NAME, files: true}}, or an address")
+    return f"wandb://{settings.get('project', 'packhouse')}" + "?files=true" * is_files

@@ -96,6 +96,8 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
         names = of_chat.names(rows[0], {})
         messages = names[next(iter(of_chat.required))]
         return _shape_of_messages(messages, [row[messages] for row in rows]) or Shape(found)
+    if found == "preference":
+        return _shape_of_preference(rows)
     if found not in (None, "text") and _has_texts(found, rows):
         return Shape(found)
     if not all(isinstance(row, dict) for row in rows):
@@ -106,6 +108,14 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
             return shape
     shape = _shape_of_texts(rows, frozenset(taken))
     return Shape("text") if found == "text" and (shape is None or shape.is_guess) else shape
+
+
+def _shape_of_preference(rows: Sequence[dict[str, Any]]) -> Shape:
+    """Rows with a chosen answer, and the prompt by whatever name."""
+    rest = [name for name in rows[0] if name not in ROW_FORMATS["preference"].names(rows[0], {})]
+    is_answer = all(isinstance(row["chosen"], str) for row in rows)
+    prompt = None if "prompt" in rows[0] or not is_answer else _best(rest, _QUESTION)
+    return Shape("preference", {} if prompt is None else {"prompt": prompt})
 
 
 def _has_texts(row_format: str, rows: Sequence[Any]) -> bool:
@@ -198,6 +208,9 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
         return Shape("text", fields, is_guess=len(filled) > 1)
     if is_guess:
         likely = [name for name in filled if not _OTHER.intersection(_words(name))]
+        numbered = [name for name in likely if re.sub("1$", "2", name) in likely]
+        if len(numbered) == 2:  # message_1 and message_2, whatever stands beside them
+            likely = sorted(numbered)
         if len(likely) == 1:
             return Shape("text", {} if likely[0] == "text" else {"text": likely[0]})
         if len(likely) != 2:

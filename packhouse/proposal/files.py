@@ -15,7 +15,12 @@ from typing import Any
 from packhouse.errors import SourceError
 from packhouse.proposal.encodings import guess_encoding
 from packhouse.proposal.fields import Shape, join_shapes, shape_of
-from packhouse.proposal.remedies import remedy_for_header, remedy_for_rows, remedy_for_text
+from packhouse.proposal.remedies import (
+    remedy_for_header,
+    remedy_for_rows,
+    remedy_for_text,
+    remedy_for_transcripts,
+)
 from packhouse.recipe import SourceConfig
 from packhouse.sources.decoding import decode_head
 from packhouse.sources.file_formats import (
@@ -103,6 +108,9 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
         shape = Shape("prompt_completion", {"prompt": asked[0], "completion": asked[1]})
     else:
         shape = _shape_of_all(rows, file, file_format)
+        talk = {"text": shape.fields.get("text", "text"), "preference": "chosen"}.get(shape.format)
+        if talk and (remedy := remedy_for_transcripts(rows, talk, file_format, file.uri)):
+            raise _refusal(file, remedy)
     return Look(
         path=file.uri,
         settings=settings | shape.settings | _label_names(rows, shape),

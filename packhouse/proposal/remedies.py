@@ -1,6 +1,7 @@
 """What to do with files that no setting of a source reads: each answer is a command that works."""
 
 import ast
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,12 @@ from typing import Any
 
 from packhouse.proposal.fields import shape_of
 
-__all__ = ["remedy_for_header", "remedy_for_rows", "remedy_for_text"]
+__all__ = [
+    "remedy_for_header",
+    "remedy_for_rows",
+    "remedy_for_text",
+    "remedy_for_transcripts",
+]
 
 _MAX_CHARS = 20_000
 """Of a line that is tried as Python: its parser takes 1,000 times the memory of its text."""
@@ -88,9 +94,34 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
     return None
 
 
+def remedy_for_transcripts(
+    rows: Sequence[Any], name: str, file_format: str, path: str
+) -> str | None:
+    """Return what to do where the field `name` holds talks as one text; None: it does not."""
+    texts = [row.get(name) for row in rows if isinstance(row, dict)]
+    if file_format not in ("json", "jsonl") or not texts:
+        return None
+    if not all(isinstance(t, str) and len(re.findall(_SPEAKER_MARK, t)) > 1 for t in texts):
+        return None
+    each = "row in map(json.loads, filter(str.strip, sys.stdin))"
+    if file_format == "json":
+        each = "row in json.load(sys.stdin)"
+    parts = f"re.split({_SPEAKER_MARK!r}, row[{name!r}])[1:]"
+    message = "{'role': ('user', 'assistant')[n % 2], 'content': text}"
+    said = f"{{'messages': [{message} for n, text in enumerate({parts}) if text]}}"
+    return _rewriting(f"'{name}' holds whole talks, with marks of speakers", said, each, path)
+
+
+_SPEAKER_MARK = (
+    r"\s*(?:###\s?(?:Human|Assistant|User):|\[\|(?:Human|AI)\|\]"
+    r"|(?:^|\n)\n?(?:Human|Assistant|USER|ASSISTANT|User):)\s*"
+)
+"""What stands before each turn of talks that are one text: `### Human:`, `[|AI|]`."""
+
+
 def _rewriting(why: str, row: str, each: str, path: str) -> str:
     """Say how to write each row of a file as a line of JSON."""
-    code = f"import ast, json, sys; list(map(print, (json.dumps({row}) for {each})))"
+    code = f"import ast, json, re, sys; list(map(print, (json.dumps({row}) for {each})))"
     out = _out(path, ".jsonl")
     return _told(why, f"python3 -c {shlex.quote(code)} < {shlex.quote(path)} > {out}", out)
 

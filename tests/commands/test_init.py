@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -269,6 +270,125 @@ MORE_REMEDIED: dict[str, tuple[str, bytes, str]] = {
 }
 
 
+def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
+    return lines([row(talk) for talk in TALKS])
+
+
+# Public data sets by the names of their fields.
+PUBLIC: dict[str, bytes] = {
+    "OpenOrca": each(
+        lambda t: {"id": "flan.1", "system_prompt": "Help.", "question": t[0], "response": t[1]}
+    ),
+    "MetaMath": each(
+        lambda t: {
+            "type": "GSM_Rephrased",
+            "query": t.question,
+            "original_question": "A question before.",
+            "response": t.answer,
+        }
+    ),
+    "OpenMathInstruct": each(
+        lambda t: {
+            "question": t.question,
+            "expected_answer": "7",
+            "predicted_answer": "7",
+            "error_message": "<not_executed>",
+            "is_correct": True,
+            "generated_solution": t.answer,
+        }
+    ),
+    "Magicoder": each(
+        lambda t: {"lang": "python", "seed": "x = 1", "problem": t.question, "solution": t.answer}
+    ),
+    "code-alpaca": each(
+        lambda t: {
+            "instruction": t.question,
+            "input": "",
+            "output": t.answer,
+            "prompt": f"### Instruction: {t.question} ### Output:",
+        }
+    ),
+    "HelpSteer": each(
+        lambda t: {"prompt": t.question, "response": t.answer, "helpfulness": 4, "verbosity": 1}
+    ),
+    "SlimOrca": each(
+        lambda t: {
+            "conversations": [
+                {"from": "system", "value": "Think.", "weight": None},
+                {"from": "human", "value": t.question, "weight": 0},
+                {"from": "gpt", "value": t.answer, "weight": 1},
+            ]
+        }
+    ),
+    "no_robots": each(
+        lambda t: {
+            "prompt": t.question,
+            "prompt_id": "a1",
+            "messages": [
+                {"role": "user", "content": t.question},
+                {"role": "assistant", "content": t.answer},
+            ],
+            "category": "Generation",
+        }
+    ),
+    "camel-ai": each(
+        lambda t: {
+            "role_1": "Mathematician_RoleType.ASSISTANT",
+            "topic;": "Algebra",
+            "sub_topic": "Sums",
+            "message_1": t.question,
+            "message_2": t.answer,
+        }
+    ),
+    "orca_dpo_pairs": each(
+        lambda t: {"system": "Help.", "question": t[0], "chosen": t[1], "rejected": "No."}
+    ),
+    "firefly": each(lambda t: {"kind": "NLI", "input": t.question, "target": t.answer}),
+    "SciQ": each(
+        lambda t: {
+            "question": t.question,
+            "distractor1": "x",
+            "distractor2": "y",
+            "correct_answer": t.answer,
+            "support": "A text.",
+        }
+    ),
+}
+MORE_REMEDIED |= {
+    "LIMA": ("a.jsonl", each(lambda t: {"conversations": [*t], "source": "x"}), "a-rows.jsonl"),
+    "Capybara": (
+        "a.jsonl",
+        each(lambda t: {"source": "x", "conversation": [{"input": t[0], "output": t[1]}]}),
+        "a-rows.jsonl",
+    ),
+    "hh-rlhf": (
+        "a.jsonl",
+        each(
+            lambda t: {
+                "chosen": f"\n\nHuman: {t.question}\n\nAssistant: {t.answer}",
+                "rejected": f"\n\nHuman: {t.question}\n\nAssistant: No.",
+            }
+        ),
+        "a-rows.jsonl",
+    ),
+    "guanaco": (
+        "a.jsonl",
+        each(lambda t: {"text": f"### Human: {t.question}### Assistant: {t.answer}"}),
+        "a-rows.jsonl",
+    ),
+    "baize": (
+        "a.json",
+        json.dumps(
+            [
+                {"topic": "x", "input": f"Talk.\n[|Human|] {q}\n[|AI|] {a}\n[|Human|] "}
+                for q, a in TALKS
+            ]
+        ).encode(),
+        "a-rows.jsonl",
+    ),
+}
+
+
 class Project:
     """A folder with data, where commands are called."""
 
@@ -339,6 +459,16 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
     assert code == 0, said
     check(project.prepare(), expected)
     assert "trained (green)" in said
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_init_reads_public_data_sets(name, project):
+    Path("rows.jsonl").write_bytes(PUBLIC[name])
+
+    code, said = project.init("rows.jsonl")
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
 
 
 @pytest.mark.parametrize("name", REMEDIED | MORE_REMEDIED)

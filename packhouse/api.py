@@ -161,6 +161,31 @@ class Version:
         cache = self._cache or find_cache(None).folder
         return ask(self._opened, query, Workspace(cache=cache).tokenizers)
 
+    def report(self, path: str | Path | None = None) -> str:
+        """Return the report as HTML, one page with charts and samples; write it to `path`, too.
+
+        Example:
+            >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+            >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+            ...     format={"template": "alpaca"}, store=getfixture("tmp_path"), progress=False,
+            ...     cache=getfixture("tmp_path") / "cache")
+            >>> version.report(getfixture("tmp_path") / "report.html")[:15]
+            '<!doctype html>'
+        """
+        from packhouse.report.version_report import version_report
+
+        workspace = Workspace(cache=self._cache or default_cache())
+        html = version_report(self._opened, workspace.tokenizers)
+        if path is not None:
+            Path(path).write_text(html, encoding="utf-8")
+        return html
+
+    def show(self, height: int = 900) -> Any:
+        """Return the report for a notebook, which shows it in a frame of `height` pixels."""
+        from packhouse.report.framed import FramedPage
+
+        return FramedPage(self.report(), height)
+
     def _repr_html_(self) -> str:
         from packhouse.report.version_page import version_html
 

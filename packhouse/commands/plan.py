@@ -74,7 +74,7 @@ def _print(
         f"{facts.bytes / 2**20:,.1f} MiB"
     )
     for note in facts.notes:
-        out.print(f"  note: {note}")
+        print_text(f"note: {note}", 2)
     table = Table(box=None, pad_edge=False)
     for name in ("source", "rows", "tokens"):
         table.add_column(name, justify="left" if name == "source" else "right")

@@ -1,4 +1,4 @@
-"""`packhouse report VERSION`: one HTML file that shows what a version trains."""
+"""`packhouse report VERSION|RECIPE`: one HTML file that shows what is trained."""
 
 import json
 import webbrowser
@@ -8,7 +8,12 @@ import click
 
 from packhouse.cache.places import default_cache
 from packhouse.engine.workspace import Workspace
+from packhouse.given import read_recipe
+from packhouse.recipe.reading import is_recipe_path
+from packhouse.recipe_report import recipe_report
+from packhouse.report.diff_report import diff_report
 from packhouse.report.version_report import version_report
+from packhouse.store import OpenVersion, open_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
 
@@ -16,7 +21,8 @@ __all__ = ["report"]
 
 
 @click.command()
-@click.argument("target", metavar="VERSION")
+@click.argument("targets", metavar="VERSION|RECIPE", nargs=-1, required=True)
+@click.option("--diff", "is_diff", is_flag=True, help="Compare two versions: --diff OLD NEW.")
 @click.option(
     "-o",
     "--output",
@@ -28,14 +34,35 @@ __all__ = ["report"]
 @click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def report(target: str, output: Path, is_opened: bool, cache: Path, as_json: bool) -> None:
+def report(
+    targets: tuple[str, ...],
+    is_diff: bool,
+    output: Path,
+    is_opened: bool,
+    cache: Path,
+    as_json: bool,
+) -> None:
     """Write a report of a version: one HTML file with charts and samples, for any browser.
+
+    Of a RECIPE (a .yaml file) that ran, the report of its version; else what a run would make.
 
     \b
     packhouse report ./store/alpaca
     packhouse report s3://bucket/store/alpaca@prod -o alpaca.html --open
+    packhouse report --diff ./store/alpaca@prod latest
+
+    With --diff, NEW may be a bare NAME of the same dataset.
     """
-    html = version_report(open_address(target), Workspace(cache=cache).tokenizers)
+    if len(targets) != 1 + is_diff:
+        raise click.UsageError("give one VERSION or RECIPE, or --diff and two of them")
+    tokenizers = Workspace(cache=cache).tokenizers
+    if is_diff:
+        opened = open_address(targets[0])
+        html = diff_report(opened, _other(opened, targets[1]), tokenizers)
+    elif is_recipe_path(targets[0]):
+        html = recipe_report(read_recipe(targets[0]), cache)
+    else:
+        html = version_report(open_address(targets[0]), tokenizers)
     output.write_text(html, encoding="utf-8")
     if as_json:
         echo(json.dumps({"report": str(output), "bytes": output.stat().st_size}))
@@ -43,3 +70,10 @@ def report(target: str, output: Path, is_opened: bool, cache: Path, as_json: boo
         echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     if is_opened:
         webbrowser.open(output.absolute().as_uri())
+
+
+def _other(opened: OpenVersion, name: str) -> OpenVersion:
+    """Another version: an address, or a ref or version of the same dataset."""
+    if "/" in name:
+        return open_address(name)
+    return open_version(opened.store, opened.dataset, name.removeprefix("@"))

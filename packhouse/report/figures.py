@@ -1,6 +1,5 @@
 """Charts of a report: each is a Vega-Lite specification, and the same numbers as a table."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +9,11 @@ from typing import Any
 from packhouse.report.other_seq_lens import Alternative
 
 __all__ = [
+    "KIND_COLORS",
     "Figure",
     "Spec",
+    "compare_figure",
     "fill_figure",
-    "flow_figure",
     "length_figures",
     "reasons_figure",
     "seq_len_figure",
@@ -27,7 +27,8 @@ Bins = Mapping[str, Mapping[int, int]]
 """Series -> lower bound in tokens -> count."""
 
 _HEIGHT = 220
-_KINDS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
+KIND_COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
+"""Of rows on their way, and of those that left it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +154,7 @@ def _histogram(
     }
     layers: list[Any] = [bars]
     if seq_len:
-        layers += _rule(seq_len)
+        layers.append(_rule(seq_len))
         says = f"{says} The dashed line is seq_len, {seq_len:,}."
     lows = sorted({low for own in bins.values() for low in own})
     rows = [[_range(low), *(bins[each].get(low, 0) for each in bins)] for low in lows]
@@ -172,13 +173,10 @@ def _range(low: int) -> str:
     return f"{low:,}" if high == low else f"{low:,} to {high:,}"
 
 
-def _rule(seq_len: int) -> list[Spec]:
-    data = {"values": [{"at": seq_len}]}
+def _rule(seq_len: int) -> Spec:
+    mark = {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"}
     x = {"field": "at", "type": "quantitative"}
-    return [
-        {"data": data, "mark": {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"},
-         "encoding": {"x": x}},
-    ]  # fmt: skip
+    return {"data": {"values": [{"at": seq_len}]}, "mark": mark, "encoding": {"x": x}}
 
 
 def _color(title: str, series: Iterable[str], **scale: Any) -> dict[str, Any]:
@@ -248,6 +246,49 @@ def seq_len_figure(choices: Sequence[Alternative], seq_len: int) -> Figure:
             ]
             for each in choices
         ],
+    )
+
+
+def compare_figure(
+    name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
+) -> Figure:
+    """Two distributions of lengths, each as shares of its own records."""
+    bins = {each: octave_bins(own) for each, own in series.items()}
+    lows = sorted({low for own in bins.values() for low in own})
+    totals = {each: max(sum(own.values()), 1) for each, own in bins.items()}
+    values: list[dict[str, Any]] = [
+        {
+            "from": max(low, 0.7),
+            "bin": _range(low),
+            "of": each,
+            "n": own.get(low, 0),
+            "share": own.get(low, 0) / totals[each],
+        }
+        for each, own in bins.items()
+        for low in (*lows, *([_upper(lows[-1])] if lows else []))
+    ]
+    spec = _spec(
+        values,
+        mark={"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+        encoding={
+            "x": {
+                **_q("from", measured),
+                "scale": {"type": "log", "base": 2, "nice": False},
+                "axis": _axis(measured, format=",d", tickCount=8),
+            },
+            "y": _q("share", "share of records", axis=_axis("share of records", format="~%")),
+            "color": _color("version", bins),
+            "strokeDash": {"field": "of", "type": "nominal", "legend": None},
+            "tooltip": [
+                {"field": "of", "title": "version", "type": "nominal"},
+                {"field": "bin", "title": measured, "type": "nominal"},
+                _q("n", "records", format=","),
+            ],
+        },
+    )
+    rows = [[_range(low), *(bins[each].get(low, 0) for each in bins)] for low in lows]
+    return Figure(
+        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=rows
     )
 
 
@@ -345,7 +386,7 @@ def reasons_figure(
             "y": {"field": "reason", "type": "nominal", "sort": "-x", "title": None,
                   "axis": {"labelLimit": 130}},
             "x": _q("n", "rows", axis=_axis("rows", format="~s", tickCount=5)),
-            "color": _color("kind", kinds, range=[_KINDS.get(kind, "#888") for kind in kinds]),
+            "color": _color("kind", kinds, range=[KIND_COLORS.get(kind, "#888") for kind in kinds]),
             "tooltip": [
                 {"field": "reason", "type": "nominal"},
                 {"field": "of", "title": "kind", "type": "nominal"},
@@ -356,145 +397,3 @@ def reasons_figure(
     return Figure(
         name=name, title=title, says=says, spec=spec, columns=("reason", "", "rows"), rows=rows
     )
-
-
-def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw rows from step to step as a band; what leaves it falls away below.
-
-    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 can be seen.
-    """
-    most = max([1, *(line["rows_in"] for line in ledger)])
-    bands: list[dict[str, Any]] = []
-    labels: list[dict[str, Any]] = []
-    for i, line in enumerate(ledger):
-        came, left = line["rows_in"] / most, line["rows_out"] / most
-        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, f"{line['rows_out']:,} rows")
-        labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
-        low = 1 - came
-        for kind in ("quarantined", "dropped"):
-            lost = sum(line.get(kind, {}).values())
-            if lost:
-                wide = max(lost / most, 0.015)
-                said = f"{lost:,} {kind}: " + ", ".join(
-                    f"{reason} {n:,}" for reason, n in sorted(line[kind].items())
-                )
-                top = min(low + wide, 1)
-                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
-                text = f"{lost:,} {kind}"
-                labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
-                low -= 0.24 + wide
-    names = [line["step"] for line in ledger]
-    last = ledger[-1]["rows_out"] if ledger else 0
-    labels.append({"x": len(ledger), "y": 1.04, "text": f"{last:,}", "is_end": True})
-    ends = [*names, "out"]
-    x = {
-        "field": "x",
-        "type": "quantitative",
-        "scale": {"domain": [0, len(ledger)], "nice": False},
-        "axis": {
-            "title": None,
-            "values": list(range(len(ends))),
-            "labelExpr": f"{json.dumps(ends)}[datum.value]",
-            "grid": False,
-            "labelOverlap": False,
-            "labelFlush": False,
-            "labelAlign": {
-                "condition": {"test": f"datum.value === {len(ledger)}", "value": "right"},
-                "value": "left",
-            },
-            "labelPadding": 16,
-            "labelFontSize": 10.5,
-            "orient": "top",
-            "ticks": False,
-            "domain": False,
-        },
-    }
-    lowest = min([0, *(band["y2"] for band in bands)]) - 0.16
-    y_scale = {"domain": [lowest, 1.1], "nice": False}
-    spec = {
-        "width": "container",
-        "height": 170,
-        "layer": [
-            {
-                "data": {"values": bands},
-                "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
-                "encoding": {
-                    "x": x,
-                    "y": {"field": "y", "type": "quantitative", "axis": None, "scale": y_scale},
-                    "y2": {"field": "y2"},
-                    "detail": {"field": "band", "type": "nominal"},
-                    "color": {
-                        "field": "kind",
-                        "type": "nominal",
-                        "legend": None,
-                        "scale": {
-                            "domain": list(_KINDS),
-                            "range": list(_KINDS.values()),
-                        },
-                    },
-                    "opacity": {
-                        "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
-                        "value": 0.95,
-                    },
-                    "tooltip": {"field": "said", "type": "nominal", "title": "rows"},
-                },
-            },
-            *(
-                {
-                    "data": {"values": [each for each in labels if each["is_end"] == is_end]},
-                    "mark": {"type": "text", "style": "ink", "align": align, "baseline": "bottom"},
-                    "encoding": {
-                        "x": {"field": "x", "type": "quantitative"},
-                        "y": {"field": "y", "type": "quantitative", "scale": y_scale},
-                        "text": {"field": "text"},
-                    },
-                }
-                for is_end, align in ((False, "left"), (True, "right"))
-            ),
-        ],
-    }
-    columns = ("step", "rows in", "added", "quarantined", "dropped", "rows out", "tokens out")
-    rows = [
-        [
-            line["step"],
-            line["rows_in"],
-            *(_reasons(line.get(kind, {})) for kind in ("added", "quarantined", "dropped")),
-            line["rows_out"],
-            "" if line.get("tokens_out") is None else line["tokens_out"],
-        ]
-        for line in ledger
-    ]
-    return Figure(
-        name="flow",
-        title="Where every row went",
-        says="Each step takes in what the one before put out; what it refuses falls out below.",
-        spec=spec,
-        columns=columns,
-        rows=rows,
-    )
-
-
-def _reasons(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason} {n:,}" for reason, n in sorted(counts.items()))
-
-
-def _band(
-    name: str, x: int, y: float, y2: float, end: float, end2: float, said: str
-) -> list[dict[str, Any]]:
-    """A band from (x, y2..y) to (x + 1, end2..end), bent like the arms of a Sankey diagram."""
-    kind = name.partition(" ")[0]
-    points = []
-    for number in range(9):
-        t = number / 8
-        bend = (1 - math.cos(math.pi * t)) / 2
-        points.append(
-            {
-                "band": f"{name} {x}",
-                "kind": kind,
-                "said": said,
-                "x": x + t,
-                "y": y + (end - y) * bend,
-                "y2": y2 + (end2 - y2) * bend,
-            }
-        )
-    return points

@@ -20,14 +20,15 @@ import pyarrow.compute as pc
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.store.contracts import read_batches
 
-__all__ = ["MAX_READ_TOKENS", "Files", "measure"]
+__all__ = ["MAX_READ_TOKENS", "MAX_RECORD_TOKENS", "Files", "measure"]
 
 MAX_READ_TOKENS = 2**24
 """Tokens of a split whose masks are read."""
 _SHOWN_TOKENS = 40_000  # in all samples
 _PACKS = 40  # of a split, at most
 _PACK_TOKENS = 16_000
-_RECORD_TOKENS = 3_000
+MAX_RECORD_TOKENS = 3_000
+"""Tokens of a record that samples show."""
 _EXAMPLES = 3  # rows of each reason
 _RAW_BYTES = 400  # of a bad row
 _BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
@@ -46,6 +47,8 @@ class Files:
     """Packs in these files."""
     records: Sequence[Path]
     quarantine: Sequence[Path]
+    dropped: Sequence[Path]
+    """Of rows that were left out before they were records."""
     seq_len: int
     samples: int = _SHOWN_TOKENS
     """Tokens of samples, about."""
@@ -54,7 +57,9 @@ class Files:
     def num_bytes(self) -> int:
         """Size of all of them."""
         data = [path for paths in self.data.values() for path in paths]
-        return sum(path.stat().st_size for path in (*data, *self.records, *self.quarantine))
+        return sum(
+            path.stat().st_size for path in (*data, *self.records, *self.quarantine, *self.dropped)
+        )
 
 
 def measure(files: Files) -> dict[str, Any]:
@@ -68,6 +73,8 @@ def measure(files: Files) -> dict[str, Any]:
     splits = {name: _read_split(name, files) for name in files.data}
     shown = {r["id"]: r for each in splits.values() for p in each["samples"] for r in p["records"]}
     lengths, dropped = _read_records(files.records, shown)
+    for reason, rows in _read_dropped(files.dropped).items():
+        dropped.setdefault(reason, []).extend(rows)
     return {
         "lengths": lengths,
         "dropped": dropped,
@@ -97,10 +104,22 @@ def _read_records(
             for reason, rows in _by(table.filter(pc.equal(table["times"], 0)), ["outcome"]):
                 found = dropped.setdefault(reason[0], [])
                 for row in rows.slice(0, _EXAMPLES - len(found)).to_pylist():
-                    found.append(
-                        {name: row[name] for name in ("record_id", "source", "row", "repeats")}
-                    )
+                    said = f"repeats record {row['repeats']}" if row["repeats"] else ""
+                    found.append({"source": str(row["source"]), "row": row["row"], "detail": said})
     return [[*key, number] for key, number in sorted(counts.items())], dropped
+
+
+def _read_dropped(paths: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """Examples of rows that were left out before they were records, by reason."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in paths:
+        for batch in read_batches(path, ["source", "row", "reason", "detail"]):
+            for (reason,), rows in _by(pa.table(batch), ["reason"]):
+                examples = found.setdefault(reason, [])
+                for row in rows.slice(0, _EXAMPLES - len(examples)).to_pylist():
+                    row["detail"] = row["detail"][:_RAW_BYTES]
+                    examples.append(row)
+    return found
 
 
 def _by(table: pa.Table, names: list[str]) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
@@ -246,7 +265,7 @@ def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     names = row.get("record_ids") or [""] * len(row["seq_lengths"])
     edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
     for name, (start, end) in zip(names, pairwise(edges), strict=False):
-        cut = min(end, start + min(_RECORD_TOKENS, max(room, 1)))
+        cut = min(end, start + min(MAX_RECORD_TOKENS, max(room, 1)))
         room -= cut - start
         records.append(
             {

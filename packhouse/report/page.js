@@ -64,6 +64,7 @@
   const tip = document.body.appendChild(make("div", "", ""));
   tip.id = "tip";
   const packs = splits.flatMap((split) => split.packs.map((pack) => ({ ...pack, split: split.name })));
+  const label = (pack) => pack.label || `${pack.split} pack ${count(pack.pack)}`;
   const MOST = 30;
   let at = 0, active = null;
 
@@ -99,7 +100,7 @@
   const show = (pack, record, query) => {
     const head = make("h3");
     head.append("record ", make("b", record.id || "without id"), ` ${record.place || ""} · `);
-    head.append(`${count(record.length)} tokens, ${count(record.num_trained)} trained · ${pack.split} pack ${count(pack.pack)}`);
+    head.append(`${count(record.length)} tokens, ${count(record.num_trained)} trained · ${label(pack)}`);
     const body = make("p");
     body.dir = "auto";
     const marked = hits(record, query);
@@ -125,7 +126,7 @@
     one("after").disabled = Boolean(query) || at >= packs.length - 1;
     if (!query) {
       const pack = packs[at];
-      where.textContent = `${pack.split} pack ${count(pack.pack)}: sample ${at + 1} of ${packs.length}, ` +
+      where.textContent = `${label(pack)}: sample ${at + 1} of ${packs.length}, ` +
         `${count(pack.num_tokens)} tokens, ${count(pack.records.length)} records`;
       for (const record of pack.records) show(pack, record, "");
     } else {

@@ -1,44 +1,34 @@
 """The sections of a version's report, each from the manifest and from what its files say."""
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packhouse.auditing.gate import check_audit
-from packhouse.errors import AuditError
-from packhouse.gates import GateResult
 from packhouse.pages import html_text
-from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
-from packhouse.recipe import AuditConfig
 from packhouse.report.figures import (
     fill_figure,
-    flow_figure,
     length_figures,
-    reasons_figure,
     seq_len_figure,
     share_figure,
     trained_figure,
     turns_figure,
 )
+from packhouse.report.flow import flow_figure
 from packhouse.report.html import details, figure, numbers, preformatted, section, table, tiles
 from packhouse.report.other_seq_lens import alternatives
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 
 __all__ = [
-    "audit_section",
-    "duplicates_section",
     "flow_section",
     "heading",
-    "left_out_section",
     "lengths_section",
     "load_section",
     "overview",
     "packs_section",
-    "quality_section",
     "recipe_section",
     "samples_section",
+    "sum_by_reason",
     "trained_section",
 ]
 
@@ -255,146 +245,13 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     return section("trained", "What is trained", inner, grid, _part(measured) if grid else "")
 
 
-def left_out_section(manifest: Manifest, measured: Measured) -> str:
-    """Rows that are not in the version, with reasons, examples and remedies."""
-    ledger = manifest.counts.get("ledger", [])
-    counts = [
-        (reason, kind, number)
-        for kind in ("quarantined", "dropped")
-        for reason, number in sum_by_reason(ledger, kind).most_common()
-    ]
-    if not counts:
-        nothing = "<p>Every row that was read is in this version.</p>" if ledger else ""
-        return section("left-out", "Rows left out", nothing)
-    drawn = reasons_figure(
-        "reasons",
-        "Rows left out, by reason",
-        "Quarantined rows are bad; dropped ones are left out by a rule of the recipe.",
-        counts,
-    )
-    inner = "".join([*_quarantined(ledger, measured), *_dropped(ledger, measured)])
-    return section("left-out", "Rows left out", figure(drawn), inner)
-
-
-def _quarantined(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Iterator[str]:
-    examples = {(e["step"], e["reason"]): e["examples"] for e in measured["quarantine"]}
-    for line in ledger:
-        for reason, number in line.get("quarantined", {}).items():
-            known = QUARANTINE_REASONS.get(line["step"], {}).get(reason)
-            yield _reason(reason, f"{number:,} quarantined by {line['step']}", known)
-            rows = examples.get((line["step"], reason), [])
-            shown = "".join(
-                f"<p class=quiet>{html_text(row['source'])}, row {row['row']:,}: "
-                f"{html_text(row['detail'])}</p><p class=raw dir=auto>{html_text(row['raw'])}"
-                f"{_rest(row)}</p>"
-                for row in rows
-            )
-            yield details(numbers(len(rows), "example"), shown)
-
-
-def _rest(row: Mapping[str, Any]) -> str:
-    more = row["raw_size"] - len(row["raw"].encode("utf-8", "replace"))
-    return (
-        f" <i class=quiet>... {more:,} more bytes</i>" if more > 0 and len(row["raw"]) > 390 else ""
-    )
-
-
-def _dropped(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Iterator[str]:
-    for reason, number in sum_by_reason(ledger, "dropped").most_common():
-        yield _reason(reason, f"{number:,} dropped", DROP_REASONS.get(reason))
-        rows = measured["dropped"].get(reason, [])
-        cells = [
-            [row["source"], row["row"], row["record_id"], row["repeats"] or ""] for row in rows
-        ]
-        shown = table(("source", "row", "record", "repeats"), cells, f"Examples of {reason}")
-        yield details(numbers(len(rows), "example"), shown if rows else "")
-
-
-def _reason(reason: str, said: str, known: Any) -> str:
-    text = f"{known.meaning}. What helps: {known.remedy}." if known else ""
-    marked = re.sub("`([^`]+)`", r"<code>\1</code>", html_text(text[:1].upper() + text[1:]))
-    head = f"<h3>{html_text(reason)} <span class=quiet>{html_text(said)}</span></h3>"
-    return f"{head}<p>{marked}</p>"
-
-
-def quality_section(manifest: Manifest) -> str:
-    """Counters of quality, where the audit has them."""
-    found = manifest.audit.get("quality")
-    if not isinstance(found, Mapping) or not found:
-        return ""
-    return section("quality", "Quality", _tree(found))
-
-
-def _tree(value: Any) -> str:
-    """Facts of a form that is not known here: numbers as a table, the rest as JSON."""
-    flat = sorted((k, v) for k, v in value.items() if isinstance(v, int | float))
-    rest = {k: v for k, v in value.items() if not isinstance(v, int | float)}
-    parts = [table(("counter", "number"), flat, "Counters of quality")] if flat else []
-    for name, inner in sorted(rest.items()):
-        text = json.dumps(inner, indent=1, ensure_ascii=False, sort_keys=True)[:8000]
-        parts.append(details(str(name), preformatted(text, str(name))))
-    return "".join(parts)
-
-
-def duplicates_section(manifest: Manifest) -> str:
-    """Duplicates, near duplicates, and what train and eval share."""
-    audit, counts = manifest.audit.get("dataset", {}), manifest.counts
-    if not audit:
-        return ""
-    rows: list[list[Any]] = [
-        ["records that repeat an earlier one", audit.get("duplicates", 0)],
-        ["prompts that several records share", audit.get("prompt_groups", 0)],
-        ["records with such a prompt", audit.get("prompt_group_records", 0)],
-        ["records in train and in eval", audit.get("both_sides", 0)],
-    ]
-    for name, side in sorted(counts.get("sides", {}).items(), reverse=True):
-        if side.get("records"):
-            rows.append([f"groups in {name}", side.get("groups", 0)])
-    found = manifest.audit.get("contamination")
-    if found:
-        rows.append(["rows that share words with a benchmark", found.get("contaminated", 0)])
-    for name, value in counts.get("dedup", {}).items():
-        if isinstance(value, int):
-            rows.append([f"dedup: {name.replace('_', ' ')}", value])
-    inner = table(("what", "number"), rows, "Duplicates and leakage")
-    return section("duplicates", "Duplicates and leakage", inner)
-
-
-def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
-    """Each limit with what was found."""
-    if not manifest.audit.get("packs"):
-        return ""
-    try:
-        results = check_audit(manifest.audit, limits)
-    except AuditError as error:
-        results = error.gates
-    except (KeyError, TypeError, ValueError):  # the facts of another program
-        return ""
-    body = "".join(_gate_row(each) for each in results)
-    head = "<th scope=col>".join(["", "check", "result", "found", "limit", "what was counted"])
-    inner = (
-        '<div class=scroll role=group tabindex=0 aria-label="Audit"><table><caption class=hidden>'
-        f"Audit</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-    return section("audit", "Audit", inner)
-
-
-def _gate_row(gate: GateResult) -> str:
-    name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
-    good = gate.outcome == "passed"
-    return (
-        f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
-        f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
-        f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
-        f"<td>{gate.shown_limit}</td><td class=quiet>{html_text(gate.detail)}</td></tr>"
-    )
-
-
-def samples_section(num_packs: int, num_tokens: int, has_text: bool) -> str:
+def samples_section(num_packs: int, num_tokens: int, has_text: bool, said: str = "") -> str:
     """The browser of samples; the page's script fills it."""
     if not num_packs:
         return ""
-    said = f"{numbers(num_packs, 'pack')} with {num_tokens:,} tokens, spread over the splits."
+    said = (
+        said or f"{numbers(num_packs, 'pack')} with {num_tokens:,} tokens, spread over the splits."
+    )
     if not has_text:
         said += " The tokenizer is not at hand, or its tokens are no bytes: ids are shown."
     return section(

@@ -14,7 +14,7 @@ import numpy as np
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
-from packhouse.report import sections
+from packhouse.report import checks, sections
 from packhouse.report.html import page
 from packhouse.report.measure import MAX_READ_TOKENS, Files, measure
 from packhouse.report.pieces import piece_texts
@@ -24,9 +24,18 @@ from packhouse.store import OpenVersion
 from packhouse.store.draft import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenization.of_version import LoadSnapshot, tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
-__all__ = ["MAX_BYTES", "report_of", "unpublished_report", "version_report"]
+__all__ = [
+    "MAX_BYTES",
+    "measured_of",
+    "pipeline_of",
+    "report_of",
+    "unpublished_report",
+    "version_report",
+    "with_texts",
+]
 
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens of samples: fewer where their texts are long
@@ -39,12 +48,12 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
 
     Args:
         opened: the version; its files are fetched and checked.
-        tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
+        tokenizers: folder of tokenizers in the cache; if store and cache lack it, ids are shown.
 
     Raises:
         IntegrityError: a file is damaged.
     """
-    pipeline = _pipeline_of(opened.manifest, tokenizers)
+    pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
     uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
     with temporary_folder("report") as folder:
 
@@ -61,12 +70,14 @@ def unpublished_report(
     uploads = name_files(files, with_md5=False)
     draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
     paths = {entry.key: Path(file.path) for (entry, _), file in zip(uploads, files, strict=True)}
-    return report_of(draft, lambda entry: paths[entry.key], _pipeline_of(draft, tokenizers))
+    wanted = str(draft.lineage.get("tokenizer", {}).get("fingerprint", ""))
+    pipeline = pipeline_of(partial(find_snapshot, wanted, tokenizers))
+    return report_of(draft, lambda entry: paths[entry.key], pipeline)
 
 
-def _pipeline_of(manifest: Manifest, tokenizers: Path) -> Pipeline | None:
-    wanted = str(manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
-    snapshot = find_snapshot(wanted, tokenizers)
+def pipeline_of(load: LoadSnapshot | None) -> Pipeline | None:
+    """Return the tables of a tokenizer; None where there is none."""
+    snapshot = load() if load else None
     return read_pipeline(snapshot.backend) if snapshot else None
 
 
@@ -82,17 +93,28 @@ def report_of(
         uri: where the version lies, for the commands that load it; None: `STORE` stands there.
     """
     for room in _SAMPLES:
-        files = _files(manifest, fetch, room)
-        measured = run_confined(  # some kilobytes of a file may stand for gigabytes
-            partial(measure, files),
-            what=f"version '{manifest.version}'",
-            blames=IntegrityError,
-            num_bytes=files.num_bytes,
-        )
-        html = _page(manifest, measured, pipeline, uri)
+        html = _page(manifest, measured_of(manifest, fetch, room), pipeline, uri)
         if len(html.encode()) < MAX_BYTES:
             break
     return html
+
+
+def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str, Any]:
+    """Return what `measure` finds in the files of a version, read in a child with limits.
+
+    Args:
+        manifest: of the version.
+        fetch: gives the local path of a file.
+        samples: tokens of samples, about.
+    """
+    files = _files(manifest, fetch, samples)
+    measured: dict[str, Any] = run_confined(  # some kilobytes of a file may stand for gigabytes
+        partial(measure, files),
+        what=f"version '{manifest.version}'",
+        blames=IntegrityError,
+        num_bytes=files.num_bytes,
+    )
+    return measured
 
 
 def _files(manifest: Manifest, fetch: Fetch, samples: int) -> Files:
@@ -110,6 +132,7 @@ def _files(manifest: Manifest, fetch: Fetch, samples: int) -> Files:
         rows=rows,
         records=[fetch(entry) for entry in manifest.files if entry.kind == "records"],
         quarantine=[fetch(entry) for entry in manifest.files if entry.kind == "quarantine"],
+        dropped=[fetch(entry) for entry in manifest.files if entry.kind == "dropped"],
         seq_len=int(manifest.configuration.get("pack", {}).get("seq_len") or 1),
         samples=samples,
     )
@@ -124,7 +147,7 @@ def _page(
         split["all_packs"] = sum(
             e.rows for e in manifest.files if e.kind == "data" and e.split == name
         )
-        packs = [_with_texts(pack, pipeline) for pack in split["samples"]]
+        packs = [with_texts(pack, pipeline) for pack in split["samples"]]
         samples.append({"name": name, "packs": packs})
         num_packs += len(packs)
         num_tokens += sum(len(record["ids"]) for pack in packs for record in pack["records"])
@@ -136,10 +159,10 @@ def _page(
         sections.packs_section(manifest, measured),
         sections.trained_section(manifest, measured),
         sections.samples_section(num_packs, num_tokens, has_text),
-        sections.left_out_section(manifest, measured),
-        sections.quality_section(manifest),
-        sections.duplicates_section(manifest),
-        sections.audit_section(manifest, _limits(manifest)),
+        checks.left_out_section(manifest, measured),
+        checks.quality_section(manifest),
+        checks.duplicates_section(manifest),
+        checks.audit_section(manifest, _limits(manifest)),
         sections.recipe_section(manifest),
     ]
     name = f"{manifest.dataset} {manifest.version}"
@@ -151,7 +174,8 @@ def _page(
     )
 
 
-def _with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
+def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
+    """Add the text of each token of a sample, and which tokens are special."""
     for record in pack["records"]:
         ids = np.asarray(record["ids"], np.int64)
         record["texts"] = piece_texts(record["ids"], pipeline)

@@ -399,7 +399,8 @@ def _copy_elsewhere(opened: OpenVersion, uri: str, tokenizer: str) -> str:
     def as_text(ids: Sequence[int]) -> str:
         return str(run_tokenizer(partial(decode, load, [ids]), tokenizer)[0])
 
-    return str(log_to_wandb(opened, uri.removeprefix("wandb://"), decode=as_text)["artifact"])
+    project, _, files = uri.removeprefix("wandb://").partition("?")
+    return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])
 
 
 PUBLISH = Step(

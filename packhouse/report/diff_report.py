@@ -1,0 +1,294 @@
+"""Two versions side by side, as one HTML file: numbers, lengths, rows, masks token by token.
+
+Records are compared by id, as `packhouse diff` does. Of each kind of change some records are shown
+with their tokens: up to 5 of a kind, 1,500 tokens of each.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from packhouse.errors import IntegrityError
+from packhouse.pages import html_text
+from packhouse.report.figures import compare_figure
+from packhouse.report.html import details, figure, numbers, page, section, table
+from packhouse.report.pieces import piece_texts
+from packhouse.report.version_report import measured_of, pipeline_of
+from packhouse.runtime.confine import run_confined
+from packhouse.runtime.disks import temporary_folder
+from packhouse.store import OpenVersion
+from packhouse.store.contracts import read_batches
+from packhouse.store.diff import Change, Diff, diff_versions, records_of
+from packhouse.store.manifest import FileEntry
+from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.tokenization.pipeline import Pipeline
+
+__all__ = ["diff_report", "mask_runs"]
+
+_TOKENS = 1500  # of a record
+_PER_KIND = 5
+_MEANINGS = {
+    "added": "only in the new version",
+    "removed": "only in the old version",
+    "edited": "the same row, with other content",
+    "changed_tokens": "in both, with other tokens",
+    "changed_masks": "in both, with the same tokens and another mask",
+    "copies": "in both, more or less often",
+    "moved": "in both, on another side (train or eval)",
+    "same": "alike",
+}
+
+Record = Mapping[str, Any]
+"""`ids`, `mask` and `length` (tokens before it was cut to be shown)."""
+
+
+def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
+    """Return the comparison as HTML.
+
+    Args:
+        old: a version.
+        new: another, of the same dataset or not.
+        tokenizers: folder of tokenizers in the cache; if store and cache lack one, ids are shown.
+
+    Raises:
+        IntegrityError: a file is damaged.
+    """
+    found = diff_versions(old, new)
+    names = _names(old, new)
+    with temporary_folder("report") as folder:
+        sides = [
+            _Side(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
+            for number, each in enumerate((old, new))
+        ]
+    parts = [
+        _numbers_section(sides, names),
+        _settings_section(found, names),
+        _lengths_section(sides, names),
+        _records_section(found, sides),
+    ]
+    title = f"{names[0]} and {names[1]}"
+    head = (
+        f"<header><div><h1>{html_text(title)}</h1><p>"
+        + ("The rows of both versions are the same." if found.is_same_content else "")
+        + '</p></div><button id=theme type=button aria-label="Light or dark colours">Dark</button>'
+        "</header>"
+    )
+    return page(f"{title} - packhouse report", head, parts, {})
+
+
+def _names(old: OpenVersion, new: OpenVersion) -> tuple[str, str]:
+    if old.dataset == new.dataset:
+        return f"{old.dataset} {old.version}", new.version
+    return f"{old.dataset} {old.version}", f"{new.dataset} {new.version}"
+
+
+class _Side:
+    """What is read of one of the versions."""
+
+    def __init__(
+        self, opened: OpenVersion, folder: Path, pipeline: Pipeline | None, found: Diff
+    ) -> None:
+        folder.mkdir()
+        self.opened, self.pipeline = opened, pipeline
+        self.manifest = opened.manifest
+        paths: dict[str, Path] = {}
+
+        def fetch(entry: FileEntry) -> Path:
+            if entry.key not in paths:
+                paths[entry.key] = opened.fetch(entry, folder / Path(entry.key).name)
+            return paths[entry.key]
+
+        self.measured = measured_of(self.manifest, fetch)
+        examples = found.records.examples if found.records else {}
+        changes = [each for found in examples.values() for each in found[:_PER_KIND]]
+        wanted = sorted({name for each in changes for name in (each.record_id, each.old_id)})
+        files = [fetch(entry) for entry in opened.files()] if wanted else []
+        self.records: dict[str, Record] = run_confined(
+            partial(_find_records, files, wanted),
+            what=f"version '{opened.version}'",
+            blames=IntegrityError,
+            num_bytes=sum(path.stat().st_size for path in files),
+        )
+
+    def numbers(self) -> dict[str, int]:
+        """Counts of the whole version."""
+        ledger = self.manifest.counts.get("ledger", [])
+        counts: Counter[str] = Counter()
+        counts["rows read"] = ledger[0].get("rows_in", 0) if ledger else 0
+        for kind in ("quarantined", "dropped"):
+            counts[kind] = sum(sum(line.get(kind, {}).values()) for line in ledger)
+        for side in self.manifest.counts.get("statistics", {}).values():
+            counts["records packed"] += side.get("num_sequences", 0)
+            counts["packs"] += side.get("num_packs", 0)
+            counts["tokens"] += side.get("num_tokens", 0)
+            counts["trained tokens"] += side.get("num_trained", 0)
+        return dict(counts)
+
+    def lengths(self) -> dict[int, int]:
+        """Records by length."""
+        counts: Counter[int] = Counter()
+        for _, _, length, number in self.measured["lengths"]:
+            counts[length] += number
+        return dict(counts)
+
+    def trained(self) -> dict[int, int]:
+        """Records by trained tokens."""
+        counts: Counter[int] = Counter()
+        for split in self.measured["splits"].values():
+            counts.update(dict(split["trained"]))
+        return dict(counts)
+
+
+def _find_records(paths: Sequence[Path], wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """In a child: tokens and masks of some records, the first of each id."""
+    left, found = set(wanted), dict[str, dict[str, Any]]()
+    for path in paths:
+        for batch in read_batches(path):
+            if not left:
+                return found
+            for record_id, ids, mask in records_of(batch):
+                if record_id in left:
+                    left.discard(record_id)
+                    found[record_id] = {
+                        "ids": ids[:_TOKENS].tolist(),
+                        "mask": mask[:_TOKENS].astype(int).tolist(),
+                        "length": len(ids),
+                    }
+    return found
+
+
+def _numbers_section(sides: Sequence[_Side], names: tuple[str, str]) -> str:
+    before, after = (side.numbers() for side in sides)
+    rows = []
+    for name in before:
+        change = after.get(name, 0) - before[name]
+        rows.append([name, before[name], after.get(name, 0), f"{change:+,}" if change else "same"])
+    return section("numbers", "Numbers", table(("what", *names, "change"), rows, "Numbers"))
+
+
+def _settings_section(found: Diff, names: tuple[str, str]) -> str:
+    parts = []
+    for kind in ("configuration", "schema", "engines", "libraries"):
+        changed = getattr(found, kind)
+        rows = [[key, _short(pair[0]), _short(pair[1])] for key, pair in changed.items()]
+        if rows:
+            parts.append(f"<h3>{kind}</h3>" + table((kind, *names), rows, f"Changed: {kind}"))
+    lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
+    if lineage:
+        inner = table(("lineage", *names), lineage, "Changed: lineage")
+        parts.append(details("Sources and tokenizer differ", inner))
+    return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
+
+
+def _short(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= 300 else f"{text[:300]} ..."
+
+
+def _lengths_section(sides: Sequence[_Side], names: tuple[str, str]) -> str:
+    lengths = {name: side.lengths() for name, side in zip(names, sides, strict=True)}
+    trained = {name: side.trained() for name, side in zip(names, sides, strict=True)}
+    figures = []
+    if any(lengths.values()):
+        says = "Shares of each version's own records; bins double in width every four."
+        title = "Records by length"
+        figures.append(compare_figure("lengths", title, says, "tokens in a record", lengths))
+    if any(trained.values()):
+        title, says = "Records by trained tokens", "How much of a record counts in the loss."
+        measured = "trained tokens in a record"
+        figures.append(compare_figure("trained", title, says, measured, trained))
+    inner = "".join(map(figure, figures))
+    return section("lengths", "Lengths", f"<div class=grid>{inner}</div>" if inner else "")
+
+
+def _records_section(found: Diff, sides: Sequence[_Side]) -> str:
+    if found.records is None:
+        said = "<p>The data files hold no record ids, so records cannot be compared.</p>"
+        return section("records", "Records", said)
+    rows, parts = [], []
+    for name, meaning in _MEANINGS.items():
+        number = getattr(found.records, f"num_{name}", None)
+        if number is None:
+            continue
+        rows.append([name.replace("_", " "), number, meaning])
+        changes = found.records.examples.get(name, ())[:_PER_KIND]
+        if name != "same" and changes:
+            parts.append(f"<h3>{html_text(name.replace('_', ' '))}</h3>")
+            parts += [_record(each, sides) for each in changes]
+    legend = (
+        "<div class=legend><i class=t>trained</i><i class=gain>newly trained</i>"
+        "<i class=loss>no longer trained</i><i><ins>added</ins></i><i><del>removed</del></i></div>"
+    )
+    head = table(("records", "number", "what"), rows, "Records")
+    return section("records", "Records", head, legend if parts else "", *parts)
+
+
+def _record(change: Change, sides: Sequence[_Side]) -> str:
+    old = sides[0].records.get(change.old_id)
+    new = sides[1].records.get(change.record_id)
+    texts = [
+        piece_texts(record["ids"], side.pipeline) if record else []
+        for record, side in zip((old, new), sides, strict=True)
+    ]
+    runs = mask_runs(old, new, texts[0], texts[1])
+    length = max(each["length"] for each in (old, new) if each) if old or new else 0
+    said = ", ".join(part for part in (change.place, change.detail) if part)
+    said += f" (record {change.record_id}, {numbers(length, 'token')}"
+    if length > _TOKENS:
+        said += f", the first {_TOKENS:,} of them"
+    said += ")"
+    body = "".join(_tagged(kind, text) for kind, text in runs)
+    return f"<p class=quiet>{html_text(said)}</p><p class=raw dir=auto>{body}</p>"
+
+
+def _tagged(kind: str, text: str) -> str:
+    shown = html_text(text)
+    if kind in ("ins", "del"):
+        return f"<{kind}>{shown}</{kind}>"
+    return f"<span class={kind}>{shown}</span>" if kind else shown
+
+
+def mask_runs(
+    old: Record | None, new: Record | None, old_texts: Sequence[str], new_texts: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Join the tokens of a record of two versions to runs of (kind, text).
+
+    Kinds: `ins` and `del` for tokens of one version only, unless there is no other to compare; `t`
+    trained in both, `gain` in the new one only, `loss` in the old one only; empty: in neither.
+
+    Example:
+        >>> old = {"ids": [1, 2, 3], "mask": [0, 0, 1]}
+        >>> new = {"ids": [1, 2, 4], "mask": [0, 1, 1]}
+        >>> mask_runs(old, new, ["a", "b", "c"], ["a", "b", "d"])
+        [('', 'a'), ('gain', 'b'), ('del', 'c'), ('ins', 'd')]
+    """
+    if old is None or new is None:
+        one, texts = (old, old_texts) if old is not None else (new, new_texts)
+        masks = one["mask"] if one else []
+        return _joined(("t" if m else "", text) for m, text in zip(masks, texts, strict=True))
+    pieces: list[tuple[str, str]] = []
+    matcher = SequenceMatcher(None, old["ids"], new["ids"], autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            for i, j in zip(range(a, b), range(c, d), strict=True):
+                kind = _KINDS[bool(old["mask"][i]), bool(new["mask"][j])]
+                pieces.append((kind, new_texts[j]))
+        else:
+            pieces += [("del", text) for text in old_texts[a:b]]
+            pieces += [("ins", text) for text in new_texts[c:d]]
+    return _joined(pieces)
+
+
+_KINDS = {(True, True): "t", (False, True): "gain", (True, False): "loss", (False, False): ""}
+
+
+def _joined(pieces: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join neighbours of one kind."""
+    given = list(pieces)
+    edges = [i for i in range(1, len(given)) if given[i][0] != given[i - 1][0]]
+    bounds = [0, *edges, len(given)] if given else []
+    return [(given[a][0], "".join(text for _, text in given[a:b])) for a, b in pairwise(bounds)]

@@ -1,0 +1,152 @@
+"""The ledger as a picture: a band of rows from step to step, and what falls out of it."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packhouse.report.figures import KIND_COLORS, Figure
+
+__all__ = ["flow_figure"]
+
+
+def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw rows from step to step as a band; what leaves it falls away below.
+
+    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 can be seen.
+    """
+    most = max([1, *(line["rows_in"] for line in ledger)])
+    bands: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    for i, line in enumerate(ledger):
+        came, left = line["rows_in"] / most, line["rows_out"] / most
+        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, f"{line['rows_out']:,} rows")
+        labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
+        low = 1 - came
+        for kind in ("quarantined", "dropped"):
+            lost = sum(line.get(kind, {}).values())
+            if lost:
+                wide = max(lost / most, 0.015)
+                said = f"{lost:,} {kind}: " + ", ".join(
+                    f"{reason} {n:,}" for reason, n in sorted(line[kind].items())
+                )
+                top = min(low + wide, 1)
+                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
+                text = f"{lost:,} {kind}"
+                labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
+                low -= 0.24 + wide
+    names = [line["step"] for line in ledger]
+    last = ledger[-1]["rows_out"] if ledger else 0
+    labels.append({"x": len(ledger), "y": 1.04, "text": f"{last:,}", "is_end": True})
+    ends = [*names, "out"]
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "scale": {"domain": [0, len(ledger)], "nice": False},
+        "axis": {
+            "title": None,
+            "values": list(range(len(ends))),
+            "labelExpr": f"{json.dumps(ends)}[datum.value]",
+            "grid": False,
+            "labelOverlap": False,
+            "labelFlush": False,
+            "labelAlign": {
+                "condition": {"test": f"datum.value === {len(ledger)}", "value": "right"},
+                "value": "left",
+            },
+            "labelPadding": 16,
+            "labelFontSize": 10.5,
+            "orient": "top",
+            "ticks": False,
+            "domain": False,
+        },
+    }
+    lowest = min([0, *(band["y2"] for band in bands)]) - 0.16
+    y_scale = {"domain": [lowest, 1.1], "nice": False}
+    spec = {
+        "width": "container",
+        "height": 170,
+        "layer": [
+            {
+                "data": {"values": bands},
+                "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "y", "type": "quantitative", "axis": None, "scale": y_scale},
+                    "y2": {"field": "y2"},
+                    "detail": {"field": "band", "type": "nominal"},
+                    "color": {
+                        "field": "kind",
+                        "type": "nominal",
+                        "legend": None,
+                        "scale": {
+                            "domain": list(KIND_COLORS),
+                            "range": list(KIND_COLORS.values()),
+                        },
+                    },
+                    "opacity": {
+                        "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
+                        "value": 0.95,
+                    },
+                    "tooltip": {"field": "said", "type": "nominal", "title": "rows"},
+                },
+            },
+            *(
+                {
+                    "data": {"values": [each for each in labels if each["is_end"] == is_end]},
+                    "mark": {"type": "text", "style": "ink", "align": align, "baseline": "bottom"},
+                    "encoding": {
+                        "x": {"field": "x", "type": "quantitative"},
+                        "y": {"field": "y", "type": "quantitative", "scale": y_scale},
+                        "text": {"field": "text"},
+                    },
+                }
+                for is_end, align in ((False, "left"), (True, "right"))
+            ),
+        ],
+    }
+    columns = ("step", "rows in", "added", "quarantined", "dropped", "rows out", "tokens out")
+    rows = [
+        [
+            line["step"],
+            line["rows_in"],
+            *(_reasons(line.get(kind, {})) for kind in ("added", "quarantined", "dropped")),
+            line["rows_out"],
+            "" if line.get("tokens_out") is None else line["tokens_out"],
+        ]
+        for line in ledger
+    ]
+    return Figure(
+        name="flow",
+        title="Where every row went",
+        says="Each step takes in what the one before put out; what it refuses falls out below.",
+        spec=spec,
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {n:,}" for reason, n in sorted(counts.items()))
+
+
+def _band(
+    name: str, x: int, y: float, y2: float, end: float, end2: float, said: str
+) -> list[dict[str, Any]]:
+    """A band from (x, y2..y) to (x + 1, end2..end), bent like the arms of a Sankey diagram."""
+    kind = name.partition(" ")[0]
+    points = []
+    for number in range(9):
+        t = number / 8
+        bend = (1 - math.cos(math.pi * t)) / 2
+        points.append(
+            {
+                "band": f"{name} {x}",
+                "kind": kind,
+                "said": said,
+                "x": x + t,
+                "y": y + (end - y) * bend,
+                "y2": y2 + (end2 - y2) * bend,
+            }
+        )
+    return points

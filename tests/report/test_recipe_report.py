@@ -1,0 +1,71 @@
+"""`packhouse report`: of versions, of two of them, of recipes that ran or did not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import packhouse
+from packhouse.cli import cli
+from packhouse.report.framed import FramedPage
+from tests.report.conftest import TOKENIZER, Made
+from tests.report.test_version_report import island
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe of 200 rows."""
+    rows = [{"instruction": f"Say {n} </script>", "output": f"{n}!"} for n in range(200)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"dataset: numbers\ntokenizer: {TOKENIZER}\nsources: [{{path: rows.jsonl}}]\n"
+        "format: {template: alpaca}\npack: {seq_len: 256}\npublish: {store: store}\n"
+    )
+    return path
+
+
+def report(*arguments: str | Path) -> str:
+    """Run the command; return the page it wrote."""
+    done = CliRunner().invoke(cli, ["report", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return Path(arguments[arguments.index("-o") + 1]).read_text("utf-8")
+
+
+def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
+    recipe: Path, tmp_path: Path
+) -> None:
+    page, cache = tmp_path / "page.html", tmp_path / "cache"
+    before = report(recipe, "-o", page, "--cache", cache)
+    (front,) = island(before, "samples-data")
+
+    assert "A recipe that was not run" in before
+    assert front["packs"][0]["records"][0]["texts"]
+    assert "Other seq_len" in before
+    assert not (tmp_path / "store").exists()
+
+    version = packhouse.prepare(recipe, cache=cache, progress=False)
+    after = report(recipe, "-o", page, "--cache", cache)
+    assert version.id in after
+    assert "A recipe that was not run" not in after
+    assert after == report(version.uri, "-o", page, "--cache", cache) == version.report()
+
+
+def test_a_notebook_shows_the_report_in_a_frame_of_its_own(hostile: Made) -> None:
+    shown = hostile.version.show(height=500)._repr_html_()
+
+    assert shown.startswith('<iframe title="packhouse report" sandbox="allow-scripts"')
+    assert shown.count("<") == 2  # the frame and its end
+    assert "height:500px" in shown
+    assert FramedPage("<b>\"'")._repr_html_().count('"') == 8
+
+
+def test_diff_takes_two_versions(hostile: Made, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    html = report("--diff", hostile.version.uri, "latest", "-o", page)
+    refused = CliRunner().invoke(cli, ["report", "--diff", hostile.version.uri])
+
+    assert "The rows of both versions are the same." in html
+    assert refused.exit_code == 2
+    assert "--diff and two of them" in refused.output

@@ -357,6 +357,7 @@ def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig
             "file_format": "jsonl",
             "encoding": "utf-8",
             "rows_at": None,
+            "table": None,
         }
     )
 

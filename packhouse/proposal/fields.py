@@ -19,6 +19,7 @@ from packhouse.sources.row_formats import (
     row_format_of,
 )
 from packhouse.sources.strict import parse_text
+from packhouse.sources.transcripts import is_transcript
 
 __all__ = ["Shape", "join_shapes", "shape_of"]
 
@@ -103,6 +104,9 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
     if not all(isinstance(row, dict) for row in rows):
         return None
     for name in rows[0]:
+        if all(is_transcript(row[name]) for row in rows):
+            known_names = ROW_FORMATS["transcript"].names([name], {})
+            return Shape("transcript", {} if known_names else {"transcript": name})
         shape = _shape_of_messages(name, [row[name] for row in rows])
         if shape is not None:
             return shape

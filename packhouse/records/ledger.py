@@ -163,9 +163,11 @@ def check_quarantine(ledger: list[LedgerLine], limit: float) -> GateResult:
         reasons.update(line.quarantined)
     bad = reasons.total()
     counts = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
+    left_out = _sum(ledger[0].dropped) if ledger else 0
+    is_empty = bad == rows or (left_out > 0 and ledger[-1].rows_out == 0)
     result = GateResult(
         name="quarantine",
-        outcome="failed" if bad == rows or bad / rows > limit else "passed",
+        outcome="failed" if is_empty or bad / rows > limit else "passed",
         value=bad / rows if rows else 0.0,
         limit=limit,
         total=rows,
@@ -176,6 +178,13 @@ def check_quarantine(ledger: list[LedgerLine], limit: float) -> GateResult:
     if rows == 0:
         error: PackhouseError = EmptyDatasetError(
             "the sources hold no rows at all: nothing to publish"
+        )
+    elif is_empty and left_out:
+        error = EmptyDatasetError(
+            f"no row is left of {rows:,}: `where` leaves out {left_out:,}, and {bad:,} are bad"
+            f"{f' ({counts})' if counts else ''}: nothing to publish",
+            reasons=dict(reasons),
+            rows=rows,
         )
     elif bad == rows:
         error = EmptyDatasetError(

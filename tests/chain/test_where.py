@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
+from packhouse.errors import EmptyDatasetError
 from packhouse.recipe import Recipe
 from packhouse.store import open_store, open_version
 from packhouse.store.accounts import manifest_problems
@@ -119,3 +120,8 @@ def test_rows_of_trees_are_listed_as_dropped(project, shared):
     assert sum(dropped.values()) == 1067
     done = CliRunner().invoke(cli, ["verify", str(project.root / "store" / "sums")])
     assert done.exit_code == 0, done.output
+
+
+def test_a_filter_that_leaves_no_row_is_said(project):
+    with pytest.raises(EmptyDatasetError, match="no row is left of 60: `where` leaves out 60, and"):
+        project.prepare(recipe=with_where(project, where="false"))

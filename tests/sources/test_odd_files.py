@@ -253,6 +253,33 @@ def test_a_workbook_is_read_as_its_csv_would_be(read_bytes):
     assert answers == ["4", "0.5", "x", "yes"]
 
 
+def test_an_ods_workbook_is_read_as_well(read_bytes):
+    pytest.importorskip("python_calamine")
+    names = ("office", "table", "text")
+    spaces = " ".join(f'xmlns:{n}="urn:oasis:names:tc:opendocument:xmlns:{n}:1.0"' for n in names)
+    kind = 'office:value-type="string"'
+    rows = "".join(
+        f"<table:table-row><table:table-cell {kind}><text:p>{question}</text:p></table:table-cell>"
+        f"<table:table-cell {kind}><text:p>{answer}</text:p></table:table-cell></table:table-row>"
+        for question, answer in [("question", "answer"), ("2 + 2?", "4")]
+    )
+    content = (
+        f"<office:document-content {spaces}><office:body><office:spreadsheet>"
+        f'<table:table table:name="S">{rows}</table:table>'
+        "</office:spreadsheet></office:body></office:document-content>"
+    )
+    manifest = "urn:oasis:names:tc:opendocument:xmlns:manifest:1.0"
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as file:
+        file.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        file.writestr("content.xml", content)
+        file.writestr("META-INF/manifest.xml", f'<m:manifest xmlns:m="{manifest}"/>')
+
+    source = read_bytes(sink.getvalue(), "rows.ods")
+
+    assert source.texts == [[("user", "2 + 2?"), ("assistant", "4")]]
+
+
 @pytest.mark.parametrize(
     ("sheets", "match"),
     [

@@ -208,11 +208,11 @@ def test_where_filters_before_the_shape_of_rows_is_looked_for(read_bytes):
     ("settings", "says"),
     [
         (
-            {"where": "length(anwser) > 5"},
-            r"where `length\(anwser\) > 5`: no row has a field 'anwser'; did you mean 'answer'\?; "
+            {"where": "length(answr) > 5"},
+            r"where `length\(answr\) > 5`: no row has a field 'answr'; did you mean 'answer'\?; "
             r"there are: title, body, answer, lang, score",
         ),
-        ({"select": {"text": "anwser"}}, r"select.text `anwser`: no row has a field 'anwser'"),
+        ({"select": {"text": "answr"}}, r"select.text `answr`: no row has a field 'answr'"),
         ({"where": "length(answer)"}, "gives int64, not true or false; compare it"),
         ({"where": "answer + 1 > 2"}, "No function matches .* Its columns: answer text"),
         ({"where": "score.x = 1"}, "`score.x = 1`: .*score"),

@@ -33,6 +33,8 @@ COMMANDS = {
     "report": ("packhouse.commands.report", "Write a page with charts and samples of a version."),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
     "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
+    "trace": ("packhouse.commands.trace", "Say from which row a token comes, or where a row went."),
+    "dropped": ("packhouse.commands.dropped", "Print the rows that were left out, and why."),
     "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
     "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
     "diff": ("packhouse.commands.diff", "Compare two versions: rows, tokens, settings."),
@@ -73,16 +75,18 @@ class _LazyGroup(click.Group):
         except Interrupted as error:
             exit_interrupted(error, keeps_steps=False)
         except click.ClickException as error:  # repeats arguments, which a shell may have expanded
-            raise click.UsageError(for_terminal(error.format_message()), ctx) from None
+            of = getattr(error, "ctx", None) or ctx  # the command's own, where it got that far
+            raise click.UsageError(for_terminal(error.format_message()), of) from None
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="packhouse")
 def cli() -> None:
-    """Look at, check and fetch versions of packed token data; explain and plan recipes.
+    """Prepare instruction data as versions of packed tokens; look at, check and fetch them.
 
     \b
-    packhouse ls ./store
+    packhouse init rows.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+    packhouse prepare recipe.yaml
     packhouse show ./store/stanford-alpaca
     packhouse inspect s3://bucket/store/stanford-alpaca --packs 2
 

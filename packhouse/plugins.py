@@ -213,7 +213,7 @@ class NameOf:
     def _take(self, given: object) -> object:
         """Return a function's name, by which it is found from now on; anything else as it is."""
         if callable(given):
-            message = "must be a name, or `PluginFunction(function, version='1')`"
+            message = "give its name, or `PluginFunction(function, version='1')`"
             raise PydanticCustomError("no_plugin", "{message}", {"message": message})
         if not isinstance(given, PluginFunction):
             return given

@@ -47,6 +47,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a field outside of `allowed_fields`", "add it there, or take it out of the row"
         ),
         "type": Reason("a value has another type than it must", "write text where text is due"),
+        "media": Reason(
+            "the row holds an image, a video or sound",
+            "name its field in `allowed_fields` to train the text alone; packhouse packs text",
+        ),
         "label": Reason(
             "a label is no class", "write 0, 1, ... or one of `label_names`, all in one way"
         ),

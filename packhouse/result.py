@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.packing import PackStatistics
 from packhouse.quality import quality_lines
+from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.pack import Side, SplitCounts
@@ -78,12 +79,12 @@ def print_report(prepared: Prepared) -> None:
     print_text(f"in {uri}, {_ref(prepared, uri)}", 2)
     out.print()
     lines = [line.to_json() for line in prepared.ledger]
-    print_ledger(lines)
+    print_ledger(lines, published.sources)
     _print_notes(prepared)
-    _print_unused_fields(out, prepared)
-    _print_mixing(out, published)
-    _print_repeats(out, published)
-    _print_uneven_split(out, published.split)
+    _print_unused_fields(prepared)
+    _print_mixing(published)
+    _print_repeats(published)
+    _print_uneven_split(published.split)
     print_table(_splits_table(published.statistics))
     print_table(audit_table(published.audit))
     if found_lines := quality_lines(published.audit["quality"]):
@@ -140,11 +141,19 @@ def _ref(prepared: Prepared, uri: str) -> str:
     )
 
 
-def print_ledger(lines: list[dict[str, Any]]) -> None:
-    """Print where every row went, and why those that are not there left."""
+def print_ledger(lines: list[dict[str, Any]], sources: Iterable[Mapping[str, Any]]) -> None:
+    """Print where every row went, and why those that are not there left.
+
+    Args:
+        lines: of the ledger.
+        sources: shards, as the lineage of a manifest has them.
+    """
     print_table(ledger_table(lines))
     for line in lines:
         _print_reasons(line)
+    for each in filters_of(sources):
+        kept = f"where of {each.source} left out {each.filtered:,} of {each.rows:,} rows"
+        print_text(f"{kept}: {each.where}", 2)
 
 
 def ledger_table(lines: list[dict[str, Any]]) -> Any:
@@ -177,7 +186,13 @@ def audit_table(audit: dict[str, Any]) -> Any:
     )
     rows = audit_rows(audit)
     for name in rows[0]:
-        table.add_column(name, justify="left" if name == "source" else "right", overflow="fold")
+        is_name = name == "source"  # cut where the terminal is narrow; a pipe gets all of it
+        table.add_column(
+            name,
+            justify="left" if is_name else "right",
+            overflow="ellipsis",
+            no_wrap=not is_name,
+        )
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
     return table
@@ -236,7 +251,7 @@ def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
     return {source: dict(sorted(counts.items())) for source, counts in sorted(found.items())}
 
 
-def _print_unused_fields(out: Any, prepared: Prepared) -> None:
+def _print_unused_fields(prepared: Prepared) -> None:
     """Fields of rows that no format reads, by source, those that look like conversation first."""
     for source, counts in _unused_fields(prepared).items():
         talk = [name for name in counts if _bare(name) in CONVERSATIONAL]
@@ -244,18 +259,18 @@ def _print_unused_fields(out: Any, prepared: Prepared) -> None:
         named = list(dict.fromkeys([*flags, *talk, *counts]))
         shown = ", ".join(f"{name} {counts[name]:,}" for name in named[:8])
         more = f", and {len(named) - 8} more" if len(named) > 8 else ""
-        out.print(f"  note: fields of '{source}' that are not used (rows): {shown}{more}")
+        print_text(f"note: fields of '{source}' that are not used (rows): {shown}{more}", 2)
         if talk:
-            out.print(
-                f"    {', '.join(talk)} may belong to the conversation: look at `format` and "
+            print_text(
+                f"{', '.join(talk)} may belong to the conversation: look at `format` and "
                 "`fields` of the source",
-                markup=False,
+                4,
             )
         if flags:
-            out.print(
-                f"    {', '.join(flags)} may say what is trained: a message's `train` and "
-                "`weight` are read",
-                markup=False,
+            print_text(
+                f"{', '.join(flags)} may say what is trained: a message's `train` and `weight` "
+                "are read",
+                4,
             )
 
 
@@ -263,19 +278,20 @@ def _bare(name: str) -> str:
     return name.removeprefix(IN_MESSAGES)
 
 
-def _print_mixing(out: Any, published: Published) -> None:
+def _print_mixing(published: Published) -> None:
     """What was taken of each source, where a source's settings took more or less than all."""
     lines = published.mixed
     if not any(line.get("sampled_out") or line["repeated"] for line in lines.values()):
         return
     for name, line in lines.items():
-        out.print(
-            f"  mix: '{name}' {line['packed']:,} of {line['records']:,} records, "
-            f"{line['repeated']:,} repeats of them, {line['tokens']:,} tokens"
+        print_text(
+            f"mix: '{name}' {line['packed']:,} of {line['records']:,} records, "
+            f"{line['repeated']:,} repeats of them, {line['tokens']:,} tokens",
+            2,
         )
 
 
-def _print_repeats(out: Any, published: Published) -> None:
+def _print_repeats(published: Published) -> None:
     """How many rows repeat another, and one of each kind."""
     found = published.dedup
     for kind, repeats in (("equal", found.equal), ("near", found.near)) if found else ():
@@ -285,22 +301,23 @@ def _print_repeats(out: Any, published: Published) -> None:
         first = row["repeats"]
         apart = repeats.on_both_sides
         split = f"{apart:,} pairs are in train and eval; " if apart else ""
-        out.print(
-            f"  {kind}: {repeats.rows:,} rows repeat another, {repeats.dropped:,} dropped; "
+        print_text(
+            f"{kind}: {repeats.rows:,} rows repeat another, {repeats.dropped:,} dropped; "
             f"{split}such as {row['source']} row {row['row']:,} of {first['source']} row "
             f"{first['row']:,} ({row['similarity']:.0%})",
-            markup=False,
+            2,
         )
 
 
-def _print_uneven_split(out: Any, split: SplitCounts | None) -> None:
+def _print_uneven_split(split: SplitCounts | None) -> None:
     """Say so where eval has far more or fewer records than were asked for."""
     if split is None or not is_uneven(split):
         return
     joined = f"; {split.joined:,} records were joined to others' groups" * bool(split.joined)
-    out.print(
-        f"  note: eval has {split.eval:,} of {split.records:,} records, {split.asked:,} "
-        f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe"
+    print_text(
+        f"note: eval has {split.eval:,} of {split.records:,} records, {split.asked:,} "
+        f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",
+        2,
     )
 
 

@@ -6,8 +6,9 @@ forget to escape a row, a file name or a string of a manifest.
 
 import logging
 import os
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -15,7 +16,15 @@ from typing_extensions import override
 
 from packhouse.escaping import for_terminal
 
-__all__ = ["EscapedRecord", "console", "echo", "print_table", "print_text"]
+__all__ = [
+    "EscapedRecord",
+    "console",
+    "echo",
+    "page",
+    "print_facts",
+    "print_table",
+    "print_text",
+]
 
 _PIPE_WIDTH = 2000
 
@@ -43,6 +52,24 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Any:
     return Escaping(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
 
 
+def page(blocks: Iterator[Any]) -> None:
+    """Print what rich can draw, block by block; on a terminal in a pager, which asks for more."""
+    out = console()
+    if not (out.is_terminal and sys.stdin.isatty()):
+        for block in blocks:
+            out.print(block, end="")
+        return
+
+    def lines() -> Iterator[str]:
+        for block in blocks:
+            with out.capture() as held:
+                out.print(block, end="")
+            yield held.get()
+
+    os.environ.setdefault("LESS", "FRX")  # colours; and no pager for what fits on the screen
+    click.echo_via_pager(lines(), color=True)
+
+
 def print_table(table: Any) -> None:
     """Print a rich table, as wide as the terminal; a pipe gets whole lines without end spaces."""
     out = console(soft_wrap=False)
@@ -53,6 +80,23 @@ def print_table(table: Any) -> None:
     with out.capture() as held:
         out.print(table)
     echo("\n".join(line.rstrip() for line in held.get().rstrip("\n").split("\n")))
+
+
+def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and values in two columns; what has no room stands under its name, unbroken."""
+    out = console()
+    is_wide = not out.is_terminal and "COLUMNS" not in os.environ
+    width = _PIPE_WIDTH if is_wide else out.width
+    known = [(for_terminal(name), for_terminal(value)) for name, value in facts]
+    column = max((len(name) for name, _ in known if len(name) <= width // 2), default=0) + 2
+    if title:
+        out.print(title, style="bold")
+    for name, value in known:
+        if len(name) < column and column + len(value) <= width:
+            echo(f"{name:<{column}}{value}")
+        else:
+            echo(name)
+            print_text(value, 4)
 
 
 def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:

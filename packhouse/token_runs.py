@@ -4,7 +4,7 @@ A terminal gets colours; a pipe gets trained text between `{+` and `+}`, as a di
 a page gets spans. Whoever wrote a row chose its text: it leaves here escaped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow as pa
 from packhouse.escaping import for_terminal
 from packhouse.pages import html_text
 
-__all__ = ["Run", "coloured", "html_runs", "plain", "runs_of"]
+__all__ = ["Run", "coloured", "cut_runs", "drawn", "html_runs", "plain", "runs_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,48 @@ def runs_of(
         text = data.decode("utf-8", "replace")
         runs.append(Run(text, bool(trained[start]), bool(special[start])))
     return tuple(runs)
+
+
+def cut_runs(
+    trained: npt.NDArray[np.bool_], borders: Sequence[int] = ()
+) -> list[tuple[int, int, bool]]:
+    """Cut tokens into [start, end) runs that are trained or not, never across a border.
+
+    Example:
+        >>> cut_runs(np.array([False, True, True, True]), borders=[2])
+        [(0, 1, False), (1, 2, True), (2, 4, True)]
+    """
+    changes = np.flatnonzero(np.diff(trained)) + 1
+    inner = [border for border in borders if 0 < border < len(trained)]
+    edges = np.unique(np.concatenate([[0], changes, inner, [len(trained)]])).astype(int)
+    return [(int(a), int(b), bool(trained[a])) for a, b in pairwise(edges)]
+
+
+def drawn(
+    runs: Sequence[tuple[int, int, bool]],
+    texts: Sequence[str],
+    titles: Mapping[int, str],
+    *,
+    in_colour: bool,
+) -> Any:
+    """Return the texts of runs as a `rich` text: trained green, or between {+ and +} for a pipe.
+
+    Args:
+        runs: from `cut_runs`.
+        texts: of each run.
+        titles: by the token at which a record begins.
+        in_colour: False for a pipe, which colours do not reach.
+    """
+    from rich.text import Text
+
+    text = Text()
+    for (start, _, trained), own in zip(runs, texts, strict=True):
+        if start in titles:
+            text.append(f"\n{titles[start]}\n", "cyan")
+        if not in_colour and trained:
+            own = f"{{+{own}+}}"
+        text.append(own, "green" if trained else "dim")
+    return text.append("\n")
 
 
 def plain(runs: Sequence[Run]) -> str:

@@ -57,6 +57,8 @@ def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> tuple[GateResu
     text = "; ".join(breach["text"] for breach in breaches[:3])
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     limits = dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches if breach["limit"])
+    if "audit.max_contaminated" in limits:
+        limits["audit.on_match"] = None  # `drop` leaves the rows out
     change = f", or change {', '.join(limits)}" if limits else ""
     raise AuditError(
         f"the audit stops publication: {text}{more}. Mend the rows or the template{change}",

@@ -19,7 +19,7 @@ from packhouse.cache.limits import (
 from packhouse.cache.places import check_cache, default_cache
 from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.runtime.disks import disk_errors
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_text
 
 __all__ = ["cache"]
 
@@ -59,7 +59,7 @@ def list_command(folder: Path | None, as_json: bool) -> None:
     rows = [(step, *_json(entries).values()) for step, entries in sorted(steps.items())]
     print_table(("step", "jobs", "bytes", "in use", "bytes in use", "held", "bytes held"), rows)
     echo(f"{sum(entry.num_bytes for entry in found):,} bytes in {len(found):,} jobs")
-    echo(str(cache_room(place, found)))
+    print_text(str(cache_room(place, found)))
 
 
 @cache.command("gc")

@@ -11,21 +11,20 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.cache.places import default_cache
-from packhouse.commands.inspect import print_runs, token_runs
 from packhouse.errors import ConfigError, SourceError
 from packhouse.proposal.files import Look, look_at
 from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_text
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.runtime.disks import temporary_folder
+from packhouse.report.samples import trained_mask_of
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import console, echo
+from packhouse.terminal import console, echo, print_text
+from packhouse.token_runs import cut_runs, drawn
 
 __all__ = ["init"]
 
 _SHOWN_ROWS = 2
 _SHOWN_TOKENS = 400
 _SAMPLE_ROWS = 500
-_SAMPLE_BYTES = 2**20
 _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
 
 
@@ -115,7 +114,7 @@ def init(
     out.write_text(text, encoding="utf-8")
     if not as_json:
         unasked = "" if yes or sys.stdin.isatty() else " (there is no terminal to ask at)"
-        echo(f"written to {out}{unasked}; next: packhouse prepare {out}")
+        print_text(f"written to {out}{unasked}; next: packhouse prepare {out}")
 
 
 def _sources(looks: list[Look]) -> list[dict[str, Any]]:
@@ -156,25 +155,11 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
         SourceError: none of them passes; says why the first did not.
     """
     from packhouse.engine.workspace import Workspace
-    from packhouse.foreign import REFUSED, run_template, try_rows
-    from packhouse.records.tables import read_table, write_table
-    from packhouse.sources import read_shard, scan_source
+    from packhouse.proposal.sampling import try_first_rows
 
-    shards = [s for s in scan_source(source, _SAMPLE_BYTES) if s.num_rows != 0]
-    if not shards:
-        raise SourceError(f"source '{source.path}' has no rows")
-    rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
-    bad = [rows.quarantined]
-    with temporary_folder("init") as folder:
-        validated = rows.validated.slice(0, _SAMPLE_ROWS)
-        write_table(folder / "validated.arrow", validated)
-        call = partial(
-            try_rows, recipe, source.label_names, Workspace(cache=cache).tokenizers, folder
-        )
-        run_template(call, recipe, validated.nbytes)
-        tokenized = read_table(folder / "tokenized.arrow")
-        bad.append(read_table(folder / REFUSED))
-        refused = pa.concat_tables(bad).select(["row", "reason", "detail"]).to_pylist()
+    tokenized, refused = try_first_rows(
+        recipe, source, Workspace(cache=cache).tokenizers, _SAMPLE_ROWS
+    )
     num_seen = tokenized.num_rows + len(refused)
     if not tokenized.num_rows:
         raise SourceError(
@@ -214,18 +199,17 @@ def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
     out.print(f"\n{look.path}", style="bold")
     out.print(f"  {file_facts(look)}")
     for name, what in look.fields.items():
-        out.print(f"  {name}: {what}")
+        print_text(f"{name}: {what}", 2)
     told = json.dumps(look.settings, ensure_ascii=False)
-    out.print(f"  proposed: {told}" + (" (a guess)" if look.is_guess else ""))
+    print_text(f"proposed: {told}" + (" (a guess)" if look.is_guess else ""), 2)
     load = partial(load_snapshot, recipe.tokenizer, Workspace(cache=cache).tokenizers)
     for row in sample.slice(0, _SHOWN_ROWS).to_pylist():
-        row["seq_lengths"] = [row["num_tokens"]]
-        runs = [run for run in token_runs(row) if run[0] < _SHOWN_TOKENS]
-        pieces = [row["input_ids"][start : min(end, _SHOWN_TOKENS)] for start, end, _ in runs]
+        runs = cut_runs(trained_mask_of(row)[:_SHOWN_TOKENS])
+        pieces = [row["input_ids"][start:end] for start, end, _ in runs]
         texts = run_tokenizer(partial(decode, load, pieces), recipe.tokenizer)
         title = (
             f"-- row {row['row'] + 1:,}: {row['num_tokens']:,} tokens, {row['num_trained']:,} "
             "trained (green) --"
         )
-        print_runs(out, runs, texts, {0: title})
+        out.print(drawn(runs, texts, {0: title}, in_colour=out.is_terminal), end="")
         out.print("" if row["num_tokens"] <= _SHOWN_TOKENS else " ...")

@@ -13,6 +13,8 @@ from packhouse.commands.options import recipe_options
 from packhouse.engine.workspace import Workspace
 from packhouse.estimate import Estimate, bytes_needed, estimate
 from packhouse.given import read_recipe
+from packhouse.recipe import SourceConfig
+from packhouse.sources.files import source_name
 from packhouse.steps import STEPS
 from packhouse.steps.plan import plan_jobs
 from packhouse.terminal import console, echo, print_table, print_text
@@ -44,9 +46,19 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
         echo(json.dumps(facts))
     else:
         _print(recipe.dataset, jobs.version_id, estimated, cached)
+        for source in recipe.sources:
+            _print_expressions(source)
         print_text(f"cache:  this run adds about {in_mb(needed)}; {room}")
         if needed > room.free_bytes:
             echo("note: the run needs more room than is free; see `packhouse cache gc`")
+
+
+def _print_expressions(source: SourceConfig) -> None:
+    name = source_name(source)
+    if source.where is not None:
+        print_text(f"where of {name}: {source.where}")
+    for field, expression in source.select.items():
+        print_text(f"select of {name}: {field} = {expression}")
 
 
 def _print(
@@ -62,7 +74,7 @@ def _print(
         f"{facts.bytes / 2**20:,.1f} MiB"
     )
     for note in facts.notes:
-        out.print(f"  note: {note}")
+        print_text(f"note: {note}", 2)
     table = Table(box=None, pad_edge=False)
     for name in ("source", "rows", "tokens"):
         table.add_column(name, justify="left" if name == "source" else "right")

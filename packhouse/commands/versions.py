@@ -18,7 +18,7 @@ from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_facts
 from packhouse.terminal import print_table as print_rich_table
 
 __all__ = ["ls", "pull", "show", "verify"]
@@ -145,7 +145,7 @@ def show(address: str, as_json: bool) -> None:
         echo_json(json.loads(opened.manifest.to_bytes()))
         return
     manifest = opened.manifest
-    print_table(("", ""), list(_summary(manifest).items()), f"{opened.dataset} {opened.version}")
+    _print_facts(f"{opened.dataset} {opened.version}", list(_summary(manifest).items()))
     files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
     echo()
     print_table(("file", "rows", "tokens", "bytes"), files)
@@ -153,7 +153,7 @@ def show(address: str, as_json: bool) -> None:
         print_rich_table(audit_table(dict(manifest.audit)))
     if ledger := [dict(line) for line in manifest.counts.get("ledger", [])]:
         echo()
-        print_ledger(ledger)
+        print_ledger(ledger, manifest.lineage.get("sources", ()))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [
@@ -161,7 +161,15 @@ def show(address: str, as_json: bool) -> None:
         ]
         if flat:
             echo()
-            print_table((name, ""), flat)
+            _print_facts(name, flat)
+
+
+def _print_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
+    print_facts(title, [(k, f"{v:,}" if type(v) is int else _plain(v)) for k, v in facts])
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -151,13 +151,27 @@ def _write_split(
             f"{', '.join(opened.manifest.splits())}"
         )
     rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in entries)
-    write_export(rows, export_format, split, folder)
+    pack = opened.manifest.configuration.get("pack", {})
+    multiple = pack.get("pad_record_to_multiple_of", 1)
+    write_export(rows, export_format, split, folder, multiple)
 
 
 def write_export(
-    batches: Iterator[pa.RecordBatch], export_format: str, split: str, folder: Path
+    batches: Iterator[pa.RecordBatch],
+    export_format: str,
+    split: str,
+    folder: Path,
+    multiple: int = 1,
 ) -> list[Path]:
     """Write one split of expanded rows in a trainer's format into an existing folder.
+
+    Args:
+        batches: as `read_rows` yields them.
+        export_format: one of `FORMATS`.
+        split: name of the split.
+        folder: where to write.
+        multiple: `pack.pad_record_to_multiple_of`; `megatron` pads records to it, other formats
+            hold no pads.
 
     Returns:
         The files, by name.
@@ -168,7 +182,8 @@ def write_export(
     before = set(folder.rglob("*"))
     module = "mds" if export_format == "mds" else "formats"
     write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
-    write(_refuse_lossy(batches, export_format), split, folder)
+    settings = {"multiple": multiple} if export_format == "megatron" else {}
+    write(_refuse_lossy(batches, export_format), split, folder, **settings)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 

@@ -20,6 +20,8 @@ _MODULES = {
     "block_causal_mask": "masks",
     "block_mask": "masks",
     "check_packing": "checking",
+    "check_ranks": "checking",
+    "consumed_records": "receipts",
     "count_targets": "microbatches",
     "cu_seqlens": "masks",
     "enable_packing": "enabling",
@@ -30,6 +32,8 @@ _MODULES = {
     "segment_ids": "masks",
     "split_batch_into_microbatches": "microbatches",
     "token_loss": "microbatches",
+    "training_receipt": "receipts",
+    "write_receipt": "receipts",
 }
 
 __all__ = sorted(_MODULES)

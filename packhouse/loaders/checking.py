@@ -12,7 +12,7 @@ import torch
 from packhouse.errors import ContractError
 from packhouse.loaders.masks import record_starts
 
-__all__ = ["PackingReport", "check_packing"]
+__all__ = ["PackingReport", "RankReport", "check_packing", "check_ranks"]
 
 # Rounding, as a share of the largest logit; leaks are of the size of the logits themselves.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -117,6 +117,115 @@ def check_packing(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """What `check_ranks` measured on all ranks together, in units of logits."""
+
+    max_leak: float
+    """Largest change, on any rank, of a record's logits when only other records change."""
+    max_logit: float
+    """Largest |logit|, for scale."""
+    tolerance: float
+    """What rounding may do."""
+    num_records: int
+    """Of all ranks."""
+    num_ranks: int
+
+    @property
+    def is_safe(self) -> bool:
+        """Return True if there were two records or more, and none saw another."""
+        return self.num_records > 1 and self.max_leak <= self.tolerance
+
+    def __str__(self) -> str:
+        verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
+        if self.num_records < 2 or not math.isfinite(self.max_leak):
+            verdict = "NOTHING WAS PROVEN"
+        return (
+            f"{verdict}: {self.num_records} records on {self.num_ranks} ranks, leak "
+            f"{self.max_leak:.2g}, tolerance {self.tolerance:.2g}, logits up to "
+            f"{self.max_logit:.2g}"
+        )
+
+    def require_safe(self) -> None:
+        """Raise ContractError unless `is_safe`."""
+        if not self.is_safe:
+            raise ContractError(f"{self}. See docs/how-to/keep-records-apart.md")
+
+
+def check_ranks(
+    model: torch.nn.Module,
+    batch: Mapping[str, Any],
+    *,
+    records: torch.Tensor | None = None,
+    group: Any = None,
+    tolerance: float | None = None,
+) -> RankReport:
+    """Change records on all ranks at once, and see whether logits of other records move anywhere.
+
+    Every rank of `group` calls it with its own part of the data, as in training: each data-parallel
+    rank with its batch, each context-parallel rank with its part of every record. All make the same
+    number of forward passes, 1 + 2 log2(N) for N records of all ranks, so that collectives inside
+    the model meet.
+
+    Args:
+        model: what training calls, wrapped as it is there; called with the batch's inputs, it
+            returns logits [rows, tokens, vocabulary], or an object that has `logits`.
+        batch: of this rank, as for `check_packing`.
+        records: the number of the record that each token of `input_ids` belongs to, the same on all
+            ranks that hold parts of it, -1 for padding; by default the records of each rank are its
+            own (data parallelism).
+        group: of torch.distributed; by default all ranks.
+        tolerance: in units of logits; by default as for `check_packing`.
+
+    Raises:
+        ContractError: nothing in the batch says where records end, and `records` is not given.
+    """
+    import torch.distributed as dist
+
+    ids = batch["input_ids"]
+    if records is None:
+        records = _number_records(batch, group)
+    bounds = torch.stack([records.max(), records.max() * 0 + dist.get_world_size(group)])
+    dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=group)
+    num_records = int(bounds[0]) + 1
+    inputs = {name: value for name, value in batch.items() if name not in _NOT_INPUTS}
+    with _inference(model):
+        packed = _logits(model, inputs)
+        found = torch.stack([torch.zeros_like(packed[..., 0].sum()), packed.abs().max()])
+        for bit in range((num_records - 1).bit_length()):
+            for half in (0, 1):
+                is_changed = (records >= 0) & (records >> bit & 1 == half)
+                changed = torch.where(is_changed, (ids - 1).abs(), ids)
+                moved = (_logits(model, {**inputs, "input_ids": changed}) - packed).abs().amax(-1)
+                watched = moved[(records >= 0) & ~is_changed]
+                if watched.numel():
+                    found[0] = torch.nan_to_num(watched, nan=math.inf).max().maximum(found[0])
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    largest = float(found[1])
+    share = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
+    return RankReport(
+        max_leak=float(found[0]),
+        max_logit=largest,
+        tolerance=share * max(1.0, largest) if tolerance is None else tolerance,
+        num_records=num_records,
+        num_ranks=int(bounds[1]),
+    )
+
+
+def _number_records(batch: Mapping[str, Any], group: Any) -> torch.Tensor:
+    """Number the records of all ranks through: rank 0 has [0, 0, 1], rank 1 has [2, 3, 3]."""
+    import torch.distributed as dist
+
+    own = _find_records(batch)
+    counts: list[int] = [0] * dist.get_world_size(group)
+    dist.all_gather_object(counts, len(own), group=group)
+    first = sum(counts[: dist.get_rank(group)])
+    numbers = torch.full_like(batch["input_ids"], -1)
+    for number, (row, start, end) in enumerate(own, start=first):
+        numbers[row, start:end] = number
+    return numbers
+
+
 @contextmanager
 def _inference(model: torch.nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
@@ -170,6 +279,8 @@ def _larger(largest: float, values: torch.Tensor) -> float:
 
 def _logits(model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
     output = model(**inputs)
+    if isinstance(output, torch.Tensor):
+        return output.float()
     logits = output.logits if hasattr(output, "logits") else output.last_hidden_state
     return logits.float()
 

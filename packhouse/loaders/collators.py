@@ -23,6 +23,7 @@ import torch
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.loaders.rows import Row, read_row
 from packhouse.packing.layout import IGNORE_INDEX, position_ids
+from packhouse.packing.plan import round_up
 
 __all__ = ["ClassificationCollator", "PackedCollator", "PaddedCollator", "shift_left"]
 
@@ -40,7 +41,9 @@ class PackedCollator:
     - `cu_seq_lens_q`, `cu_seq_lens_k`: int32 [N + 1], `max_length_q`, `max_length_k`: int;
     - with `seq_idx`: int32 [1, T], the record's number, for state-space layers;
     - with `shift_labels`: int64 [1, T], the target of each position (transformers uses it as is);
-    - with `loss_weights`: float32 [1, T], unshifted as `labels` are.
+    - with `loss_weights`: float32 [1, T], unshifted as `labels` are;
+    - with `pad_record_to_multiple_of`: `cu_seqlens` and `cu_seqlens_padded`, int32 [N + 1], bounds
+      of the records without and with their pads. `position_ids` and all other bounds count pads.
 
     Example:
         >>> batch = PackedCollator()([{"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]}])
@@ -53,8 +56,12 @@ class PackedCollator:
     pad_to_multiple_of: int | None = None
     """Fill T up to a multiple with a record of its own that is not trained (for fp8, compile)."""
 
+    pad_record_to_multiple_of: int = 1
+    """Pad each record to a multiple, behind its last token; pads are not trained and are seen by
+    nothing but themselves. Packs made with `pack.pad_record_to_multiple_of` have room for them."""
+
     pad_token_id: int = 0
-    """Id of that filling; any id does, it is attended to by nothing."""
+    """Id of pads; any id does, it is attended to by no token of a record."""
 
     whole_rows: bool = False
     """Rows without boundaries are one record each. Off, such rows are refused (see `read_row`)."""
@@ -82,6 +89,14 @@ class PackedCollator:
         ids = np.concatenate([row.input_ids for row in read])
         labels = np.concatenate([row.labels for row in read])
         lengths = np.concatenate([row.seq_lengths for row in read])
+        weights = _loss_weights(read, self.loss_weights)
+        real = lengths
+        if self.pad_record_to_multiple_of > 1:
+            lengths = round_up(lengths, self.pad_record_to_multiple_of)
+            ids = _spread(ids, real, lengths, self.pad_token_id)
+            labels = _spread(labels, real, lengths, IGNORE_INDEX)
+            if weights is not None:
+                weights = [_spread(np.concatenate(weights), real, lengths, 0)]
         pad = -len(ids) % (self.pad_to_multiple_of or 1)
         if pad:
             ids = np.pad(ids, (0, pad), constant_values=self.pad_token_id)
@@ -103,11 +118,14 @@ class PackedCollator:
             batch["seq_idx"] = torch.from_numpy(numbers)[None]
         if self.shift_labels:
             batch["shift_labels"] = shift_left(batch["labels"])
-        weights = _loss_weights(read, self.loss_weights)
         if weights is not None:
             batch["loss_weights"] = torch.from_numpy(np.pad(np.concatenate(weights), (0, pad)))[
                 None
             ]
+        if self.pad_record_to_multiple_of > 1:
+            unpadded = np.concatenate([[0], np.cumsum(np.pad(real, (0, int(pad > 0))))])
+            batch["cu_seqlens"] = torch.from_numpy(unpadded.astype(np.int32))
+            batch["cu_seqlens_padded"] = batch["cu_seq_lens_q"].clone()
         return batch
 
 
@@ -266,6 +284,19 @@ class ClassificationCollator(PaddedCollator):
         return super().__call__(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
 
 
+def _spread(
+    values: npt.NDArray[Any],
+    lengths: npt.NDArray[np.int64],
+    padded: npt.NDArray[np.int64],
+    fill: float,
+) -> npt.NDArray[Any]:
+    """Lay records apart: 7 8 9 5 6 of lengths [3, 2] padded to [4, 4] -> 7 8 9 0 5 6 0 0."""
+    out = np.full(int(padded.sum()), fill, dtype=values.dtype)
+    shift = np.cumsum(padded - lengths) - (padded - lengths)
+    out[np.arange(len(values)) + np.repeat(shift, lengths)] = values
+    return out
+
+
 def shift_left(labels: torch.Tensor, fill: float = IGNORE_INDEX) -> torch.Tensor:
     """Unshifted labels [..., T] to targets: position t gets the label of t + 1, the last `fill`.
 
@@ -339,6 +370,7 @@ def _check_choices(collator: Any, **known: tuple[str | None, ...]) -> None:
                 f"{name} {getattr(collator, name)!r} is not known; use one of "
                 f"{', '.join(map(repr, values))}"
             )
-    multiple = collator.pad_to_multiple_of
-    if multiple is not None and multiple < 1:
-        raise ConfigError(f"pad_to_multiple_of is {multiple}; it must be at least 1")
+    for name in ("pad_to_multiple_of", "pad_record_to_multiple_of"):
+        multiple = getattr(collator, name, None)
+        if multiple is not None and multiple < 1:
+            raise ConfigError(f"{name} is {multiple}; it must be at least 1")

@@ -74,6 +74,8 @@ class PackedDataset(torch.utils.data.Dataset):
         strategy: of `packhouse.packing.STRATEGIES`, `concat` excepted.
         seed: order of packs.
         over_length: a record over `seq_len` is an error, or dropped and counted.
+        pad_record_to_multiple_of: leave room for `PackedCollator` to pad each record to a multiple;
+            `seq_len` must be one.
 
     Raises:
         SequenceTooLongError: a record exceeds `seq_len`.
@@ -97,6 +99,7 @@ class PackedDataset(torch.utils.data.Dataset):
         strategy: str = "best_fit",
         seed: int = 0,
         over_length: Literal["error", "drop"] = "error",
+        pad_record_to_multiple_of: int = 1,
     ) -> None:
         if strategy == "concat":
             raise ConfigError("PackedDataset does not cut records; prepare a version with concat")
@@ -116,7 +119,9 @@ class PackedDataset(torch.utils.data.Dataset):
             lengths = _record_lengths(self._rows)
             kept = np.flatnonzero(lengths <= seq_len if over_length == "drop" else lengths > 0)
             self.num_dropped = len(lengths) - len(kept)
-            self._plan = plan_packs(lengths[kept], seq_len, strategy, seed)
+            self._plan = plan_packs(
+                lengths[kept], seq_len, strategy, seed, pad_record_to_multiple_of
+            )
             self._order = kept[self._plan.order]
         _refuse_shifted(self._rows)
 

@@ -15,13 +15,11 @@ reads, and `prefetch` rows. A file is fetched and its digest checked when a lane
 """
 
 import os
-from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +28,7 @@ import pyarrow.parquet as pq
 import torch
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.loaders.read_ahead import read_ahead
 from packhouse.loaders.rows import ArrowRows, Row
 from packhouse.loaders.versions import (
     cache_folder,
@@ -39,9 +38,9 @@ from packhouse.loaders.versions import (
     verified_file,
 )
 from packhouse.packing.shuffle import permutation, splitmix64
-from packhouse.store import FileEntry, open_store
+from packhouse.store import FileEntry, OpenVersion, open_store
 
-__all__ = ["StreamingPackedDataset"]
+__all__ = ["Reader", "StreamingPackedDataset"]
 
 # Places in the state that processes share. From the last on: whether each reader of the pass (each
 # worker, or the process itself) came to the end of its part.
@@ -129,6 +128,11 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self._seen = 0  # rows that this process was given in this pass
         self._skip = 0  # rows of a worker's own part that it was given before a resume
 
+    @property
+    def opened(self) -> OpenVersion:
+        """The version that is read."""
+        return self._opened
+
     def __len__(self) -> int:
         """Return how many rows of this rank are left in this epoch."""
         return self._num_left(0 if self._is_over() else int(self._shared[_START]))
@@ -179,11 +183,11 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if row // self._batch_size % (num_workers or 1) == number
         )
         self._seen, skip, self._skip = self._skip, self._skip, 0
-        rows = map(_Reader(self, self.epoch).row, islice(places, skip, None))
+        rows = map(Reader(self, self.epoch).row, islice(places, skip, None))
         return self._pass(rows, number)
 
     def _pass(self, rows: Iterator[Row], number: int) -> Iterator[dict[str, torch.Tensor]]:
-        for row in _read_ahead(rows, self._prefetch):
+        for row in read_ahead(rows, self._prefetch):
             self._seen += 1
             yield row.to_tensors()
         self._shared[_ENDED + number] = 1
@@ -225,6 +229,20 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         Raises:
             ConfigError: the state is of another version, order or split, or is no state.
         """
+        epoch, packs, skip = self.check_state(state)
+        if "worker_rows" in state and torch.utils.data.get_worker_info() is None:
+            raise ConfigError(
+                "the state is that of one DataLoader worker; give what "
+                "state_dict(rows_seen=...) returned outside of workers"
+            )
+        self._start_at(epoch, min(packs, self.num_rows), skip)
+
+    def check_state(self, state: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Return epoch, packs and rows of a worker, of a state of this dataset.
+
+        Raises:
+            ConfigError: the state is of another version, order or split, or is no state.
+        """
         for name in (*self._order, "epoch", "packs"):
             if name not in state:
                 raise ConfigError(f"the state has no '{name}'; give what state_dict() returned")
@@ -234,18 +252,13 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 "the state counts less than 0 packs, or in no whole numbers; give what "
                 "state_dict() returned"
             )
-        if "worker_rows" in state and torch.utils.data.get_worker_info() is None:
-            raise ConfigError(
-                "the state is that of one DataLoader worker; give what "
-                "state_dict(rows_seen=...) returned outside of workers"
-            )
         for name, own in self._order.items():
             if state[name] != own:
                 raise ConfigError(
                     f"the state was taken with {name} {state[name]!r}, this dataset has {own!r}; "
                     "give the same, or start a new epoch"
                 )
-        self._start_at(epoch, min(packs, self.num_rows), skip)
+        return epoch, packs, skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +269,15 @@ class _Group:
     """Number of its file in the epoch's order."""
     first: int
     """Row of the file, in the epoch's order of groups, that the group begins with."""
-    rows: ArrowRows
-    """In the epoch's order."""
+    rows: Sequence[Any]
+    """In the epoch's order, as `Reader.view` gives them."""
 
 
-class _Reader:
+class Reader:
     """Reads the row at any place of the global order of one epoch."""
+
+    columns: ClassVar[list[str] | None] = None
+    """Those that are read; None: all."""
 
     def __init__(self, data: StreamingPackedDataset, epoch: int) -> None:
         self._data = data
@@ -277,7 +293,12 @@ class _Reader:
         self._groups: dict[int, _Group] = {}
         self._files: dict[int, _File] = {}
 
-    def row(self, place: int) -> Row:
+    @staticmethod
+    def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[Any]:
+        """Return the rows of a row group in this order."""
+        return ArrowRows(table, indices=order)
+
+    def row(self, place: int) -> Any:
         """Return the row at a place; neighbours of a lane come from one row group."""
         offset, lane = divmod(place, len(self._lane_starts) - 1)
         position = int(self._lane_starts[lane]) + offset
@@ -305,7 +326,7 @@ class _Reader:
         order = None
         if self._seed is not None:
             order = permutation(int(file.sizes[group]), _mix(self._seed, number, group))
-        rows = ArrowRows(file.read(group), indices=order)
+        rows = self.view(file.read(group, self.columns), order)
         return _Group(file=number, first=int(starts[slot]), rows=rows)
 
 
@@ -334,10 +355,11 @@ class _File:
                 key=entry.key,
             )
 
-    def read(self, group: int) -> pa.Table:
+    def read(self, group: int, columns: list[str] | None) -> pa.Table:
         if self._parquet is not None:
-            return self._parquet.read_row_group(group)
-        return pa.Table.from_batches([self._batches[group]])
+            return self._parquet.read_row_group(group, columns)
+        table = pa.Table.from_batches([self._batches[group]])
+        return table if columns is None else table.select(columns)
 
 
 def _mix(*parts: int) -> int:
@@ -365,28 +387,3 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not one of {world_size} ranks")
     return rank, world_size
-
-
-def _read_ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
-    """Yield the same rows, read up to `depth` ahead in a thread that ends with the iterator.
-
-    Rows change threads a few at a time: one by one, handing them over took longer than reading.
-    """
-    if depth < 1:
-        yield from rows
-        return
-    step = max(1, depth // 4)
-    # 64 ahead, 16 at a time: three lists wait while a fourth is being given out.
-    num_waiting = max(1, (depth + 1) // step - 1)
-    waiting: deque[Future[list[Row]]] = deque()
-    thread = ThreadPoolExecutor(1, "packhouse-prefetch")
-    try:
-        while True:
-            while len(waiting) <= num_waiting:
-                waiting.append(thread.submit(lambda: list(islice(rows, step))))
-            some = waiting.popleft().result()
-            yield from some
-            if len(some) < step:
-                return
-    finally:
-        thread.shutdown(cancel_futures=True)

@@ -16,7 +16,7 @@ A plan holds 4 bytes a sequence (8 beyond 2**31) and 8 a pack; planning needs 12
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,20 @@ from packhouse.packing.shuffle import keys_to_indices, permutation, shuffle_keys
 from packhouse.plugins import find_plugin
 from packhouse.records.lists import count_up
 
-__all__ = ["STRATEGIES", "IndexArray", "PackPlan", "join_plans", "lower_bound", "plan_packs"]
+__all__ = [
+    "STRATEGIES",
+    "IndexArray",
+    "PackPlan",
+    "join_plans",
+    "lower_bound",
+    "plan_packs",
+    "round_up",
+]
 
 _BLOCK_RUNS = 2**16  # in memory at a time, about
 
 Lengths = npt.NDArray[np.integer[Any]]
+_Length = TypeVar("_Length", bound=np.integer[Any])
 IndexArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
@@ -82,7 +91,7 @@ class PackPlan:
 
 
 def plan_packs(
-    lengths: Lengths, seq_len: int, strategy: str = "best_fit", seed: int = 0
+    lengths: Lengths, seq_len: int, strategy: str = "best_fit", seed: int = 0, multiple: int = 1
 ) -> PackPlan:
     """Plan packs of at most `seq_len` tokens.
 
@@ -91,6 +100,7 @@ def plan_packs(
         seq_len: pack size in tokens.
         strategy: one of `STRATEGIES`, or the name of a plug-in.
         seed: decides the order of packs or sequences (see the module) and the choice among equals.
+        multiple: each sequence takes the room of its length rounded up to this.
 
     Returns:
         A plan in which every sequence (with `concat`: every token) appears exactly once.
@@ -98,7 +108,8 @@ def plan_packs(
     Raises:
         SequenceTooLongError: a sequence exceeds `seq_len`, and the strategy does not cut.
         ContractError: a sequence has no token.
-        ConfigError: no such strategy, or a plug-in's plan that breaks a rule.
+        ConfigError: no such strategy, a plug-in's plan that breaks a rule, or a `seq_len` that is
+            no multiple of `multiple`.
 
     Example:
         >>> plan = plan_packs(np.array([5, 3, 2, 6, 4, 4]), seq_len=8)
@@ -110,6 +121,11 @@ def plan_packs(
     assert lengths.ndim == 1, f"lengths must be one-dimensional, got shape {lengths.shape}"
     if seq_len < 1:
         raise ConfigError(f"seq_len must be positive, got {seq_len}")
+    if multiple < 1 or seq_len % multiple or (multiple > 1 and strategy == "concat"):
+        raise ConfigError(
+            f"records cannot be padded to multiples of {multiple} in {strategy} packs of "
+            f"{seq_len:,} tokens; take a seq_len that is a multiple, and no concat"
+        )
     if len(lengths) and lengths.min() < 1:
         index = int(np.argmax(lengths < 1))
         raise ContractError(
@@ -126,7 +142,21 @@ def plan_packs(
             num_tokens=int(lengths[index]),
             seq_len=seq_len,
         )
-    return plan(lengths, seq_len, seed)
+    if multiple == 1:
+        return plan(lengths, seq_len, seed)
+    padded = round_up(lengths, multiple)
+    num_tokens = int(lengths.sum(dtype=np.int64))
+    return replace(plan(padded, seq_len, seed), num_tokens=num_tokens)
+
+
+def round_up(lengths: npt.NDArray[_Length], multiple: int) -> npt.NDArray[_Length]:
+    """Return lengths rounded up to a multiple.
+
+    Example:
+        >>> round_up(np.array([1, 8, 9]), 8).tolist()
+        [8, 8, 16]
+    """
+    return lengths + -lengths % multiple
 
 
 def join_plans(parts: Sequence[tuple[PackPlan, Lengths]]) -> PackPlan:

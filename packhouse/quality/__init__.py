@@ -21,12 +21,17 @@ from packhouse.quality.repetition import repetition
 __all__ = [
     "COUNTERS",
     "FUNCTIONS",
+    "VERSION",
     "TextFunction",
     "combine_quality",
     "count_quality",
     "language_key",
     "quality_lines",
 ]
+
+VERSION = 1
+"""Part of the keys of sources whose `where` or `select` calls a function of `FUNCTIONS`. Raise it
+when one gives another answer for a text."""
 
 
 class TextFunction(NamedTuple):

@@ -50,9 +50,8 @@ _REFUSAL = "(?i)" + "|".join(
 # A sign or two, or one again and again; or a word that stands for nothing. Morse code is none.
 _EMPTY = (
     r"(?i)^[\s\pC\pZ]*(?:\.*|\x{2026}+|-*|_*|\*+|\?+|!+|,|;|:|/|\||\"+|'+|\"\"|\(\)|\[\]|\{\}"
-    r"|n/?a\.?|none|null|nil|nan|undefined|no ?(?:input|output|answer|response)|<no ?input>"
-    r"|tbd|todo"
-    r")[\s\pC\pZ]*$"
+    r"|n/?a\.?|none|null|nil|nan|undefined|no ?(?:input|output|answer|response)|<no ?input>|tbd"
+    r"|todo)[\s\pC\pZ]*$"
 )
 
 _ECHO_BYTES = 24

@@ -122,9 +122,9 @@ def combine_quality(
         worst["length_outliers"] += [row for row in found["longest"] if row["value"] >= edge]
         for spoken_in, rows in found.get("languages", {}).items():
             spoken[spoken_in] += rows
-            if spoken_in not in (*languages, UNDETERMINED):
-                counts["other_languages"] += rows
-                worst["other_languages"] += found["of_languages"][spoken_in]
+            is_other = spoken_in not in (*languages, UNDETERMINED)
+            counts["other_languages"] += rows * is_other
+            worst["other_languages"] += found["of_languages"][spoken_in] * is_other
     total: Counter[str] = Counter(rows=0)
     for counts in sources.values():
         total.update(counts)

@@ -30,6 +30,28 @@ class PackConfig(Section):
     seed: int = 0
     """Order of packs and of equal lengths within them."""
 
+    pad_record_to_multiple_of: Annotated[int, Field(ge=1, le=2**16)] = 1
+    """Leave room in packs for each record to be padded to a multiple: twice the number of ranks for
+    context parallelism; 16, 32 or 128 for FP8 and tensor parallelism. Files hold no pads:
+    `PackedCollator` and the export `megatron` add them. `seq_len` must be a multiple, too."""
+
+    @model_validator(mode="after")
+    def _multiples_fit(self) -> Self:
+        multiple = self.pad_record_to_multiple_of
+        if self.seq_len % multiple:
+            raise ValueError(f"seq_len {self.seq_len} is no multiple of {multiple}")
+        if multiple > 1 and self.strategy == "concat":
+            raise ValueError("concat fills packs to the last token: no pad_record_to_multiple_of")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Keys and manifests hold settings: those of older recipes must stay as they were."""
+        settings: dict[str, Any] = write(self)
+        if settings.get("pad_record_to_multiple_of") == 1:
+            del settings["pad_record_to_multiple_of"]
+        return settings
+
 
 Repeats = Literal["keep", "drop", "same_side"]
 

@@ -1,6 +1,7 @@
 """The sections that decide what becomes of one row: `validate`, `format`, `tokenize`."""
 
-from typing import Annotated, Literal, Self
+import json
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -50,6 +51,10 @@ TEMPLATES = (
 """Built-in templates; `packhouse.templates` has them."""
 
 
+_OWN_ARGUMENTS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+_MAX_ARGUMENTS = 2**16
+
+
 class FormatConfig(Section):
     """How a conversation becomes text, and which of it is trained."""
 
@@ -67,6 +72,10 @@ class FormatConfig(Section):
     reasoning: Literal["keep", "strip", "train_last"] = "keep"
     """Thinking in answers: what the template makes of it; taken out before rendering; or as the
     template has it, but trained only behind the last user turn."""
+
+    chat_template_kwargs: dict[str, Any] = {}
+    """Arguments of the chat template, such as `{enable_thinking: false}`; give them to
+    `apply_chat_template` at inference as well."""
 
     one_example_per_turn: bool = False
     """Each answer becomes an example of its own, behind exactly the prompt that inference gives:
@@ -88,6 +97,22 @@ class FormatConfig(Section):
             raise PydanticCustomError("literal_error", "no such template", {"expected": str(known)})
         return template
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _are_json(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Names that a template may have, and values that JSON has; in one order."""
+        for name in arguments:
+            if not name.isidentifier() or name in _OWN_ARGUMENTS or name.endswith("_token"):
+                raise ValueError(f"'{name[:60]}' is no argument that a recipe can give a template")
+        try:
+            text = json.dumps(arguments, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"the arguments are no JSON: {error}") from None
+        if len(text) > _MAX_ARGUMENTS:
+            raise ValueError(f"the arguments have over {_MAX_ARGUMENTS:,} characters of JSON")
+        ordered: dict[str, Any] = json.loads(text)
+        return ordered
+
     @field_validator("never_train")
     @classmethod
     def _in_order(cls, roles: list[Role]) -> list[Role]:
@@ -95,6 +120,10 @@ class FormatConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if self.chat_template_kwargs and self.template in set(TEMPLATES) - {"chat"}:
+            raise ValueError(
+                f"chat_template_kwargs are for chat templates, and template is {self.template}"
+            )
         if self.never_train and self.train_on != "all":
             raise ValueError(
                 f"never_train takes roles out of train_on: all, and train_on is {self.train_on}"

@@ -11,12 +11,21 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
 from packhouse.gates import GateResult
 
-__all__ = ["ROW_STEPS", "LedgerLine", "RowCounts", "check_ledger", "check_quarantine", "ledger_of"]
+__all__ = [
+    "ROW_STEPS",
+    "Filter",
+    "LedgerLine",
+    "RowCounts",
+    "check_ledger",
+    "check_quarantine",
+    "filters_of",
+    "ledger_of",
+]
 
 
 ROW_STEPS = ("validate", "format", "tokenize")
@@ -183,6 +192,41 @@ def check_quarantine(ledger: list[LedgerLine], limit: float) -> GateResult:
         )
     error.facts["gates"] = (result,)
     raise error
+
+
+class Filter(NamedTuple):
+    """What `where` of a source did."""
+
+    source: str
+    where: str
+    filtered: int
+    """Rows that it left out."""
+    rows: int
+    """Rows read."""
+
+
+def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
+    """Return what each expression of each source left out.
+
+    Args:
+        sources: shards, as the lineage of a manifest has them.
+
+    Example:
+        >>> shard = {"file": "a/a.jsonl", "rows": 9, "settings": {"where": "n > 1"}}
+        >>> filters_of([shard, shard | {"dropped": {"filtered": 4}}])
+        [Filter(source='a', where='n > 1', filtered=4, rows=18)]
+    """
+    found: dict[tuple[str, str], Filter] = {}
+    for each in sources:
+        settings = each.get("settings")
+        where = settings.get("where") if isinstance(settings, Mapping) else None
+        if not isinstance(where, str):  # a store's manifest may say anything
+            continue
+        name = str(each.get("file", "")).partition("/")[0]
+        before = found.get((name, where), Filter(name, where, 0, 0))
+        filtered = before.filtered + each.get("dropped", {}).get("filtered", 0)
+        found[name, where] = Filter(name, where, filtered, before.rows + each.get("rows", 0))
+    return list(found.values())
 
 
 def _sum(counts: Mapping[str, int]) -> int:

@@ -6,6 +6,7 @@ objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in Ope
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,7 +51,8 @@ SPEAKERS = frozenset(_ROLES)
 
 _CALL_ROLES = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_WEIGHTS = ("weight", "loss_weight", "train")
+_WEIGHTS = ("weight", "loss_weight", "train", "loss")
+_FLAGS = ("train", "loss")
 _READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *_WEIGHTS}
 _READ_BY_SPEAKER = {
     "role": _READ | {"role", "content"},
@@ -245,7 +247,8 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
     kind = _PART_KINDS.get(str(given))
     if kind is None:
         what = str(given)[:40]
-        raise BadRowError("type", f"message {number}: content part of type {what!r}, not text")
+        reason = "media" if re.search("image|audio|video|file", what) else "type"
+        raise BadRowError(reason, f"message {number}: content part of type {what!r}, not text")
     keys = ("text", "value", "content", given)
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
     if kind != "tool_call" and type(value) is not str:
@@ -333,21 +336,22 @@ def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:
 
 
 def _read_weight(message: dict[str, Any], number: int) -> float | None:
-    """Return the loss weight: `weight`, `loss_weight` (a number) or `train` (true or false).
+    """Return the loss weight: `weight`, `loss_weight` (a number), `train`, `loss` (true or false).
 
-    If several are given, they must agree; beside a weight, `train` says whether it may be 0.
+    If several are given, they must agree; beside a weight, a flag says whether it may be 0. A
+    `loss` that is a number is what some model had, and no weight.
     """
     given: dict[str, float] = {}
     for key in _WEIGHTS:
         value = message.get(key)
-        if value is None:
+        if value is None or (key == "loss" and type(value) in (int, float)):
             continue
-        is_number = type(value) is bool if key == "train" else type(value) in (int, float)
+        is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
         if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
             what = str(value)[:40]
             raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
         given[key] = float(value)
-    weights = {weight for key, weight in given.items() if key != "train"}
+    weights = {weight for key, weight in given.items() if key not in _FLAGS}
     is_trained = {weight > 0 for weight in given.values()}
     if len(weights) > 1 or len(is_trained) > 1:
         says = ", ".join(f"{key} is {message[key]}" for key in given)

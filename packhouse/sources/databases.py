@@ -86,7 +86,7 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
         others = {name for name, kind, page in found if kind == "view" or not page}
         plain = [name for name in plain if not name.startswith("sqlite_")]
         name = _chosen(plain, others, table, uri)
-        yield from _sqlite_batches(database, name)
+        yield from _sqlite_batches(database, name, uri)
     except sqlite3.Error as error:
         raise _damaged(uri, "SQLite", error) from None
     except UnicodeDecodeError as error:
@@ -95,10 +95,16 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
         database.close()
 
 
-def _sqlite_batches(database: sqlite3.Connection, table: str) -> Iterator[pa.RecordBatch]:
+def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Iterator[pa.RecordBatch]:
     quoted = _quoted(table)
     info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
-    names = [column[1] for column in info if column[6] != 1]  # 1: hidden
+    names = [column[1] for column in info]
+    if computed := [column[1] for column in info if column[6]]:
+        raise SourceError(
+            f"source file '{uri}': column '{computed[0]}' of table '{table}' is computed, which "
+            "would run what it says; make it a plain column",
+            uri=uri,
+        )
     keys = [column[1] for column in sorted(info, key=lambda column: int(column[5])) if column[5]]
     lower = {name.lower() for name in names}
     rowid = next((name for name in ("rowid", "_rowid_", "oid") if name not in lower), None)

@@ -7,16 +7,19 @@ matter which rows are evaluated together: where an expression fails on some, the
 `TRY`, and the others go on.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, SourceError
+from packhouse.quality import FUNCTIONS as TEXT_FUNCTIONS
 from packhouse.runtime.confine import at
 from packhouse.runtime.extras import import_extra
-from packhouse.sources.expressions import Parsed, in_parentheses, parse_expression
+from packhouse.sources.expressions import in_parentheses, parse_expression
 
 __all__ = ["MAX_FAILED", "analyse", "bind", "evaluate"]
 
@@ -38,24 +41,23 @@ _SETTINGS = {
     "threads": "1",
 }
 
-Functions = Mapping[str, tuple[Callable[..., Any], str]]
-"""SQL name -> a function from Arrow arrays of text to an Arrow array, and the DuckDB type of it."""
-
 
 def analyse(texts: list[str]) -> list[dict[str, Any]]:
     """Check expressions and return what each reads, as the fields of `Parsed`.
 
     Raises:
-        ConfigError: one is not allowed; or DuckDB is not installed.
+        ConfigError: one is not allowed; or what it needs is not installed.
     """
     found = []
     for text in texts:
         at(f"expression `{text}`")
         try:
-            parsed = _parse(text)
+            parsed = parse_expression(_connection(), text, frozenset(TEXT_FUNCTIONS))
+            for name in parsed.functions:  # one may need a package
+                _call_once(name)
         except ConfigError as error:
             raise ConfigError(f"`{text}`: {error}") from None
-        found.append({"columns": parsed.columns, "bare": parsed.bare})
+        found.append(asdict(parsed))
     return found
 
 
@@ -146,25 +148,23 @@ def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
     return found.column(0).combine_chunks()
 
 
-def _parse(text: str) -> Parsed:
-    return parse_expression(_connection(), text, frozenset(_functions()))
+def _call_once(name: str) -> None:
+    function = TEXT_FUNCTIONS[name].call
+    text = pa.array(["a text that is long enough to have a language"])
+    function(*[text] * len(inspect.signature(function).parameters))
 
 
 @cache
 def _connection() -> Any:
     connection = _duckdb().connect(":memory:", config=_SETTINGS)
-    for name, (function, kind) in _functions().items():
-        connection.create_function(name, function, ["VARCHAR"], kind, type="arrow")
+    for name, (function, kind, _) in TEXT_FUNCTIONS.items():
+        arguments = ["VARCHAR"] * len(inspect.signature(function).parameters)
+        how = {"type": "arrow", "null_handling": "special"}
+        connection.create_function(name, function, arguments, kind, **how)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-@cache
-def _functions() -> Functions:
-    """Return the SQL functions that packhouse adds."""
-    return {}
 
 
 def _duckdb() -> Any:

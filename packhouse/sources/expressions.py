@@ -21,6 +21,8 @@ class Parsed:
     """An allowed expression, and which columns it reads."""
 
     columns: tuple[str, ...]
+    functions: tuple[str, ...]
+    """Those that it calls beyond `FUNCTIONS`."""
     bare: str | None
     """The column, where the expression is nothing else."""
 
@@ -141,11 +143,15 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         raise ConfigError("it is more than one expression; give one over the row's columns")
     if selected[0].get("function_name") == "row":  # of none, or of several
         raise ConfigError("it is empty, or more than one expression; give one")
+    called = []
     for item in _nodes(selected[0]):
         _check(item, functions)
+        if (name := str(item.get("function_name")).lower()) in functions:
+            called.append(name)
     bare = selected[0].get("column_names", [])
     return Parsed(
         columns=tuple(dict.fromkeys(_column_names(selected[0]))),
+        functions=tuple(dict.fromkeys(called)),
         bare=bare[0] if len(bare) == 1 else None,
     )
 

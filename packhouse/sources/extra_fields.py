@@ -51,8 +51,12 @@ CONVERSATIONAL = frozenset().union(*_PARTS.values()) | frozenset(
 IN_MESSAGES = "messages[]."
 """Before the name of a field that messages have, not rows."""
 
-TRAIN_FLAGS = frozenset("loss loss_mask loss_scale mask masked training trainable weights".split())
+TRAIN_FLAGS = frozenset("loss_mask loss_scale mask masked training trainable weights".split())
 """Names that other tools give to what says whether a message is trained."""
+
+
+_MEDIA = frozenset("image images video videos audio audios".split())
+"""Names of what a row has beside its text in the data of models that see or hear."""
 
 
 def find_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> ExtraFields:
@@ -92,17 +96,28 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 def find_disallowed(
     rows: Rows, extra: ExtraFields, row_format: str, config: SourceConfig
 ) -> dict[int, tuple[str, str]]:
-    """Index of each row that has a field beyond format and `allowed_fields` -> reason, sentence."""
+    """Index of each row with a field that makes it bad -> reason, sentence.
+
+    These are fields beyond format and `allowed_fields`, where a source has them; and images and the
+    like, unless `allowed_fields` names their field.
+    """
     bad: dict[int, tuple[str, str]] = {}
-    if config.allowed_fields is None:
-        return bad
-    allowed = set(config.allowed_fields)
+    allowed = set(config.allowed_fields or ())
     unknown = {keys: [n for n in names if n not in allowed] for keys, names in extra.items()}
+    if config.allowed_fields is None:
+        unknown = {keys: [n for n in names if n in _MEDIA] for keys, names in unknown.items()}
+    if not any(unknown.values()):
+        return bad
     for index, row in enumerate(rows):
-        if isinstance(row, dict) and unknown[tuple(row)]:
-            name = unknown[tuple(row)][0][:100]
-            detail = f"the field {name!r} is neither of {row_format} nor one of allowed_fields"
-            bad[index] = ("unknown_field", detail)
+        if not isinstance(row, dict):
+            continue
+        names = unknown[tuple(row)]
+        media = next((n for n in names if n in _MEDIA and row[n] not in _NOTHING), None)
+        if media is not None:
+            bad[index] = ("media", f"the field {media!r} holds what is no text")
+        elif names and config.allowed_fields is not None:
+            detail = f"the field {names[0][:100]!r} is neither of {row_format} nor one of"
+            bad[index] = ("unknown_field", f"{detail} allowed_fields")
     return bad
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from packhouse import quality
 from packhouse.errors import ConfigError, SourceError
 from packhouse.near import near_name
 from packhouse.recipe import SourceConfig
 from packhouse.runtime.confine import stream_confined
+from packhouse.runtime.fingerprint import library_versions
 from packhouse.sources.chat_messages import kind_of
 from packhouse.sources.evaluation import analyse, bind, evaluate
 from packhouse.sources.files import source_name
@@ -24,7 +26,15 @@ from packhouse.sources.kinds import Kind, column_of, shown_kind
 from packhouse.sources.records import Rows
 from packhouse.sources.tabular import without_fill
 
-__all__ = ["Reshaped", "check_types", "columns_of", "reshape", "wanted_columns"]
+__all__ = [
+    "Reshaped",
+    "check_types",
+    "columns_of",
+    "expression_key",
+    "expression_libraries",
+    "reshape",
+    "wanted_columns",
+]
 
 _SHOWN = 30
 _RENAMED = "any"
@@ -77,6 +87,20 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
             if not is_renamed:
                 found[alike[0]] = kinds[alike[0]]
     return dict(sorted(found.items()))
+
+
+def expression_libraries(config: SourceConfig) -> list[str]:
+    """Return the packages whose version decides what the expressions of a source give."""
+    names = {name for _, _, parsed in _parsed(config) for name in parsed["functions"]}
+    detector = ["py3langid"] if "language" in names else []
+    return ["duckdb", *detector] if config.is_reshaped else []
+
+
+def expression_key(config: SourceConfig) -> dict[str, Any]:
+    """Return what decides that beside the expressions, for a step's key; empty without any."""
+    is_added = any(parsed["functions"] for _, _, parsed in _parsed(config))
+    added = {"text_functions": quality.VERSION} if is_added else {}
+    return library_versions(expression_libraries(config)) | added
 
 
 def wanted_columns(config: SourceConfig) -> set[str]:
@@ -179,6 +203,8 @@ def _parsed(config: SourceConfig) -> list[tuple[str, str, dict[str, Any]]]:
     """Return each expression of a source with its place and what it reads."""
     texts = [("where", config.where)] if config.where is not None else []
     texts += [(f"select.{name}", text) for name, text in config.select.items()]
+    if not texts:
+        return []
     try:
         parsed = _analysed(source_name(config), tuple(text for _, text in texts))
     except ConfigError as error:

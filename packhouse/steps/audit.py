@@ -212,7 +212,7 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     _add_repetition(combined, found["records"][0])
     if work.recipe.audit.benchmarks:
         matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
-        benchmarks = load_benchmarks(work.recipe)
+        benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
         combined["contamination"] = combine_contamination(matched, benchmarks)
         combined["contamination"]["on_match"] = work.recipe.audit.on_match
     named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]

@@ -18,7 +18,7 @@ from packhouse import auditing
 from packhouse.auditing import Benchmarks, match_benchmarks, read_benchmarks
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
-from packhouse.recipe import Recipe
+from packhouse.recipe import MIXING, Recipe
 from packhouse.records.lists import one_chunk
 from packhouse.records.tables import read_table, write_table
 from packhouse.runtime.fingerprint import canonical_json
@@ -43,7 +43,12 @@ def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
     if not recipe.audit.benchmarks:
         return {}
     shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
-    return {"benchmarks": {"ngram": recipe.audit.benchmark_ngram, "shards": shards}}
+    read = [
+        source.model_dump(mode="json", exclude={"path", *MIXING})
+        for source in recipe.audit.benchmarks
+    ]
+    ngram = recipe.audit.benchmark_ngram
+    return {"benchmarks": {"ngram": ngram, "shards": shards, "read": read}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +82,9 @@ def benchmark_job(
 def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
     """Write `matches.arrow`, the rows that share a run of words with a benchmark."""
     validated = read_table(work.input(VALIDATE).path("validated.arrow"))
-    found, matches = match_benchmarks(validated, load_benchmarks(work.recipe))
+    found, matches = match_benchmarks(
+        validated, load_benchmarks(work.recipe, work.parameters.benchmarks)
+    )
     write_table(folder / "matches.arrow", matches)
     return BenchmarkFacts(found=found)
 
@@ -85,10 +92,14 @@ def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
 _last_read: dict[bytes, Benchmarks] = {}
 
 
-def load_benchmarks(recipe: Recipe) -> Benchmarks:
-    """Read the benchmarks once for all jobs that a process does, one after another."""
-    section = recipe.audit.model_dump(mode="json", include={"benchmarks", "benchmark_ngram"})
-    key = canonical_json(section)
+def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, Any]) -> Benchmarks:
+    """Read the benchmarks once for all jobs that a process does, one after another.
+
+    Args:
+        recipe: says where they lie.
+        benchmarks: as `benchmarks_of` says: where it says something else, they are read anew.
+    """
+    key = canonical_json(benchmarks["benchmarks"])
     found = _last_read.get(key)
     if found is None:
         found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)

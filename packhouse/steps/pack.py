@@ -252,7 +252,13 @@ def _plan(
 ) -> tuple[PackPlan, dict[str, dict[str, int]]]:
     """Plan the packs of a side; with `eval_by_source`, those of each source one behind another."""
     config = told.pack
-    plan = partial(plan_packs, seq_len=config.seq_len, strategy=config.strategy, seed=config.seed)
+    plan = partial(
+        plan_packs,
+        seq_len=config.seq_len,
+        strategy=config.strategy,
+        seed=config.seed,
+        multiple=config.pad_record_to_multiple_of,
+    )
     if side == "train" or not told.split.eval_by_source or not len(rows):
         return plan(lengths), {}
     sources = list(dict.fromkeys(names))

@@ -26,6 +26,7 @@ from packhouse.recipe.model import plugins_of
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.report.version_report import unpublished_report
 from packhouse.runtime.fingerprint import digest, library_versions
+from packhouse.sources.reshaping import expression_libraries
 from packhouse.steps.audit import AUDIT, combine_audits
 from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
@@ -296,7 +297,7 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions([*ALL_LIBRARIES, *_sql_library(recipe)])
+        "libraries": library_versions([*ALL_LIBRARIES, *_sql_libraries(recipe)])
         | {plugin.distribution or plugin.name: plugin.version for plugin in plugins_of(recipe)},
         "provenance": {
             "encoders": facts.encoders,
@@ -316,8 +317,8 @@ def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
     return fingerprinted_bytes(tokenizer)
 
 
-def _sql_library(recipe: Recipe) -> list[str]:
-    return ["duckdb"] if any(source.is_reshaped for source in recipe.sources) else []
+def _sql_libraries(recipe: Recipe) -> set[str]:
+    return {name for source in recipe.sources for name in expression_libraries(source)}
 
 
 def _gate(config: PublishConfig) -> Gate:
@@ -398,7 +399,8 @@ def _copy_elsewhere(opened: OpenVersion, uri: str, tokenizer: str) -> str:
     def as_text(ids: Sequence[int]) -> str:
         return str(run_tokenizer(partial(decode, load, [ids]), tokenizer)[0])
 
-    return str(log_to_wandb(opened, uri.removeprefix("wandb://"), decode=as_text)["artifact"])
+    project, _, files = uri.removeprefix("wandb://").partition("?")
+    return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])
 
 
 PUBLISH = Step(

@@ -17,8 +17,8 @@ from packhouse.records import messages
 from packhouse.records.identity import GroupBy
 from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
-from packhouse.runtime.fingerprint import library_versions
 from packhouse.sources import SourceShard, read_shard, scan_source
+from packhouse.sources.reshaping import expression_key
 from packhouse.steps.shard_io import ShardCounts, write_dropped, write_quarantined
 
 __all__ = [
@@ -52,7 +52,7 @@ class ValidateParameters:
             "source": self.source.model_dump(mode="json", exclude={"path", *MIXING}),
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
-            **(library_versions(["duckdb"]) if self.source.is_reshaped else {}),
+            **expression_key(self.source),
             **plugin_key("row_formats", self.source.format, get_args(RowFormat)),
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
         }

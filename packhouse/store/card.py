@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packhouse.escaping import for_markdown, markdown_code
+from packhouse.records.ledger import filters_of
 from packhouse.store.manifest import Manifest
 
 __all__ = ["dataset_card"]
@@ -124,7 +125,11 @@ def _sources(manifest: Manifest) -> str:
     for source in manifest.lineage.get("sources", ()):
         rows[source.get("file", "")] += source.get("rows", 0)
     lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in sorted(rows.items())]
-    return "\n".join(["| source | rows |", "|---|---:|", *lines, ""]) if lines else ""
+    lines = ["| source | rows |", "|---|---:|", *lines, ""] if lines else []
+    for each in filters_of(manifest.lineage.get("sources", ())):
+        kept = f"{each.filtered:,} of {each.rows:,} rows of {for_markdown(each.source)}"
+        lines += [f"{kept} are left out: where {markdown_code(each.where)} does not hold.", ""]
+    return "\n".join(lines)
 
 
 def _quality(manifest: Manifest) -> str:

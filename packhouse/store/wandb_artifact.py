@@ -1,7 +1,8 @@
 """Show a version in Weights & Biases: an artifact of type `dataset` with tables of text rows.
 
 W&B is a window, not the record: the artifact holds the first records of each split as readable
-text, the manifest, and the address of the version in its store; the data stay where they are.
+text, the manifest, and the address of the version in its store; the data stay where they are, or
+are in it too, where that is asked for: `artifact.download()` is then what `packhouse pull` writes.
 Works offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
 """
 
@@ -25,7 +26,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def log_to_wandb(
-    opened: OpenVersion, project: str, *, decode: Decode, num_rows: int = 200
+    opened: OpenVersion, project: str, *, decode: Decode, num_rows: int = 200, files: bool = False
 ) -> dict[str, Any]:
     """Log a version as an artifact, with one table a split.
 
@@ -34,6 +35,7 @@ def log_to_wandb(
         project: W&B project; entity, mode and key come from W&B's environment.
         decode: token ids -> text.
         num_rows: records in each table, from the first of the split on.
+        files: put the packed files and the card into it as well.
 
     Returns:
         Name of the artifact, folder of the run, and rows of each table.
@@ -62,6 +64,8 @@ def log_to_wandb(
         artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
     with artifact.new_file("manifest.json", mode="wb") as file:
         file.write(manifest.to_bytes())
+    if files:
+        _add_files(artifact, opened)
     with wandb.init(project=project, job_type="publish") as run:
         run.log_artifact(artifact, aliases=["latest", opened.version])
         folder = run.dir
@@ -70,6 +74,15 @@ def log_to_wandb(
         "folder": folder,
         "rows": {split: len(rows) for split, rows in tables.items()},
     }
+
+
+def _add_files(artifact: Any, opened: OpenVersion) -> None:
+    """Add the files that a trainer loads, one at a time: W&B copies each to its staging folder."""
+    with temporary_folder("wandb") as folder:
+        for entry in [*opened.files("data"), *opened.files("card")]:
+            path = opened.fetch(entry, folder / entry.path)
+            artifact.add_file(str(path), name=entry.path)
+            path.unlink()
 
 
 def text_rows(

@@ -79,7 +79,9 @@ class RowRenderer:
     def template(self) -> ChatTemplate:
         """The compiled template."""
         source, tokens, where = self._template_args
-        return ChatTemplate(source, tokens, where=where)
+        return ChatTemplate(
+            source, tokens, where=where, arguments=self._config.chat_template_kwargs
+        )
 
     @cached_property
     def rules(self) -> TurnRules | None:

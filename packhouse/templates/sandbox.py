@@ -305,16 +305,24 @@ class ChatTemplate:
         source: Jinja source.
         special_tokens: `bos_token`, `eos_token`, ... as the template sees them.
         where: what errors call the template.
+        arguments: further ones, such as `enable_thinking`.
 
     Raises:
         TemplateError: the source is not a template.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        where: str,
+        arguments: Mapping[str, Any] = {},
+    ) -> None:
         self.where = where
         self.num_rendered = 0
         """Messages that were given to it so far: the work done."""
-        self._tokens = dict(special_tokens)
+        self._arguments = {"documents": None, **special_tokens, **arguments}
         try:
             with limited():
                 at("while it is compiled")
@@ -344,9 +352,8 @@ class ChatTemplate:
                 pieces = self._template.generate(
                     messages=messages,
                     tools=tools,
-                    documents=None,
                     add_generation_prompt=is_prompt,
-                    **self._tokens,
+                    **self._arguments,
                 )
                 text = join_texts("", pieces)
             str.encode(text)

@@ -7,16 +7,18 @@ the tokenizer. Files are fetched whole, since a part of one cannot be checked by
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, IntegrityError
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.extras import import_extra
@@ -27,7 +29,7 @@ from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.views.pieces import batches_of
 from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables
 
-__all__ = ["ask"]
+__all__ = ["ask", "read_view"]
 
 _KINDS = {
     "records": ("records",),
@@ -69,38 +71,79 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
     kinds = {kind for view in views for kind in _KINDS.get(view, ())}
     if "records" in views and columns & _IN_PACKS:
         kinds.add("data")
+    question = _Question(query=query, views=views)
+    return _asked(opened, question, kinds, columns, tokenizers)
+
+
+def read_view(
+    opened: OpenVersion,
+    view: str,
+    columns: Sequence[str],
+    tokenizers: Path,
+    *,
+    only: Mapping[str, Any] = MappingProxyType({}),
+    limit: int | None = None,
+) -> pa.Table:
+    """Read some columns of one view, without SQL and DuckDB.
+
+    Args:
+        opened: the version.
+        view: its name.
+        columns: which; those of `only` are read too.
+        tokenizers: folder of tokenizers in the cache.
+        only: rows with these values alone; of `text`, rows that hold this value, and of `source/`
+            those of all its files.
+        limit: rows at most.
+
+    Raises:
+        IntegrityError: a file of the version is damaged.
+    """
+    every = {*columns, *(name.rstrip("/") for name in only)}
+    kinds = {*_KINDS.get(view, ()), *(["data"] if view == "records" and every & _IN_PACKS else [])}
+    question = _Question(views=[view], only=dict(only), limit=limit)
+    found = _asked(opened, question, kinds, every, tokenizers)
+    return found.select(list(columns))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Question:
+    views: list[str]
+    query: str | None = None
+    only: dict[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+
+
+def _asked(
+    opened: OpenVersion,
+    question: _Question,
+    kinds: Collection[str],
+    columns: Collection[str],
+    tokenizers: Path,
+) -> pa.Table:
     load = tokenizer_of(opened, tokenizers) if "text" in columns else None
     with temporary_folder("sql") as folder:
         entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
         files: dict[str, list[tuple[Path, str]]] = {}
         for entry in entries:
-            files.setdefault(entry.kind, []).append(
-                (opened.fetch(entry, folder / entry.key), entry.split)
-            )
+            path = opened.fetch(entry, folder / entry.key)
+            files.setdefault(entry.kind, []).append((path, entry.split))
         tables = Tables(
             files=files,
-            facts=_facts(opened, views),
+            facts=_facts(opened, question.views),
             seq_len=int(opened.manifest.configuration.get("pack", {}).get("seq_len") or 0),
             columns=columns,
             load=load,
         )
         num_bytes = sum(entry.size for entry in entries)
         answer = stream_confined(
-            partial(_answer, _Question(query, views, tables)),
-            what="the query",
-            blames=ConfigError,
+            partial(_answer, question, tables),
+            what="the query" if question.query else f"the files of {opened.dataset}",
+            blames=ConfigError if question.query else IntegrityError,
             remedy="Ask for less: fewer rows, no text",
             num_bytes=num_bytes,
             more_memory=2**30 + num_bytes * MEMORY_PER_BYTE,
         )
         return pa.Table.from_batches(list(answer))
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    query: str
-    views: list[str]
-    tables: Tables
 
 
 def _facts(opened: OpenVersion, views: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -156,15 +199,26 @@ def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
     return rows
 
 
-def _answer(question: _Question) -> Iterator[pa.RecordBatch]:
-    """In a child: run the query over the views it names."""
+def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
+    """In a child: run the query over the views it names, or read the one view."""
+    if question.query is None:
+        found = tables.view(question.views[0])
+        for name, value in question.only.items():
+            if name == "text":
+                found = found.filter(pc.match_substring(found[name], value))
+            elif name == "source/":
+                found = found.filter(pc.starts_with(found["source"], f"{value}/"))
+            else:
+                found = found.filter(pc.equal(found[name], value))
+        yield from batches_of(found.slice(0, question.limit).combine_chunks())
+        return
     duckdb = import_extra("duckdb", "sql", "SQL")
     database = duckdb.connect()
     for setting in _SETTINGS:
         database.execute(setting)
     _check_select(database, question.query)
     for name in question.views:
-        database.register(name, question.tables.view(name))
+        database.register(name, tables.view(name))
     try:
         answer = database.sql(question.query).to_arrow_table()
     except duckdb.Error as error:

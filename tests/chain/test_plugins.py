@@ -297,7 +297,7 @@ def test_a_function_needs_a_version_and_a_name_of_its_own(functions):
         PluginFunction(len, version="")
     with pytest.raises(ConfigError, match="takes a function and a version"):
         PluginFunction("len", version="1")
-    with pytest.raises(ConfigError, match=r"format' must be a name, or `PluginFunction\("):
+    with pytest.raises(ConfigError, match=r"format': give its name, or `PluginFunction\("):
         packhouse.prepare({"path": "x", "format": len}, tokenizer="t", progress=False)
     with pytest.raises(ConfigError, match="'concat' is a built-in packing strategy"):
         packhouse.Recipe(

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed
-from packhouse.loaders.streaming import _read_ahead, _Reader
+from packhouse.loaders.read_ahead import read_ahead
+from packhouse.loaders.streaming import Reader
 from packhouse.packing import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
@@ -317,7 +318,7 @@ def test_the_order_is_that_of_the_lanes_worked_through_in_the_module(uri, cache,
     """10 packs, 3 lanes of 4 + 3 + 3, as the docstring of `packhouse.loaders.streaming` has it."""
     data = StreamingPackedDataset(uri, cache=cache)
     data.num_rows, data._order = 10, data._order | {"lanes": 3}
-    reader = _Reader(data, epoch=0)
+    reader = Reader(data, epoch=0)
     reader._seed, reader._entries = None, data._entries  # as published
     reader._file_starts = np.cumsum([0, *(entry.rows for entry in data._entries)])
 
@@ -407,7 +408,7 @@ def test_the_reader_is_never_further_ahead_than_asked(depth):
             yield number
 
     furthest = 0
-    for taken, _ in enumerate(_read_ahead(rows(), depth), start=1):
+    for taken, _ in enumerate(read_ahead(rows(), depth), start=1):
         while taken % 20 == 1 and pulled == taken:
             time.sleep(0.001)  # until the reader's thread is ahead
         furthest = max(furthest, pulled - taken)

@@ -1,7 +1,5 @@
 """What each function finds, and what is near to it and is not found."""
 
-import time
-
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -282,15 +280,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_the_time_is_linear_in_a_hostile_text(piece):
-    """Twice the text may not take four times as long; a quadratic search would take minutes."""
+def test_a_hostile_text_of_megabytes_is_looked_through(piece):
+    """In time linear in its length: a search that goes back would not end within the time limit."""
+    text = pa.array([piece * (2**21 // len(piece))])
     for name, function in FUNCTIONS.items():
-        if name in ("echoes", "language"):
-            continue
-        seconds = []
-        for size in (2**18, 2**20):
-            text = pa.array([piece * (size // len(piece))])
-            start = time.process_time()
-            function.call(text)
-            seconds.append(time.process_time() - start)
-        assert seconds[1] < 12 * seconds[0] + 0.5, name
+        if name not in ("echoes", "language"):
+            assert len(function.call(text)) == 1

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.records.tables import QUARANTINED, VALIDATED
+from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED
 from packhouse.sources import SourceShard, read_shard, scan_source
 
 
@@ -20,6 +20,7 @@ class Source:
     shards: list[SourceShard]
     validated: pa.Table
     quarantined: pa.Table
+    dropped: pa.Table
     notes: dict[str, int]
     extra_paths: int
     extra_fields: dict[str, int]
@@ -52,7 +53,7 @@ def read_source(
     notes: dict[str, int] = {}
     extra_fields: dict[str, int] = {}
     for shard, part in zip(shards, parts, strict=True):
-        seen = part.validated.num_rows + part.quarantined.num_rows
+        seen = part.validated.num_rows + part.quarantined.num_rows + part.dropped.num_rows
         assert seen == part.num_records + part.extra_paths
         assert shard.num_rows in (None, part.num_records)
         for name, count in part.notes.items():
@@ -65,7 +66,9 @@ def read_source(
     assert quarantined.schema.equals(QUARANTINED)
     validated.validate(full=True)
     extra_paths = sum(part.extra_paths for part in parts)
-    tables = validated.combine_chunks(), quarantined.combine_chunks()
+    dropped = pa.concat_tables([part.dropped for part in parts])
+    assert dropped.schema.equals(DROPPED)
+    tables = [table.combine_chunks() for table in (validated, quarantined, dropped)]
     return Source(shards, *tables, notes, extra_paths, extra_fields)
 
 

@@ -233,7 +233,7 @@ def test_23_text_parts_are_joined_and_other_parts_are_quarantined(read_bytes):
     source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
 
     assert source.texts == [[("user", "ab"), ("assistant", "c")]]
-    assert source.reasons == ["type"]
+    assert source.reasons == ["media"]
     assert "image_url" in source.quarantined["detail"][0].as_py()
 
 
@@ -438,9 +438,35 @@ def test_45_new_fields_in_later_rows_are_reported(read_bytes):
     assert source.extra_fields == {"source_url": 2, "score": 2}
 
 
+@pytest.mark.parametrize(
+    ("said", "weights"),
+    [
+        ({"loss": False}, [0.0]),
+        ({"loss": True, "weight": 0.5}, [0.5]),
+        ({"loss": 0.25}, [None]),
+        ({"loss": False, "train": True}, None),
+    ],
+)
+def test_loss_says_whether_a_message_is_trained(said, weights, read_bytes):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **said}]
+
+    source = read_bytes(orjson.dumps({"messages": messages}))
+
+    found = [row[1]["weight"] for row in source.validated["messages"].to_pylist()]
+    assert (found, source.reasons) == (([], ["type"]) if weights is None else (weights, []))
+
+
+def test_rows_with_images_are_refused_as_such(read_bytes):
+    row = orjson.loads(GOOD)
+    rows = b"\n".join(map(orjson.dumps, [{**row, "image": "a.jpg"}, {**row, "image": ""}, row]))
+
+    assert read_bytes(rows).reasons == ["media"]
+    assert read_bytes(rows, allowed_fields=["image"]).validated.num_rows == 3
+
+
 MESSAGES = [
     {"role": "user", "content": "x", "name": "ann", "foo": 1},
-    {"role": "assistant", "content": "y", "train": True, "weight": 1, "loss": False, "audio": None},
+    {"role": "assistant", "content": "y", "train": True, "weight": 1, "mask": False, "audio": None},
 ]
 
 
@@ -453,7 +479,7 @@ def test_45_fields_of_messages_that_nobody_reads_are_reported(read_bytes, is_tex
     source = read_bytes(b"\n".join(map(orjson.dumps, rows)), rules=rules)
 
     assert source.reasons == ["starts_with_assistant"]
-    found = {"messages[].foo": 2, "messages[].loss": 3, "id": 1}
+    found = {"messages[].foo": 2, "messages[].mask": 3, "id": 1}
     assert source.extra_fields == found
 
 

@@ -1,10 +1,13 @@
 """W&B's own client, offline; the tables and the manifest are read back from the run's files."""
 
+import hashlib
 import json
 import time
 
 import pytest
+from pydantic import ValidationError
 
+from packhouse.recipe.publish import PublishConfig
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.store.wandb_artifact import log_to_wandb, text_rows
 from tests.store.versions import FACTS, pack_file, pack_table, write_file
@@ -30,8 +33,8 @@ def test_rows_of_tables_are_records_as_text(opened):
     ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_an_artifact_is_logged_offline_with_a_table_a_split(opened, tmp_path, monkeypatch):
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="W&B is not installed: pip install 'packhouse[wandb]'")
     for name, value in {
         "WANDB_MODE": "offline",
@@ -43,6 +46,9 @@ def test_an_artifact_is_logged_offline_with_a_table_a_split(opened, tmp_path, mo
     }.items():
         monkeypatch.setenv(name, value)
 
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_an_artifact_is_logged_offline_with_a_table_a_split(opened, tmp_path, offline):
     done = log_to_wandb(opened, "tests", decode=decode, num_rows=2)
 
     assert done["rows"] == {"train": 2, "eval": 2}
@@ -57,3 +63,40 @@ def test_an_artifact_is_logged_offline_with_a_table_a_split(opened, tmp_path, mo
 
 def is_table(path):
     return path.is_file() and path.read_bytes().startswith(b'{"_type": "table"')
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_the_packed_files_are_in_the_artifact_where_asked(opened, tmp_path, offline):
+    log_to_wandb(opened, "tests", decode=decode, num_rows=2)
+    assert not staged(tmp_path) & {entry.sha256 for entry in opened.files()}
+
+    log_to_wandb(opened, "tests", decode=decode, num_rows=2, files=True)
+    assert {entry.sha256 for entry in opened.files()} <= staged(tmp_path)
+
+
+def staged(folder):
+    """Digests of all files that W&B keeps for an artifact."""
+    places = [folder / "staging", folder / "cache"]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("also", "written"),
+    [
+        ({"wandb": {"project": "sft", "files": True}}, ["wandb://sft?files=true"]),
+        (
+            [{"wandb": {"project": "sft"}}, "hf://datasets/a/b"],
+            ["wandb://sft", "hf://datasets/a/b"],
+        ),
+        ({"wandb": {"files": True}}, ["wandb://packhouse?files=true"]),
+    ],
+)
+def test_a_recipe_says_where_else_a_version_goes(also, written):
+    assert PublishConfig(also=also).also == written
+
+
+@pytest.mark.parametrize("also", [{"wandb": {"file": True}}, {"s3": {}}, ["s3://bucket/x"]])
+def test_another_target_is_refused(also):
+    with pytest.raises(ValidationError):
+        PublishConfig(also=also)

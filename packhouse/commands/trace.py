@@ -1,0 +1,147 @@
+"""`packhouse trace VERSION`: from a token to its row, and from a row to its place in the packs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from packhouse.cache.places import default_cache
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import ConfigError
+from packhouse.report.samples import first_split, read_packs, trained_mask_of
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address
+from packhouse.terminal import echo
+from packhouse.token_runs import cut_runs
+from packhouse.views import read_view
+
+__all__ = ["trace"]
+
+_COLUMNS = ("source", "row", "record_id", "split", "outcome", "num_tokens", "pack", "position")
+_RULES = {
+    "assistant": "answers are trained",
+    "last_assistant": "the last answer is trained",
+    "all": "all text is trained",
+}
+
+
+@click.command()
+@click.argument("target", metavar="VERSION")
+@click.option("--split", help="Which split. [default: train, else the first there is]")
+@click.option("--pack", type=click.IntRange(min=0), help="Number of the pack in its split, from 0.")
+@click.option(
+    "--token", type=click.IntRange(min=0), help="Number of the token in the pack, from 0."
+)
+@click.option("--file", help="A file of a source: faq.jsonl, or source/faq.jsonl.")
+@click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
+@click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
+@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def trace(
+    target: str,
+    split: str | None,
+    pack: int | None,
+    token: int | None,
+    file: str | None,
+    line: int | None,
+    row: int | None,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Say from which row a token comes and why it is trained; or where a row went.
+
+    A LINE counts every line of the file that is not blank.
+
+    \b
+    packhouse trace ./store/demo --pack 12 --token 345
+    packhouse trace ./store/demo --file instructions.jsonl --line 18
+    """
+    opened, tokenizers = open_address(target), Workspace(cache=cache).tokenizers
+    if pack is not None and token is not None:
+        found = [_of_token(opened, split or first_split(opened), pack, token, tokenizers)]
+    elif file is not None and (line is not None or row is not None):
+        number = row if row is not None else (line or 1) - 1
+        found = _of_row(opened, file, number, tokenizers)
+    else:
+        raise click.UsageError("give --pack and --token, or --file and --line (or --row)")
+    for each in found:
+        if as_json:
+            echo(json.dumps(each))
+        else:
+            width = max(map(len, each))
+            echo("\n".join(f"{name:{width}}  {_said(value)}" for name, value in each.items()))
+
+
+def _said(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else "-" if value is None else str(value)
+
+
+def _of_token(
+    opened: OpenVersion, split: str, pack: int, token: int, tokenizers: Path
+) -> dict[str, Any]:
+    rows = list(read_packs(opened, split, pack, 1))
+    if not rows or token >= len(rows[0][1]["input_ids"]):
+        has = f"it has {len(rows[0][1]['input_ids']):,} tokens" if rows else "there is none"
+        raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
+    row = rows[0][1]
+    ends = np.cumsum(row["seq_lengths"])
+    at = int(np.searchsorted(ends, token, "right"))
+    start = int(ends[at]) - row["seq_lengths"][at]
+    mask = trained_mask_of(row)[start : int(ends[at])]
+    record_id = row["record_ids"][at]
+    places = read_view(
+        opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": record_id}
+    ).to_pylist()
+    kept = [p for p in places if p["outcome"] == "kept"] or places
+    train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
+    runs = [(a, b) for a, b, is_on in cut_runs(mask) if is_on]
+    inner = token - start
+    answer = 1 + sum(b <= inner for _, b in runs)
+    is_trained = bool(mask[inner])
+    return {
+        "file": kept[0]["source"] if kept else None,
+        "row": kept[0]["row"] if kept else None,
+        "line": kept[0]["row"] + 1 if kept and kept[0]["source"].endswith(".jsonl") else None,
+        "rows of equal content": max(len(kept) - 1, 0),
+        "record": record_id,
+        "token of the record": inner,
+        "token id": row["input_ids"][token],
+        "turn": _turn(answer, len(runs), is_trained=is_trained),
+        "trained": "yes" if is_trained else "no",
+        "rule": f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})",
+    }
+
+
+def _turn(answer: int, num_answers: int, *, is_trained: bool) -> str:
+    if is_trained:
+        return f"trained answer {answer} of {num_answers}"
+    if answer > num_answers:
+        return f"behind the last of {num_answers} trained answers"
+    return f"before trained answer {answer} of {num_answers}"
+
+
+def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[dict[str, Any]]:
+    """Where a row went: into packs, out of the data, or to the quarantine."""
+    found: list[dict[str, Any]] = []
+    for view, columns in (
+        ("records", _COLUMNS),
+        ("quarantine", ("source", "row", "step", "reason", "detail")),
+        ("dropped", ("source", "row", "reason", "detail")),
+    ):
+        rows = read_view(opened, view, columns, tokenizers, only={"row": row}).to_pylist()
+        for each in rows:
+            is_of_file = file in (each["source"], each["source"].partition("/")[2])
+            if is_of_file and each not in found:
+                outcome = {"outcome": "quarantined"} if view == "quarantine" else {}
+                found.append({**each, **outcome} if view != "dropped" else {**each})
+    if not found:
+        files = sorted({s.get("file", "") for s in opened.manifest.lineage.get("sources", ())})
+        raise ConfigError(
+            f"no row {row:,} of '{file}' in {opened.dataset} {opened.version}; its files: "
+            f"{', '.join(files[:5])}"
+        )
+    if len(found) > 1 and "outcome" in found[0]:  # the record, and why it was dropped
+        found = [{name: v for each in found for name, v in each.items() if v is not None}]
+    return found

@@ -1,0 +1,111 @@
+"""A training receipt: the version, and how much of it, that a checkpoint has seen.
+
+A state of `StreamingPackedDataset` says how many packs of an epoch all ranks took together, and the
+order is a function of version, seed and epoch; so the records behind a checkpoint can be named from
+the state alone, at any time, on any number of ranks. Costs the reading of `record_ids` of the packs
+that were taken, no token.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from packhouse.loaders.streaming import Reader, StreamingPackedDataset
+from packhouse.runtime.disks import disk_errors, write_whole
+
+__all__ = ["consumed_records", "training_receipt", "write_receipt"]
+
+RECEIPT = "packhouse-receipt.json"
+
+
+def write_receipt(
+    folder: str | Path,
+    data: StreamingPackedDataset,
+    state: Mapping[str, Any],
+    *,
+    step: int | None = None,
+) -> Path:
+    """Write `packhouse-receipt.json` into a checkpoint's folder; see `training_receipt`.
+
+    Raises:
+        ConfigError: the state is not one of this dataset.
+        DiskError: the folder cannot be written.
+    """
+    path = Path(folder) / RECEIPT
+    told = training_receipt(data, state, step=step)
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(told, indent=2) + "\n").encode())
+    return path
+
+
+def training_receipt(
+    data: StreamingPackedDataset, state: Mapping[str, Any], *, step: int | None = None
+) -> dict[str, Any]:
+    """Say what training had consumed when `state` was taken.
+
+    Args:
+        data: the dataset that was trained on, or one that was opened alike.
+        state: what its `state_dict` returned, on rank 0.
+        step: of the trainer, to be written with it.
+
+    Returns:
+        Plain JSON: `dataset`, `version`, `content_id`, `manifest_id`, `state`, `step`; `packs` and
+        `records` consumed in the epoch of the state, `num_packs` of an epoch; and `records_sha256`
+        over the ids of these records, a line each, in the order of training. Epochs before it
+        consumed every pack.
+
+    Raises:
+        ConfigError: the state is not one of this dataset.
+    """
+    digest, num_records = sha256(), 0
+    for name in consumed_records(data, state):
+        digest.update(f"{name}\n".encode())
+        num_records += 1
+    manifest = data.opened.manifest
+    return {
+        "dataset": manifest.dataset,
+        "version": manifest.version,
+        "content_id": manifest.content_id,
+        "manifest_id": manifest.manifest_id,
+        "step": step,
+        "state": dict(state),
+        "packs": min(state["packs"], data.num_rows),
+        "num_packs": data.num_rows,
+        "records": num_records,
+        "records_sha256": digest.hexdigest(),
+    }
+
+
+def consumed_records(data: StreamingPackedDataset, state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the ids of the records that all ranks took in the epoch of a state, in its order.
+
+    Raises:
+        ConfigError: the state is not one of this dataset.
+    """
+    epoch, packs, _ = data.check_state(state)
+    reader = _Names(data, epoch)
+    return chain.from_iterable(reader.row(place) for place in range(min(packs, data.num_rows)))
+
+
+class _Names(Reader):
+    """Reads the ids of the records of a pack in place of its tokens."""
+
+    columns: ClassVar[list[str] | None] = ["record_ids"]
+
+    @staticmethod
+    @override
+    def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[list[str]]:
+        names = table["record_ids"]
+        rows: list[list[str]] = (
+            names if order is None else names.take(pa.array(order))
+        ).to_pylist()
+        return rows

@@ -1,0 +1,43 @@
+"""The first rows of a source, as the recipe would train them, before anything is prepared."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from packhouse.errors import SourceError
+from packhouse.foreign import REFUSED, run_template, try_rows
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.tables import read_table, write_table
+from packhouse.runtime.disks import temporary_folder
+from packhouse.sources import read_shard, scan_source
+
+__all__ = ["try_first_rows"]
+
+_SAMPLE_BYTES = 2**20
+
+
+def try_first_rows(
+    recipe: Recipe, source: SourceConfig, tokenizers: Path, max_rows: int = 500
+) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """Read, render and tokenize the first rows of a source, of its first megabyte.
+
+    Returns:
+        Rows that pass, schema `tables.TOKENIZED`; and of those that do not: row, reason, detail.
+
+    Raises:
+        SourceError: the source has no rows.
+    """
+    shards = [s for s in scan_source(source, _SAMPLE_BYTES) if s.num_rows != 0]
+    if not shards:
+        raise SourceError(f"source '{source.path}' has no rows")
+    rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
+    with temporary_folder("sample") as folder:
+        validated = rows.validated.slice(0, max_rows)
+        write_table(folder / "validated.arrow", validated)
+        call = partial(try_rows, recipe, source.label_names, tokenizers, folder)
+        run_template(call, recipe, validated.nbytes)
+        tokenized = read_table(folder / "tokenized.arrow")
+        bad = pa.concat_tables([rows.quarantined, read_table(folder / REFUSED)])
+        return tokenized, bad.select(["source", "row", "reason", "detail"]).to_pylist()

@@ -1,0 +1,101 @@
+"""`packhouse inspect` and `packhouse trace`: rows, records and tokens."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.api import Version, prepare
+from packhouse.cli import cli
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+
+
+def talk(number: int) -> dict[str, object]:
+    turns = [("user", f"Say {number}."), ("assistant", f"It is {number}!")] * 2
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory) -> Version:
+    folder = tmp_path_factory.mktemp("look")
+    rows = [talk(n) for n in range(20)] + [talk(4), {"messages": []}]
+    (folder / "talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "recipe.yaml").write_text(
+        f"dataset: talks\nsources: [{{path: talks.jsonl}}]\ntokenizer: {TOKENIZER}\n"
+        "validate: {max_quarantined: 0.1}\ndedup: {exact: drop}\npack: {seq_len: 256}\n"
+        "publish: {store: ./store}\n"
+    )
+    return prepare(
+        folder / "recipe.yaml", store=folder / "store", cache=folder / "cache", progress=False
+    )
+
+
+@pytest.fixture
+def call(version, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(version._cache))
+
+    def call(command: str, *words: str) -> str:
+        done = CliRunner().invoke(cli, [command, *words])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return call
+
+
+def test_records_are_chosen_by_row_id_and_text(version, call):
+    (by_row,) = map(json.loads, call("inspect", version.uri, "--row", "7", "--json").splitlines())
+    assert next(run["text"] for run in by_row["runs"] if run["trained"]).startswith("It is 7!")
+    by_id = call("inspect", version.uri, "--record", by_row["record_id"], "--json")
+    by_text = call("inspect", version.uri, "--grep", "Say 7.", "--source", "talks", "--json")
+    assert json.loads(by_id) == json.loads(by_text) == by_row
+    assert call("inspect", version.uri, "--source", "other") == ""
+    assert call("inspect", version.uri, "--records", "3").count("talks/talks.jsonl row") == 3
+
+
+def test_a_recipe_is_looked_at_before_anything_is_prepared(version, call, tmp_path):
+    recipe = str(Path(version._cache).parent / "recipe.yaml")
+    elsewhere = ("--cache", str(tmp_path / "cache"))
+    shown = call("inspect", recipe, "--records", "2", *elsewhere)
+    assert shown.count("{+It is 1!") == 2
+    assert "talks/talks.jsonl row 0" in shown
+    assert "Say 9." in call("inspect", recipe, "--grep", "is 9!", *elsewhere)
+    assert not (tmp_path / "cache" / "steps").exists()
+
+
+def test_what_is_not_in_the_packs_is_shown_too(version, call):
+    assert "talks/talks.jsonl row 20, " in call("inspect", version.uri, "--dropped")
+    assert "talks/talks.jsonl row 21" in call("inspect", version.uri, "--quarantined")
+
+
+def test_every_token_of_a_pack_is_traced_to_its_row_and_back(version, call):
+    pack = version.train[1]
+    starts = [sum(pack["seq_lengths"][:n]) for n in range(len(pack["seq_lengths"]))]
+    for number, token in enumerate(starts):
+        place = ("--pack", "1", "--token", str(token + 2))
+        found = json.loads(call("trace", version.uri, *place, "--json"))
+        assert found["record"] == pack["record_ids"][number]
+        assert found["trained"] == "no"
+        line = ("--file", "talks.jsonl", "--line", str(found["line"]))
+        back = json.loads(call("trace", version.uri, *line, "--json"))
+        assert (back["split"], back["pack"], back["position"]) == ("train", 1, token)
+
+
+def test_trace_names_the_answer_and_the_rule(version, call):
+    pack = version.train[0]
+    trained = [at for at, label in enumerate(pack["labels"]) if label != -100]
+    first = pack["seq_lengths"][0]
+    last = max(at for at in trained if at < first)
+    found = call("trace", version.uri, "--pack", "0", "--token", str(last))
+    assert "trained answer 2 of 2" in found
+    assert "format.train_on: assistant (answers are trained)" in found
+
+
+def test_rows_that_went_elsewhere_are_traced(version, call):
+    gone = call("trace", version.uri, "--file", "talks.jsonl", "--row", "20")
+    assert "repeats talks/talks.jsonl row 4" in gone
+    bad = call("trace", version.uri, "--file", "talks/talks.jsonl", "--row", "21")
+    assert "quarantined" in bad
+    done = CliRunner().invoke(cli, ["trace", version.uri, "--file", "talks.jsonl", "--row", "99"])
+    assert done.exit_code == 2

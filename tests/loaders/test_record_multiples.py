@@ -1,0 +1,130 @@
+"""Records padded to multiples: planned for, laid out, and seen by no other record."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse.errors import ConfigError
+from packhouse.exports.formats import to_megatron
+from packhouse.loaders import PackedCollator, PackedDataset, check_packing, enable_packing
+from packhouse.packing.plan import plan_packs, round_up
+from tests.chain.conftest import Project
+from tests.exports import readers
+from tests.loaders.models import tiny_model
+
+LENGTHS = st.lists(st.integers(1, 64), max_size=60)
+MULTIPLES = st.sampled_from([1, 2, 8, 16, 64])
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "none"])
+@given(lengths=LENGTHS, multiple=MULTIPLES, seed=st.integers(0, 3))
+@settings(deadline=None, max_examples=50)
+def test_padded_records_fit_and_tokens_are_counted_without_pads(strategy, lengths, multiple, seed):
+    lengths = np.array(lengths, dtype=np.int64)
+    plan = plan_packs(lengths, 64, strategy, seed, multiple)
+
+    assert sorted(plan.order.tolist()) == list(range(len(lengths)))
+    assert plan.num_tokens == lengths.sum()
+    padded = round_up(lengths, multiple)[plan.order]
+    for first, last in zip(plan.pack_offsets[:-1], plan.pack_offsets[1:], strict=True):
+        assert padded[first:last].sum() <= 64
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), multiple=MULTIPLES)
+@settings(deadline=None, max_examples=50)
+def test_a_batch_holds_each_record_at_its_padded_place(lengths, multiple):
+    ids = np.arange(3, 3 + sum(lengths))
+    row = {"input_ids": ids.tolist(), "seq_lengths": lengths}
+    plain = PackedCollator()([row])
+    batch = PackedCollator(pad_record_to_multiple_of=multiple, pad_token_id=1)([row])
+
+    if multiple == 1:
+        assert "cu_seqlens" not in batch
+        return
+    real, padded = batch["cu_seqlens"].tolist(), batch["cu_seqlens_padded"].tolist()
+    assert real == plain["cu_seq_lens_q"].tolist()
+    assert np.diff(padded).tolist() == round_up(np.array(lengths), multiple).tolist()
+    assert batch["cu_seq_lens_q"].tolist() == padded
+    is_real = torch.zeros(padded[-1], dtype=torch.bool)
+    for start, length in zip(padded, lengths, strict=False):
+        is_real[start : start + length] = True
+    for name in ("input_ids", "labels", "position_ids"):
+        assert batch[name][0, is_real].tolist() == plain[name][0].tolist()
+    assert (batch["labels"][0, ~is_real] == -100).all()
+    assert (batch["input_ids"][0, ~is_real] == 1).all()
+
+
+def test_the_filling_of_a_batch_is_a_record_without_a_real_token():
+    collate = PackedCollator(pad_record_to_multiple_of=4, pad_to_multiple_of=16)
+    batch = collate([{"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]}])
+
+    assert batch["cu_seqlens"].tolist() == [0, 3, 5, 5]
+    assert batch["cu_seqlens_padded"].tolist() == [0, 4, 8, 16]
+    with pytest.raises(ConfigError, match="pad_record_to_multiple_of is 0"):
+        PackedCollator(pad_record_to_multiple_of=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_pads_of_records_change_no_logit_and_no_loss(make_records):
+    records = [{"input_ids": r["input_ids"]} for r in make_records(12)]
+    packs = PackedDataset(records, seq_len=64, pad_record_to_multiple_of=16)
+    model = tiny_model("llama", "sdpa").eval()
+    pack = max((packs[n] for n in range(len(packs))), key=lambda row: len(row["seq_lengths"]))
+    plain = PackedCollator()([pack])
+    padded = PackedCollator(pad_record_to_multiple_of=16)([pack])
+
+    assert padded["input_ids"].shape[1] <= 64
+    with enable_packing(model), torch.no_grad():
+        assert float(model(**padded).loss) == pytest.approx(float(model(**plain).loss), abs=1e-5)
+        check_packing(model, padded).require_safe()
+
+
+def test_a_length_that_is_no_multiple_is_refused(make_records):
+    with pytest.raises(ConfigError, match="multiples of 16 in best_fit packs of 60 tokens"):
+        PackedDataset(make_records(3), seq_len=60, pad_record_to_multiple_of=16)
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), multiple=MULTIPLES)
+@settings(deadline=None, max_examples=50)
+def test_megatron_inputs_are_multiples_and_teach_the_same(lengths, multiple):
+    ids = list(range(3, 3 + sum(lengths)))
+    labels = [token if token % 3 else -100 for token in ids]
+    for start in np.cumsum([0, *lengths[:-1]]):
+        labels[start] = -100
+    int32s = pa.list_(pa.int32())
+    schema = pa.schema([(n, int32s) for n in ("input_ids", "labels", "seq_lengths")])
+    rows = [{"input_ids": ids, "labels": labels, "seq_lengths": lengths}] * 2
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    plain, padded = (to_megatron(batch, multiple=m).to_pylist() for m in (1, multiple))
+
+    names = ("input_ids", "loss_mask", "seq_start_id")
+    for before, after in zip(plain, padded, strict=True):
+        learnt, expected = (readers.megatron(*(r[n] for n in names)) for r in (after, before))
+        assert learnt == expected
+        if multiple > 1:
+            bounds = np.array(after["cu_seqlens_padded"])
+            assert not (bounds % multiple).any()
+            assert np.diff(after["cu_seqlens"]).tolist() == [n - 1 for n in lengths]
+            assert bounds[-1] == len(after["input_ids"]) - len(lengths)
+
+
+def test_a_recipe_makes_packs_with_room_and_an_export_with_pads(tmp_path):
+    project = Project(tmp_path)
+    project.write_rows(range(60))
+    plain = project.prepare("publish.exports=[megatron]")
+    padded = project.prepare("publish.exports=[megatron]", "pack.pad_record_to_multiple_of=32")
+
+    assert plain.version != padded.version
+    folder = project.folder(padded)
+    for file in sorted(folder.glob("data/train-*.parquet")):
+        for row in pq.read_table(file).to_pylist():
+            assert round_up(np.array(row["seq_lengths"]), 32).sum() <= 256
+            assert sum(row["seq_lengths"]) == len(row["input_ids"])
+    table = pq.read_table(folder / "exports" / "megatron" / "train.idx.parquet")
+    for row in table.to_pylist():
+        assert not (np.array(row["cu_seqlens_padded"]) % 32).any()
+        assert row["cu_seqlens_padded"][-1] <= 256

@@ -1,0 +1,110 @@
+"""Counters of a whole run: shown and published by default, and a gate where the recipe limits."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import packhouse
+from flows.command import command
+from packhouse.cli import cli
+from packhouse.errors import AuditError, ConfigError
+from packhouse.recipe import QualityConfig
+from packhouse.store import open_version
+from tests.audit.conftest import DEMO
+from tests.audit.test_audit_gate import Project
+
+
+@pytest.fixture
+def project(tmp_path):
+    project = Project(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    rows[3]["output"] = "Ask jo@mail.org."
+    rows[7]["output"] = "Ask al@mail.org."
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return project
+
+
+def test_what_is_counted_is_published_and_stops_nothing(project):
+    published = project.prepare()
+    opened = open_version(published.store, "sums")
+    quality = opened.manifest.audit["quality"]
+    assert quality["dataset"]["emails"] == quality["sources"]["sums"]["emails"] == 2
+    assert [row["row"] for row in quality["worst"]["emails"]] == [3, 7]
+    assert "jo@mail.org" not in json.dumps(quality)  # where it stands is said, never what it is
+    (card,) = (project.folder / "store").rglob("README-*.md")
+    assert "| emails | 2 |" in card.read_text()
+
+
+def test_the_run_says_what_was_found_and_where(project):
+    arguments = [str(project.path), "--cache", str(project.cache)]
+    result = CliRunner().invoke(cli, ["prepare", *arguments])
+    assert result.exit_code == 0
+    said = "  emails: 2 (5.00%) hold an e-mail address: sums/sums.jsonl rows 3, 7\n"
+    assert f"quality (of 40 rows)\n{said}" in result.stdout
+    assert "phones" not in result.stdout
+
+
+def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(project):
+    with pytest.raises(AuditError) as caught:
+        project.prepare("audit.quality.max_emails=0.01")
+    assert str(caught.value) == (
+        "the audit stops publication: source 'sums': 2 of 40 rows (5.00%, over 1.00%) hold an "
+        "e-mail address: sums/sums.jsonl row 3, sums/sums.jsonl row 7. Mend the rows or the "
+        "template, or change audit.quality.max_emails"
+    )
+    assert caught.value.exit_code == 4
+    assert not (project.folder / "store").exists()
+    gates = {gate.name: gate for gate in caught.value.gates}
+    assert gates["audit.quality.max_emails"].shown_value == "5.00%"
+
+
+def test_the_flow_exits_with_four(project):
+    arguments = [str(project.path), "--local", "--json", "--cache", str(project.cache)]
+    limit = ["--set", "audit.quality.max_emails=0"]
+    result = CliRunner().invoke(command, [*arguments, *limit])
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["breaches"][0]["limit"] == "quality.max_emails"
+
+
+def test_limits_decide_no_byte(project):
+    published = project.prepare()
+    again = project.prepare("audit.quality.max_emails=0.5")
+    assert (again.version, again.created) == (published.version, False)
+    names = [gate.name for gate in again.gates]
+    assert "audit.quality.max_emails" in names
+    assert "audit.quality.max_phones" not in names
+
+
+def test_languages_are_part_of_the_version(project):
+    pytest.importorskip("py3langid")
+    published = project.prepare()
+    named = project.prepare("audit.quality.languages=[en]")
+    assert named.version != published.version
+    assert named.published.content_id == published.published.content_id
+    with pytest.raises(ConfigError, match=r"audit.quality.languages: 'english' is none of af, ar,"):
+        project.prepare("audit.quality.languages=[english]")
+
+
+def test_languages_need_their_extra(project, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "py3langid.langid", None)
+    with pytest.raises(ConfigError, match=r"pip install 'packhouse\[quality\]'"):
+        project.prepare("audit.quality.languages=[en]")
+
+
+def test_another_language_is_one_that_is_not_named():
+    with pytest.raises(ValueError, match="needs `languages`"):
+        QualityConfig(max_other_languages=0.1)
+
+
+def test_an_audit_of_raw_rows_says_it_and_lifts_the_limits(project):
+    report = packhouse.audit(
+        project.folder / "sums.jsonl",
+        str(DEMO / "tokenizer"),
+        template="alpaca",
+        audit={"quality": {"max_emails": 0.0}},
+        cache=project.cache,
+        progress=False,
+    )
+    assert "emails: 2 (5.00%) hold an e-mail address: sums/sums.jsonl rows 3, 7" in report.notes
+    assert report.is_clean

@@ -1,0 +1,154 @@
+"""Tables of SQLite and DuckDB files as sources."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig
+from packhouse.sources import scan_source
+
+QA = [[("user", "q0"), ("assistant", "a0")], [("user", "q1"), ("assistant", "a1")]]
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Callable[..., Path]:
+    def make(*statements: str) -> Path:
+        path = tmp_path / "rows.sqlite"
+        database = sqlite3.connect(path)
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+        database.close()
+        return path
+
+    return make
+
+
+ROWS = (
+    "CREATE TABLE rows (question TEXT, answer TEXT, score)",
+    "INSERT INTO rows VALUES ('q0', 'a0', 1), ('q1', 'a1', 2.5)",
+)
+
+
+def test_a_table_of_sqlite_is_read_in_order_of_rowid(sqlite, read):
+    path = sqlite(
+        "CREATE TABLE rows (question TEXT, answer TEXT, id INTEGER PRIMARY KEY)",
+        "INSERT INTO rows VALUES ('q1', 'a1', 9), ('q0', 'a0', 4)",
+        "CREATE TABLE other (x)",
+    )
+    before = path.read_bytes()
+
+    found = read(path, table="rows")
+
+    assert found.texts == QA
+    assert found.validated["row"].to_pylist() == [0, 1]
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["rows.sqlite"]
+
+
+def test_a_table_without_rowid_is_read_in_order_of_its_key(sqlite, read):
+    path = sqlite(
+        "CREATE TABLE rows (question TEXT PRIMARY KEY, answer TEXT) WITHOUT ROWID",
+        "INSERT INTO rows VALUES ('q1', 'a1'), ('q0', 'a0')",
+    )
+
+    assert read(path).texts == QA
+
+
+def test_values_of_a_column_get_one_type(sqlite, read):
+    path = sqlite(
+        "CREATE TABLE rows (text TEXT, number, mixed)",
+        "INSERT INTO rows VALUES ('t0', 1, 'x'), ('t1', 2.5, 7), ('t2', NULL, NULL)",
+    )
+
+    assert read(path, where="number > 2").validated["row"].to_pylist() == [1]
+    assert read(path, where="mixed = '7'").validated["row"].to_pylist() == [1]
+
+
+def test_changes_that_are_not_in_the_file_yet_are_refused(sqlite, tmp_path):
+    path = sqlite(*ROWS)
+    writer = sqlite3.connect(path)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute("INSERT INTO rows VALUES ('q2', 'a2', 3)")
+    writer.commit()
+
+    with pytest.raises(SourceError, match=r"rows\.sqlite-wal' holds changes that are not in it"):
+        scan_source(SourceConfig(path=str(path)))
+    writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert scan_source(SourceConfig(path=str(path)))[0].num_rows == 3
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("CREATE VIEW evil AS SELECT * FROM rows", "'evil' is a view or a virtual table"),
+        ("CREATE VIRTUAL TABLE evil USING fts5(text)", "'evil' is a view or a virtual table"),
+        (
+            "CREATE TABLE evil (a, b AS (abs(a)) VIRTUAL)",
+            "column 'b' of table 'evil' is computed",
+        ),
+    ],
+)
+def test_what_would_run_is_no_table(statement, says, sqlite):
+    path = sqlite(*ROWS, statement)
+
+    with pytest.raises(SourceError, match=says):
+        scan_source(SourceConfig(path=str(path), table="evil"))
+
+
+def test_the_table_is_named_where_there_are_several(sqlite):
+    path = sqlite(*ROWS, "CREATE TABLE other (x)")
+
+    with pytest.raises(SourceError, match=r"several tables, or none.*tables: other, rows"):
+        scan_source(SourceConfig(path=str(path)))
+    with pytest.raises(SourceError, match="no table 'row'; did you mean 'rows'"):
+        scan_source(SourceConfig(path=str(path), table="row"))
+
+
+def test_a_trigger_does_not_run(sqlite, read):
+    path = sqlite(*ROWS, "CREATE TRIGGER t AFTER INSERT ON rows BEGIN DELETE FROM rows; END")
+
+    assert read(path).texts == QA
+
+
+@pytest.mark.parametrize("place", [16, 100, 4096])
+def test_a_damaged_file_is_an_error_that_names_it(place, sqlite):
+    path = sqlite(*ROWS)
+    data = bytearray(path.read_bytes())
+    data[place : place + 40] = b"\xff" * 40
+    path.write_bytes(data)
+
+    with pytest.raises(SourceError, match=r"rows\.sqlite"):
+        scan_source(SourceConfig(path=str(path)))
+
+
+def test_a_table_of_duckdb_is_read(tmp_path, read):
+    duckdb = pytest.importorskip("duckdb")
+    path = tmp_path / "rows.duckdb"
+    with duckdb.connect(str(path)) as database:
+        database.execute(
+            "CREATE TABLE rows AS SELECT 'q' || i question, 'a' || i answer, "
+            "[i] l FROM range(2) t(i)"
+        )
+        database.execute("CREATE VIEW v AS SELECT * FROM rows")
+        database.execute("CREATE MACRO length(x) AS 0")
+
+    found = read(path, where="l[1] < 5")
+
+    assert found.texts == QA
+    with pytest.raises(SourceError, match="'v' is a view"):
+        read(path, table="v")
+    (tmp_path / "text.duckdb").write_text("hello")
+    with pytest.raises(SourceError, match="is no database: it is text"):
+        read(tmp_path / "text.duckdb")
+
+
+def test_a_folder_is_not_searched_for_databases(sqlite, read, tmp_path):
+    sqlite(*ROWS)
+    (tmp_path / "a.jsonl").write_text('{"text": "t"}\n')
+
+    assert read(tmp_path).texts == [[("assistant", "t")]]

@@ -1,0 +1,296 @@
+"""`where` and `select` of a source: what is kept, dropped, quarantined, and what rows become."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packhouse.errors import ConfigError, SourceError
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.sources import evaluation, scan_source
+from packhouse.sources.reshaping import expression_key
+from packhouse.steps.validate import ValidateParameters
+
+pytest.importorskip("duckdb")
+
+ROWS: list[dict[str, Any]] = [
+    {"title": "One", "body": "b1", "answer": "a long answer", "lang": "en", "score": 3},
+    {"title": "Two", "body": "b2", "answer": "short", "lang": "en", "score": 0.5},
+    {"title": "Drei", "body": "b3", "answer": "eine lange Antwort", "lang": "de", "score": None},
+    {"title": "Four", "body": "b4", "answer": "another long answer"},
+]
+
+
+def lines(rows: list[Any]) -> bytes:
+    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
+
+
+def table_of(rows: list[dict[str, Any]]) -> bytes:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    sink = io.BytesIO()
+    pq.write_table(pa.table({n: pa.array([r.get(n) for r in rows]) for n in names}), sink)
+    return sink.getvalue()
+
+
+def delimited(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.StringIO(newline="")
+    writer = csv.DictWriter(sink, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return sink.getvalue().encode()
+
+
+SELECT = {"instruction": "title || chr(10) || body", "output": "answer"}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rows.jsonl", lines(ROWS)),
+        ("rows.json", json.dumps(ROWS).encode()),
+        ("rows.parquet", table_of(ROWS)),
+    ],
+)
+def test_rows_are_kept_by_where_and_get_the_fields_of_select(name, data, read_bytes):
+    found = read_bytes(data, name, where="length(answer) > 5 and lang = 'en'", select=SELECT)
+
+    assert found.texts == [[("user", "One\nb1"), ("assistant", "a long answer")]]
+    assert found.validated["row"].to_pylist() == [0]
+    assert found.dropped.to_pylist() == [
+        {
+            "source": f"rows/{name}",
+            "row": row,
+            "reason": "filtered",
+            "detail": "length(answer) > 5 and lang = 'en'",
+        }
+        for row in (1, 2, 3)  # too short; other language; null, for the row has no `lang`
+    ]
+    assert found.extra_fields == {}  # what select does not name is no field
+
+
+def test_columns_of_csv_are_text(read_bytes):
+    data = delimited([{"q": "1+1", "a": "2", "votes": "10"}, {"q": "2+2", "a": "4", "votes": "9"}])
+    select = {"prompt": "q", "completion": "a"}
+
+    found = read_bytes(data, "r.csv", where="cast(votes as int) > 9", select=select)
+
+    assert found.texts == [[("user", "1+1"), ("assistant", "2")]]
+    with pytest.raises(ConfigError, match=r"`votes \+ 1 > 9`.*No function matches.*votes text"):
+        read_bytes(data, "r.csv", where="votes + 1 > 9")
+
+
+def test_a_row_on_which_an_expression_fails_is_quarantined_and_the_others_go_on(read_bytes):
+    rows = [{"text": f"t{n}", "n": str(n)} for n in range(200)]
+    rows[7]["n"], rows[150]["n"] = "seven", ""
+    where = "cast(n as int) % 2 = 1"
+
+    found = read_bytes(lines(rows), where=where)
+
+    assert found.validated["row"].to_pylist() == [n for n in range(1, 200, 2) if n != 7]
+    bad = found.quarantined.to_pylist()
+    assert [(row["row"], row["reason"]) for row in bad] == [(7, "expression"), (150, "expression")]
+    assert bad[0]["raw"] == orjson.dumps(rows[7])
+    assert bad[0]["detail"].startswith(f"where `{where}`: Conversion error: Could not convert")
+    assert "'seven'" in bad[0]["detail"]
+
+
+def test_a_row_that_select_fails_on_is_shown_as_it_is_in_the_file(read_bytes):
+    rows = [{"q": "1", "a": "x"}, {"q": "one", "a": "y"}]
+    select = {"prompt": "cast(cast(q as int) as varchar)", "completion": "a"}
+
+    found = read_bytes(table_of(rows), "rows.parquet", select=select)
+
+    assert found.texts == [[("user", "1"), ("assistant", "x")]]
+    assert found.reasons == ["expression"]
+    assert orjson.loads(found.quarantined["raw"][0].as_py()) == rows[1]
+
+
+def test_select_is_not_evaluated_for_rows_that_where_drops(read_bytes):
+    rows = [{"q": "1", "a": "x"}, {"q": "one", "a": "y"}]
+    select = {"prompt": "cast(cast(q as int) as varchar)", "completion": "a"}
+
+    found = read_bytes(lines(rows), where="q <> 'one'", select=select)
+
+    assert found.reasons == []
+    assert found.dropped.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "kept"),
+    [
+        ([1, 2.5, None, 2**53 + 1], "v >= 2", [1, 3]),  # whole numbers and others: DOUBLE
+        (["a", 1, ["b"], {"c": 1}, True], "v in ('a', '1', '[\"b\"]', 'true')", [0, 1, 2, 4]),
+        ([{"a": {"b": 1}}, {"a": {}}, {}, None], "v.a.b = 1", [0]),
+        ([{"a": {"b": 1}}, {"a": {}}, {}, None], "v.a.b is null", [1, 2, 3]),
+        ([["x", "y"], [], None], "len(v) > 1 and v[1] = 'x'", [0]),
+        (
+            [[{"r": "u"}, {"r": "s", "x": 1}], []],
+            "len(list_filter(v, lambda m: m.r = 's')) = 1",
+            [0],
+        ),
+        ([{"a b": 1}, {"A B": 1}], "v like '%\"a b\"%'", [0]),  # keys that SQL takes for one: JSON
+        ([{}, {"a": 1}], "v.a = 1", [1]),
+        ([{}, {}], "v = '{}'", [0, 1]),
+        ([2**63, 1], "v > 9e18", [0]),
+        ([True, False, None], "v", [0]),
+    ],
+)
+def test_types_of_json_values(values, where, kept, read_bytes):
+    rows = [{"text": "t", "v": value} for value in values]
+
+    found = read_bytes(lines(rows), where=where)
+
+    assert found.validated["row"].to_pylist() == kept
+    assert found.reasons == []
+
+
+def test_a_field_that_is_only_renamed_stays_as_it_is(read_bytes):
+    call = {"name": "f", "arguments": {"a": None, "b": 1.0}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": call}]},
+    ]
+
+    found = read_bytes(lines([{"Talk": messages}]), select={"messages": "talk"})
+
+    (row,) = found.messages
+    assert '"arguments": {"a": null, "b": 1.0}' in row[1]["tool_calls"] or (
+        '"arguments":{"a":null,"b":1.0}' in row[1]["tool_calls"]
+    )
+
+
+@pytest.mark.parametrize("max_shard_bytes", [300, 2**25])
+@pytest.mark.parametrize("block_bytes", [64, 2**21])
+def test_shards_and_blocks_change_nothing(max_shard_bytes, block_bytes, read_bytes, monkeypatch):
+    monkeypatch.setattr("packhouse.sources.json_lines.BLOCK_BYTES", block_bytes)
+    rows = [{"text": f"t{n}", "n": n if n % 3 else str(n)} for n in range(100)]
+    where = "try_cast(n as int) % 5 = 0 or cast(n as double) > 97"
+
+    found = read_bytes(lines(rows), where=where, max_shard_bytes=max_shard_bytes)
+
+    wanted = sorted({*range(0, 100, 5), 98, 99})
+    assert found.validated["row"].to_pylist() == wanted
+    assert found.dropped["row"].to_pylist() == sorted(set(range(100)) - set(wanted))
+    assert {json.dumps(shard.columns) for shard in found.shards} == {'{"n": "text"}'}
+
+
+def test_files_of_a_source_have_one_type_for_a_column(tmp_path: Path, read):
+    (tmp_path / "a.jsonl").write_bytes(lines([{"text": "t", "n": 10}]))
+    (tmp_path / "b.jsonl").write_bytes(lines([{"text": "t", "n": "9"}]))
+
+    found = read(tmp_path, where="n < '2'")  # as texts: '10' < '2' < '9'
+
+    assert found.validated["source"].to_pylist() == [f"{tmp_path.name}/a.jsonl"]
+
+
+def test_a_row_that_is_no_object_is_quarantined(read_bytes):
+    found = read_bytes(lines([{"text": "t"}, [1], 7]), where="text = 't'", format="text")
+
+    assert found.reasons == ["not_an_object", "not_an_object"]
+
+
+def test_where_filters_before_the_shape_of_rows_is_looked_for(read_bytes):
+    rows = [{"kind": "comment", "by": "me"}, {"kind": "row", "question": "q", "answer": "a"}]
+
+    found = read_bytes(lines(rows), where="kind = 'row'")
+
+    assert found.texts == [[("user", "q"), ("assistant", "a")]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"where": "length(anwser) > 5"},
+            r"where `length\(anwser\) > 5`: no row has a field 'anwser'; did you mean 'answer'\?; "
+            r"there are: title, body, answer, lang, score",
+        ),
+        ({"select": {"text": "anwser"}}, r"select.text `anwser`: no row has a field 'anwser'"),
+        ({"where": "length(answer)"}, "gives int64, not true or false; compare it"),
+        ({"where": "answer + 1 > 2"}, "No function matches .* Its columns: answer text"),
+        ({"where": "score.x = 1"}, "`score.x = 1`: .*score"),
+        ({"select": {"text": "0.1 * score + 0.2"}, "where": "lower(score) = 'x'"}, "lower"),
+        ({"select": {"text": "cast(answer as date)"}}, "gives date32.*; cast it to VARCHAR"),
+        ({"where": "answer ~ '('"}, r"missing \)"),
+    ],
+)
+def test_a_mistake_is_an_error_before_any_row_is_read(settings, says, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
+
+    with pytest.raises(ConfigError, match=says):
+        scan_source(SourceConfig(path=str(tmp_path / "rows.jsonl"), **settings))
+
+
+def test_names_that_differ_in_case_alone_are_refused(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(lines([{"text": "t", "Lang": "a", "lang": "b"}]))
+
+    with pytest.raises(
+        ConfigError, match="'LANG' may be 'Lang' or 'lang', which SQL takes for one"
+    ):
+        scan_source(SourceConfig(path=str(tmp_path / "rows.jsonl"), where="LANG = 'a'"))
+
+
+def test_expressions_are_part_of_the_key_and_nothing_of_them_is_where_there_are_none(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(ROWS))
+
+    def parts(**settings: Any) -> dict[str, Any]:
+        source = SourceConfig(path=str(path), format="question_answer", **settings)
+        (shard,) = scan_source(source)
+        told = ValidateParameters(
+            shard=shard, source=source, rules=ValidateConfig(), group_by="prompt"
+        )
+        return told.to_json()
+
+    plain, filtered = parts(), parts(where="lang = 'en'")
+
+    assert {"where", "select", "table"}.isdisjoint(plain["source"])
+    assert {"columns", "table"}.isdisjoint(plain["shard"])
+    assert "duckdb" not in plain
+    assert filtered["source"]["where"] == "lang = 'en'"
+    assert filtered["shard"]["columns"] == {"lang": "text"}
+    assert "duckdb" in filtered
+
+
+def test_too_many_failing_rows_are_refused(read_bytes):
+    rows = [{"text": "t", "n": "x"}] * 10_001
+
+    with pytest.raises(SourceError, match=r"fails on 10,001 of 10,001 rows.*TRY_CAST"):
+        read_bytes(lines(rows), where="cast(n as int) = 1")
+
+
+def test_a_missing_duckdb_is_said_with_the_line_that_installs_it(tmp_path, monkeypatch):
+
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    evaluation._connection.cache_clear()
+
+    with pytest.raises(ConfigError, match=r"needs duckdb.*pip install 'packhouse\[sql\]'"):
+        evaluation.analyse(["a = 1"])
+    evaluation._connection.cache_clear()
+
+
+def test_functions_that_packhouse_adds_are_known(read_bytes, tmp_path):
+    rows = [{"text": "mail me@example.org"}, {"text": "I am an AI, I cannot."}, {"text": None}]
+
+    found = read_bytes(lines(rows), where="not has_email(text)", select={"text": "text"})
+
+    assert found.validated["row"].to_pylist() == [1]
+    assert found.dropped["row"].to_pylist() == [0, 2]
+    path = tmp_path / "rows.jsonl"
+    added = expression_key(SourceConfig(path=str(path), where="has_email(text)"))
+    assert sorted(added) == ["duckdb", "text_functions"]
+
+
+def test_a_function_whose_package_is_missing_is_an_error_before_any_row_is_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    sys.modules["packhouse.quality.language"]._identifier.cache_clear()
+
+    with pytest.raises(ConfigError, match=r"py3langid"):
+        evaluation.analyse(["language(text) = 'en'"])

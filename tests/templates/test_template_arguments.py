@@ -1,0 +1,65 @@
+"""`format.chat_template_kwargs`: what a recipe gives to a chat template."""
+
+import pytest
+
+from packhouse.errors import ConfigError
+from packhouse.recipe import FormatConfig, parse_recipe
+from packhouse.templates import make_renderer
+from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
+
+SNAPSHOT = make_snapshot(chat_template=CHATML)
+TALK = [("user", "Hi"), ("assistant", "Hello!")]
+RECIPE = {"dataset": "made", "tokenizer": "org/name", "sources": [{"path": "rows.jsonl"}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trained"),
+    [
+        ({}, "<think>\n\n</think>\n\nHello!<|im_end|>"),
+        ({"enable_thinking": True}, "<think>\n\n</think>\n\nHello!<|im_end|>"),
+        ({"enable_thinking": False}, "Hello!<|im_end|>"),
+    ],
+)
+def test_the_prompt_of_inference_has_the_arguments_too(arguments, trained, load_tokenizer):
+    tokenizer = load_tokenizer("qwen3")
+    config = FormatConfig(chat_template_kwargs=arguments)
+
+    rendered = make_renderer(config, snapshot_of(tokenizer)).render(make_table([TALK]))
+
+    given = [{"role": role, "content": content} for role, content in TALK]
+    text = tokenizer.apply_chat_template(given, tokenize=False, **arguments)
+    prompt = tokenizer.apply_chat_template(
+        given[:1], tokenize=False, add_generation_prompt=True, **arguments
+    )
+    assert rendered.formatted["text"].to_pylist() == [text]
+    assert pieces(rendered.formatted) == [[trained]]
+    assert text == prompt + trained + "\n"
+
+
+def test_other_arguments_are_another_version():
+    def identity(**arguments):
+        config = FormatConfig(chat_template_kwargs=arguments)
+        return make_renderer(config, SNAPSHOT).identity
+
+    assert identity(a=1, b=[2]) == identity(b=[2], a=1) != identity(a=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"messages": []}, "'messages' is no argument that a recipe can give"),
+        ({"eos_token": "x"}, "'eos_token' is no argument"),
+        ({"a b": 1}, "'a b' is no argument"),
+        ({"x": float("nan")}, "no JSON"),
+        ({"x": "y" * 70_000}, "over 65,536 characters"),
+    ],
+)
+def test_arguments_that_no_template_can_have_are_refused(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_recipe(RECIPE | {"format": {"chat_template_kwargs": arguments}}, where="test")
+
+
+def test_a_template_without_arguments_refuses_them():
+    settings = {"template": "alpaca", "chat_template_kwargs": {"enable_thinking": False}}
+    with pytest.raises(ConfigError, match="are for chat templates, and template is alpaca"):
+        parse_recipe(RECIPE | {"format": settings}, where="test")

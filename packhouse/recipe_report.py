@@ -125,7 +125,8 @@ def _sample(name: str, sample: Any) -> dict[str, Any]:
         )
         tokens += len(cut)
     label = f"the front of {name}"
-    return {"pack": 0, "label": label, "num_tokens": tokens, "records": records}
+    counts = {"num_tokens": tokens, "num_records": len(records)}
+    return {"pack": 0, "label": label, **counts, "records": records}
 
 
 def _lengths_section(recipe: Recipe, lengths: dict[str, Counter[int]]) -> str:

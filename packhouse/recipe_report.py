@@ -28,7 +28,7 @@ from packhouse.tokenization.loading import find_snapshot
 __all__ = ["recipe_report"]
 
 _SOURCES = 8
-_SHOWN_TOKENS = 30_000
+_SHOWN_TOKENS = 4_000  # of a source
 
 
 def recipe_report(recipe: Recipe, cache: Path) -> str:
@@ -54,13 +54,12 @@ def _foreseen(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
     expected = estimate(recipe, plan, workspace)
     lengths: dict[str, Counter[int]] = {}
     groups: list[dict[str, Any]] = []
-    room = _SHOWN_TOKENS // max(1, min(len(recipe.sources), _SOURCES))
     for source in recipe.sources[:_SOURCES]:
         name = source_name(source)
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
         sample, _ = sample_rows(recipe, source, uri, workspace)
         lengths[name] = Counter(sample["num_tokens"].to_pylist())
-        groups.append({"name": name, "packs": [_sample(name, sample, room)]})
+        groups.append({"name": name, "packs": [_sample(name, sample)]})
     load = find_snapshot(fingerprint_tokenizer(recipe.tokenizer), workspace.tokenizers)
     pipeline = pipeline_of(lambda: load)
     for group in groups:
@@ -104,12 +103,12 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
     )
 
 
-def _sample(name: str, sample: Any, room: int) -> dict[str, Any]:
+def _sample(name: str, sample: Any) -> dict[str, Any]:
     """The first rows of a source as the page's script takes a pack."""
     records: list[dict[str, Any]] = []
     tokens = 0
     for row in sample.slice(0, 200).to_pylist():
-        if tokens >= room:
+        if tokens >= _SHOWN_TOKENS:
             break
         cut = row["input_ids"][:MAX_RECORD_TOKENS]
         spans = [[span["start"], min(span["end"], len(cut))] for span in row["trained_ranges"]]
@@ -126,7 +125,8 @@ def _sample(name: str, sample: Any, room: int) -> dict[str, Any]:
         )
         tokens += len(cut)
     label = f"the front of {name}"
-    return {"pack": 0, "label": label, "num_tokens": tokens, "records": records}
+    counts = {"num_tokens": tokens, "num_records": len(records)}
+    return {"pack": 0, "label": label, **counts, "records": records}
 
 
 def _lengths_section(recipe: Recipe, lengths: dict[str, Counter[int]]) -> str:

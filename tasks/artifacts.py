@@ -7,6 +7,7 @@ the cache: who reads it may not reach it, and `packhouse quarantine` finds it by
 """
 
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -271,6 +272,12 @@ def _version_page(prepared: Prepared) -> str:
         "",
         "## Where",
         *_links(prepared, place),
+        "",
+        "Charts and samples, in any browser (the version holds the page as `report.html`):",
+        "",
+        "```sh",
+        f"packhouse report {shlex.quote(f'{for_terminal(place)}@{prepared.version}')} --open",
+        "```",
         "",
         "```python",
         "from packhouse.loaders import load_packed",

@@ -17,6 +17,7 @@ from packhouse.report.vega import read_asset, vega_bundle
 
 __all__ = ["details", "figure", "numbers", "page", "preformatted", "section", "table", "tiles"]
 
+_MOST_CODE = 100_000  # characters of settings
 _WITHOUT_VEGA = (
     "Charts need the JavaScript that packhouse's wheel carries, and this installation has none; "
     "the tables show the same numbers."
@@ -71,6 +72,8 @@ def details(summary: str, inner: str, *, is_open: bool = False) -> str:
 
 def preformatted(text: str, name: str) -> str:
     """Return code or settings, which scroll by themselves where they are long."""
+    if len(text) > _MOST_CODE:
+        text = f"{text[:_MOST_CODE]} ... cut here, {len(text) - _MOST_CODE:,} more characters"
     return f'<pre role=group tabindex=0 aria-label="{html_text(name)}">{html_text(text)}</pre>'
 
 

@@ -265,7 +265,9 @@ def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     names = row.get("record_ids") or [""] * len(row["seq_lengths"])
     edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
     for name, (start, end) in zip(names, pairwise(edges), strict=False):
-        cut = min(end, start + min(MAX_RECORD_TOKENS, max(room, 1)))
+        if room <= 0:
+            break
+        cut = min(end, start + min(MAX_RECORD_TOKENS, room))
         room -= cut - start
         records.append(
             {
@@ -277,7 +279,8 @@ def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
                 "trained": _ranges(mask[start:cut]),
             }
         )
-    return {"pack": number, "num_tokens": len(row["input_ids"]), "records": records}
+    counts = {"num_tokens": len(row["input_ids"]), "num_records": len(row["seq_lengths"])}
+    return {"pack": number, **counts, "records": records}
 
 
 def _ranges(mask: npt.NDArray[np.bool_]) -> list[list[int]]:

@@ -127,8 +127,10 @@
     if (!query) {
       const pack = packs[at];
       where.textContent = `${label(pack)}: sample ${at + 1} of ${packs.length}, ` +
-        `${count(pack.num_tokens)} tokens, ${count(pack.records.length)} records`;
+        `${count(pack.num_tokens)} tokens, ${count(pack.num_records)} records`;
       for (const record of pack.records) show(pack, record, "");
+      const more = pack.num_records - pack.records.length;
+      if (more > 0) box.append(make("p", `${count(more)} more records are not shown`));
     } else {
       let found = 0;
       for (const pack of packs) for (const record of pack.records) {

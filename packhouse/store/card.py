@@ -6,7 +6,7 @@ It is not part of the version's identity, so a better card does not make another
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packhouse.escaping import for_markdown, markdown_code
@@ -34,6 +34,7 @@ def dataset_card(manifest: Manifest) -> str:
         "Packed token data, written by packhouse. "
         f"Content {markdown_code(manifest.content_id[:16])}.\n",
         _splits_table(manifest),
+        _account(manifest),
         _settings(manifest),
         _sources(manifest),
         _quality(manifest),
@@ -55,6 +56,53 @@ def _splits_table(manifest: Manifest) -> str:
             f"| {for_markdown(split)} | " + " | ".join(f"{total:,}" for total in sums) + " |"
         )
     return "\n".join([*lines, ""])
+
+
+def _account(manifest: Manifest) -> str:
+    """Rows from the sources to the packs, and a picture of lengths in characters of block."""
+    ledger = manifest.counts.get("ledger", ())
+    if not ledger:
+        return ""
+    lines = [f"- rows read: {ledger[0].get('rows_in', 0):,}"]
+    for kind in ("quarantined", "dropped"):
+        reasons: Counter[str] = Counter()
+        for line in ledger:
+            reasons.update(line.get(kind, {}))
+        named = ", ".join(f"{reason} {rows:,}" for reason, rows in sorted(reasons.items()))
+        if reasons:
+            lines.append(f"- {kind}: {reasons.total():,} ({for_markdown(named)})")
+    for split, side in sorted(manifest.counts.get("statistics", {}).items(), reverse=True):
+        if side.get("num_packs"):
+            lines.append(f"- {for_markdown(split)}: {_fill(side)}")
+            lines += _bars(side.get("length_histogram", ()))
+    return "\n".join([*lines, ""])
+
+
+def _fill(side: Mapping[str, Any]) -> str:
+    packs, tokens, seq_len = (side.get(n, 0) for n in ("num_packs", "num_tokens", "seq_len"))
+    trained = side.get("num_trained", 0) / max(tokens, 1)
+    fill = tokens / max(packs * seq_len, 1)
+    return f"{packs:,} packs of {seq_len:,} tokens, {fill:.2%} full, {trained:.1%} trained"
+
+
+def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
+    """Records by length as text: a bar for each doubling of tokens.
+
+    Example:
+        >>> _bars([(20, 2), (24, 2), (40, 1)])[1:-1]
+        ['    17 to     32 tokens  ######################## 4', '    33 to     64 tokens  ###### 1']
+    """
+    sums: Counter[int] = Counter()
+    for length, records in histogram:
+        sums[1 << max(length - 1, 0).bit_length()] += records
+    if not sums:
+        return []
+    most = max(sums.values())
+    rows = [
+        f"{top // 2 + 1:>6,} to {top:>6,} tokens  {'#' * -(-24 * records // most)} {records:,}"
+        for top, records in sorted(sums.items())
+    ]
+    return ["```text", *rows, "```"]
 
 
 def _settings(manifest: Manifest) -> str:

@@ -126,6 +126,7 @@ def test_axe_finds_nothing_serious(page: Page, report: Path) -> None:
     axe = Path(spec.submodule_search_locations[0], "axe.min.js").read_text("utf-8")
     for scheme in ("light", "dark"):
         driver = opened(page, report, scheme=scheme)
+        driver.set_script_timeout(200)
         driver.execute_script(axe)
         found = driver.execute_async_script(
             "const done = arguments[0]; axe.run().then(r => done(r.violations.map("

@@ -12,6 +12,7 @@ from packhouse.store.draft import LocalFile
 from packhouse.store.objects import open_store
 from packhouse.store.publish import publish_version
 from tests.report.conftest import TOKENIZER, Made
+from tests.report.test_version_report import island
 
 ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
 
@@ -62,3 +63,35 @@ def test_another_page_is_the_same_version(kind: str, tmp_path: Path) -> None:
 
     assert [each.created for each in done] == [True, False]
     assert done[0].manifest == done[1].manifest
+
+
+@pytest.mark.parametrize(
+    ("file_format", "layout", "strategy"),
+    [
+        ("jsonl", "compact", "next_fit"),
+        ("arrow", "compact", "best_fit"),
+        ("jsonl", "labels", "none"),
+    ],
+)
+def test_every_format_and_layout_has_samples_and_masks(
+    file_format: str, layout: str, strategy: str, tmp_path: Path
+) -> None:
+    version = packhouse.prepare(
+        ROWS,
+        tokenizer=TOKENIZER,
+        dataset="numbers",
+        seq_len=256,
+        format={"template": "alpaca"},
+        pack={"strategy": strategy},
+        publish={"file_format": file_format, "layout": layout},
+        store=tmp_path / "store",
+        cache=tmp_path / "cache",
+        progress=False,
+    )
+    html = version.report()
+    records = [r for s in island(html, "samples-data") for p in s["packs"] for r in p["records"]]
+
+    assert records
+    assert all(0 < record["num_trained"] < record["length"] for record in records)
+    assert all(record["place"].startswith("rows/") for record in records)
+    assert "Records by trained share" in html

@@ -116,10 +116,11 @@ def gc_command(
         held = {"runs": kept.num_runs, "bytes": kept_bytes, "until": until}
         echo_json(facts | {"unfinished": held})
         return
-    print_table(
-        ("step", "key", "bytes", "in use"),
-        [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
-    )
+    if chosen:
+        print_table(
+            ("step", "key", "bytes", "in use"),
+            [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
+        )
     verb = f"{freed:,} bytes freed" if delete else "nothing deleted; add --delete"
     echo(f"{num_bytes:,} bytes in {len(chosen):,} jobs: {verb}")
     if kept.steps and not unfinished:

@@ -7,6 +7,7 @@ defines each.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from packhouse.quality.dirt import has_html, has_mojibake
 from packhouse.quality.language import language, language_key
 from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
 from packhouse.quality.repetition import repetition
+from packhouse.records.lists import one_chunk
 
 __all__ = [
     "COUNTERS",
@@ -38,21 +40,45 @@ class TextFunction(NamedTuple):
     """A function over texts, as SQL knows it."""
 
     call: Callable[..., pa.Array]
-    """Takes a `pa.StringArray` for each argument, all of one length; null in, null out."""
+    """Takes texts, an array or a column, for each argument, all of one length; null gives null."""
     returns: Literal["BOOLEAN", "DOUBLE", "VARCHAR"]
     help: str
 
 
+def _of_columns(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    """The function over columns as well, which come in chunks, as DuckDB gives them."""
+
+    @wraps(function)
+    def call(*texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+        return function(*map(one_chunk, texts))
+
+    return call
+
+
 FUNCTIONS: dict[str, TextFunction] = {
-    "has_email": TextFunction(has_email, "BOOLEAN", "holds an e-mail address"),
-    "has_phone": TextFunction(has_phone, "BOOLEAN", "holds a phone number"),
-    "has_card": TextFunction(has_card, "BOOLEAN", "holds a payment card's number"),
-    "has_secret": TextFunction(has_secret, "BOOLEAN", "holds a key, a token or a private key"),
-    "has_html": TextFunction(has_html, "BOOLEAN", "prose with HTML tags or entities"),
-    "has_mojibake": TextFunction(has_mojibake, "BOOLEAN", "was decoded with a wrong encoding"),
-    "is_empty": TextFunction(is_empty, "BOOLEAN", "nothing but signs, or N/A or the like"),
-    "is_refusal": TextFunction(is_refusal, "BOOLEAN", "refuses, or speaks of itself as an AI"),
-    "echoes": TextFunction(echoes, "BOOLEAN", "echoes(answer, prompt): says the prompt again"),
-    "repetition": TextFunction(repetition, "DOUBLE", "share that repeats earlier text, 0 to 1"),
-    "language": TextFunction(language, "VARCHAR", "ISO code of the language; und: not known"),
+    "has_email": TextFunction(_of_columns(has_email), "BOOLEAN", "holds an e-mail address"),
+    "has_phone": TextFunction(_of_columns(has_phone), "BOOLEAN", "holds a phone number"),
+    "has_card": TextFunction(_of_columns(has_card), "BOOLEAN", "holds a payment card's number"),
+    "has_secret": TextFunction(
+        _of_columns(has_secret), "BOOLEAN", "holds a key, a token or a private key"
+    ),
+    "has_html": TextFunction(_of_columns(has_html), "BOOLEAN", "prose with HTML tags or entities"),
+    "has_mojibake": TextFunction(
+        _of_columns(has_mojibake), "BOOLEAN", "was decoded with a wrong encoding"
+    ),
+    "is_empty": TextFunction(
+        _of_columns(is_empty), "BOOLEAN", "nothing but signs, or N/A or the like"
+    ),
+    "is_refusal": TextFunction(
+        _of_columns(is_refusal), "BOOLEAN", "refuses, or speaks of itself as an AI"
+    ),
+    "echoes": TextFunction(
+        _of_columns(echoes), "BOOLEAN", "echoes(answer, prompt): says the prompt again"
+    ),
+    "repetition": TextFunction(
+        _of_columns(repetition), "DOUBLE", "share that repeats earlier text, 0 to 1"
+    ),
+    "language": TextFunction(
+        _of_columns(language), "VARCHAR", "ISO code of the language; und: not known"
+    ),
 }

@@ -245,6 +245,7 @@ def test_an_answer_depends_on_its_text_alone(texts):
             continue
         whole = function.call(array).to_pylist()
         assert function.call(cut).to_pylist() == whole
+        assert function.call(pa.chunked_array([array[:7], array[7:]])).to_pylist() == whole
         assert [function.call(array.slice(n, 1))[0].as_py() for n in range(len(texts))] == whole
         assert [each is None for each in whole] == [each is None for each in texts]
 

@@ -151,7 +151,7 @@ def editable(row: Mapping[str, Any]) -> dict[str, Any]:
         '{"instruction": "Hi",}'
     """
     names = ("source", "row", "step", "reason", "detail")
-    line = {name: row[name] for name in names}
+    line = {name: row[name] for name in (*names, "raw_sha256") if name in row}
     if row["raw_size"] > len(row["raw"]):
         return line | {"raw": row["raw"].decode("utf-8", "replace"), "is_cut": True}
     records = parse_lines(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))

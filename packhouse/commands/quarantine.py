@@ -40,6 +40,9 @@ _TARGET_HELP = (
     "found bad, whether or not it published."
 )
 
+_MENDED = "_mended.jsonl"
+"""Beside mended rows: which bad rows they are. A folder that is a source leaves out such names."""
+
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _cache = click.option(
     "--cache",
@@ -133,7 +136,9 @@ def show(
     "of rows you give up). --from FILE checks mended rows by the recipe's rules; those that pass "
     "are written to the folder --out, a source file for each source, ready to be added to the "
     "recipe. Without --from, the rows are checked as they are: after a change of the rules. "
-    "Rows that are still bad are written to OUT/still-bad.jsonl, and the exit code is 4.\n\n"
+    "Rows that are still bad are written to OUT/_still-bad.jsonl, no source file where OUT "
+    "is a source, and the exit code is 4. Once the recipe has the files of OUT, rows that pass are "
+    "no longer shown for the RECIPE.\n\n"
     f"{_TARGET_HELP}"
 )
 @_target
@@ -166,6 +171,7 @@ def retry(
     lines = _read_lines(mended) if mended else _lines(read_quarantine(target, cache), reason)
     retried = check_mended(lines, recipe)
     _write_retried(retried, out, as_json)
+    _write_mended(lines, retried, out)
     if retried.still_bad:
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
 
@@ -205,7 +211,34 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
             "say --cache"
         )
     paths = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
-    return pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
+    table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
+    return _without_mended(table, recipe)
+
+
+def _without_mended(table: pa.Table, recipe: Recipe) -> pa.Table:
+    """Leave out the rows whose mended form is a source of the recipe, and say so."""
+    mended: set[tuple[str, int, str]] = set()
+    for source in recipe.sources:
+        path = Path(source.path)
+        note = (path if path.is_dir() else path.parent) / _MENDED
+        if "://" not in source.path and note.is_file():
+            rows = _read_lines(note)
+            mended |= {(str(r["source"]), r["row"], str(r["raw_sha256"])) for r in rows}
+    names = ("source", "row", "raw_sha256")
+    places = zip(*(table[name].to_pylist() for name in names), strict=True)
+    is_left = [place not in mended for place in places]
+    if num_mended := len(is_left) - sum(is_left):
+        echo(f"{num_mended:,} rows are not shown: sources of the recipe hold them mended", err=True)
+    return table.filter(pa.array(is_left, pa.bool_()))
+
+
+def _write_mended(lines: list[dict[str, Any]], retried: Retried, out: Path) -> None:
+    """Note which bad rows the files of `out` replace."""
+    bad = {(line["source"], line["row"]) for line in retried.still_bad}
+    names = ("source", "row", "raw_sha256")
+    rows = [line for line in lines if (line["source"], line["row"]) not in bad]
+    noted = [{name: row[name] for name in names} for row in rows if "raw_sha256" in row]
+    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in noted))
 
 
 def _chosen(
@@ -269,7 +302,7 @@ def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
         path = out / f"{source.name}.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in source.lines))
         sources.append({"path": str(path), "rows": len(source.lines), **source.settings})
-    left = out / "still-bad.jsonl"
+    left = out / "_still-bad.jsonl"  # a folder that is a source leaves out such names
     left.unlink(missing_ok=True)
     if retried.still_bad:
         left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))

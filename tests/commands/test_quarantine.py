@@ -144,6 +144,9 @@ def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
     (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     again = run_recipe(desk)
     assert again.ledger[0].rows_out == 42
+    left = json.loads(call("ls", "recipe.yaml", "--json", "--cache", str(desk / "cache")))
+    assert left["rows"] == 2  # those that are mended elsewhere are not shown
+    assert {sample["row"] for why in left["reasons"] for sample in why["samples"]} == {42, 43}
 
 
 def test_a_row_with_a_key_twice_does_not_pass_unmended(desk):
@@ -160,7 +163,7 @@ def test_bytes_that_are_no_text_do_not_pass_as_replacement_characters(desk):
     output = call("retry", *arguments, code=4)
     assert "0 rows pass, 1 are still bad" in output
     assert "still holds U+FFFD" in output
-    assert json.loads((desk / "out" / "still-bad.jsonl").read_text())["row"] == 43
+    assert json.loads((desk / "out" / "_still-bad.jsonl").read_text())["row"] == 43
 
 
 def test_without_mending_rows_pass_when_the_rules_changed(desk):
@@ -170,7 +173,7 @@ def test_without_mending_rows_pass_when_the_rules_changed(desk):
     output = call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out")
     assert "1 rows pass, 0 are still bad" in output
     assert "name: rows-mended" in output
-    assert not (desk / "out" / "still-bad.jsonl").exists()
+    assert not (desk / "out" / "_still-bad.jsonl").exists()
 
 
 def test_tsv_rows_are_read_by_their_header(desk):
@@ -214,7 +217,7 @@ def test_rows_that_a_template_refused_pass_once_they_are_mended(desk):
     assert {line["step"] for line in json.loads(shown)["reasons"]} == {"validate", "format"}
     again = ["retry", "recipe.yaml", "--cache", "cache", "--reason", "template"]
     call(*again, "--out", "out", code=4)
-    (line,) = (desk / "out" / "still-bad.jsonl").read_text().splitlines()
+    (line,) = (desk / "out" / "_still-bad.jsonl").read_text().splitlines()
     bad = json.loads(line)
     assert (bad["step"], bad["reason"]) == ("format", "template")
     bad["raw"]["messages"][1] = {"role": "assistant", "content": "4"}
@@ -242,7 +245,7 @@ def test_rows_that_the_tokenizer_refused_keep_their_raw_row(desk):
     assert (bad["raw"], bad["byte_offset"], bad["raw_size"]) == (text.encode(), 1, len(text))
     again = ["retry", "recipe.yaml", "--cache", "cache", "--reason", bad["reason"]]
     call(*again, "--out", "out", code=4)
-    (line,) = (desk / "out" / "still-bad.jsonl").read_text().splitlines()
+    (line,) = (desk / "out" / "_still-bad.jsonl").read_text().splitlines()
     (desk / "mended.jsonl").write_text(line.replace("<|im_end|>", "the end"))
     call("retry", "recipe.yaml", "--from", "mended.jsonl", "--out", "out2")
     assert "Say the end twice." in (desk / "out2" / "chat-mended.jsonl").read_text()
@@ -277,3 +280,14 @@ def test_rows_of_a_file_in_another_encoding_are_mended_as_utf8(desk):
     assert json.loads(line) == [rows[0]]
     snippet = yaml.safe_load(said.partition("sources:\n")[2])
     assert "encoding" not in snippet[0]
+
+
+def test_what_is_still_bad_is_no_row_of_a_folder_that_is_a_source(desk):
+    run_recipe(desk)
+    call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out", code=4)
+    assert (desk / "out" / "_still-bad.jsonl").is_file()
+    (desk / "out" / "good.jsonl").write_text(json.dumps(GOOD[0]))
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    recipe["sources"] = [{"path": "out", "format": "alpaca"}]
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert run_recipe(desk).ledger[0].rows_in == 1

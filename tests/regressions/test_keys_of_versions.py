@@ -15,6 +15,7 @@ from packhouse.chain import prepare
 from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, SourceConfig
+from packhouse.recipe.audit import QualityConfig
 from packhouse.steps.plan import plan_jobs
 from tests.chain.conftest import DEMO, Project, question
 
@@ -31,6 +32,7 @@ DECIDES_NO_BYTE = {
         "publish.move_ref",
         "publish.also",
         "publish.keep_tokenizer",
+        "publish.report",
         "tokenize.encoder",
     ),
 }
@@ -39,7 +41,11 @@ NEEDS = {
     "split.eval_count": {"split": {"eval_fraction": 0.0}},
 }
 
-NAMES = {"format.template": "completion", "pack.strategy": "next_fit"}
+NAMES = {
+    "format.template": "completion",
+    "pack.strategy": "next_fit",
+    "audit.quality": QualityConfig(max_refusals=0.5),
+}
 
 
 @pytest.fixture

@@ -407,8 +407,9 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
             tally_problems(manifest, Counter())
             if manifest.audit:
                 audit_rows(manifest.audit)
-            if "ledger" in path:
-                print_ledger([dict(line) for line in manifest.counts.get("ledger", [])])
+            if {"ledger", "lineage"} & set(path):
+                lines = [dict(line) for line in manifest.counts.get("ledger", [])]
+                print_ledger(lines, manifest.lineage.get("sources", []))
             numbers_of(manifest)
     assert num_read > 100  # facts that no reader takes for a path or a number
     assert num_refused > 1000

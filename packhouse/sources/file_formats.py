@@ -132,7 +132,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     if named == "xlsx":
         if not head.startswith(_ZIP_MAGIC):
             raise SourceError(
-                f"source file '{uri}' is no workbook: it is {_what_is(head) if head else 'empty'}",
+                f"source file '{uri}' is not XLSX or ODS: it is "
+                f"{_what_is(head) if head else 'empty'}",
                 uri=uri,
             )
         return "xlsx"

@@ -299,7 +299,7 @@ def test_a_workbook_by_another_name_is_named_as_what_it_is(read_bytes):
 
     with pytest.raises(SourceError, match="Excel workbook; set file_format to xlsx"):
         read_bytes(data, "rows.csv")
-    with pytest.raises(SourceError, match="not XLSX: it is text"):
+    with pytest.raises(SourceError, match="is not XLSX or ODS: it is text"):
         read_bytes(b"text\na\n", "rows.xlsx")
     pytest.importorskip("python_calamine")
     with pytest.raises(SourceError, match="no sound workbook"):

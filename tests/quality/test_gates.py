@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import packhouse
@@ -13,6 +14,7 @@ from packhouse.recipe import QualityConfig
 from packhouse.store import open_version
 from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import Project
+from tests.quality.test_counting import FAULTY
 
 
 @pytest.fixture
@@ -108,3 +110,34 @@ def test_an_audit_of_raw_rows_says_it_and_lifts_the_limits(project):
     )
     assert "emails: 2 (5.00%) hold an e-mail address: sums/sums.jsonl rows 3, 7" in report.notes
     assert report.is_clean
+
+
+KEEP = """
+not is_empty(output) and not echoes(output, instruction) and not is_refusal(output)
+and repetition(output) <= 0.6 and not has_html(instruction || ' ' || output)
+and not has_mojibake(output) and not has_email(instruction || ' ' || output)
+and not has_phone(output) and not has_card(output) and not has_secret(output)
+"""
+
+
+def test_where_leaves_out_the_rows_that_are_counted_and_no_other(project):
+    pytest.importorskip("duckdb")
+    path = project.folder / "sums.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row for row in rows if "@" not in row["output"]]
+    faulty = [
+        {"instruction": asked["content"], "output": said["content"]}
+        for asked, said in FAULTY.values()
+    ]
+    path.write_text("\n".join(map(json.dumps, [*rows, *faulty])))
+    counted = project.prepare().published.audit["quality"]["dataset"]
+    assert {name: counted[name] for name in FAULTY} == dict.fromkeys(FAULTY, 1)
+
+    recipe = yaml.safe_load(project.path.read_text())
+    recipe["sources"][0]["where"] = KEEP
+    project.path.write_text(yaml.safe_dump(recipe))
+    published = project.prepare()
+    assert [row["row"] for row in project.records(published)] == list(range(len(rows)))
+    (validated,) = [line for line in published.ledger if line.step == "validate"]
+    assert validated.dropped == {"filtered": len(faulty)}
+    assert published.published.audit["quality"]["worst"] == {}

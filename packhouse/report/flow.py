@@ -15,10 +15,13 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
 
     A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 can be seen.
     """
-    most = max([1, *(line["rows_in"] for line in ledger)])
+    drawn = [
+        line for line in ledger if line["rows_in"] != line["rows_out"] or line["step"] != "split"
+    ]
+    most = max([1, *(line["rows_in"] for line in drawn)])
     bands: list[dict[str, Any]] = []
     labels: list[dict[str, Any]] = []
-    for i, line in enumerate(ledger):
+    for i, line in enumerate(drawn):
         came, left = line["rows_in"] / most, line["rows_out"] / most
         bands += _band("rows", i, 1, 1 - came, 1, 1 - left, f"{line['rows_out']:,} rows")
         labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
@@ -35,14 +38,14 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
                 text = f"{lost:,} {kind}"
                 labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
                 low -= 0.24 + wide
-    names = [line["step"] for line in ledger]
-    last = ledger[-1]["rows_out"] if ledger else 0
-    labels.append({"x": len(ledger), "y": 1.04, "text": f"{last:,}", "is_end": True})
+    names = [line["step"] for line in drawn]
+    last = drawn[-1]["rows_out"] if drawn else 0
+    labels.append({"x": len(drawn), "y": 1.04, "text": f"{last:,}", "is_end": True})
     ends = [*names, "out"]
     x = {
         "field": "x",
         "type": "quantitative",
-        "scale": {"domain": [0, len(ledger)], "nice": False},
+        "scale": {"domain": [0, len(drawn)], "nice": False},
         "axis": {
             "title": None,
             "values": list(range(len(ends))),
@@ -51,7 +54,7 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
             "labelOverlap": False,
             "labelFlush": False,
             "labelAlign": {
-                "condition": {"test": f"datum.value === {len(ledger)}", "value": "right"},
+                "condition": {"test": f"datum.value === {len(drawn)}", "value": "right"},
                 "value": "left",
             },
             "labelPadding": 16,

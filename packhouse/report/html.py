@@ -57,7 +57,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool | str) or value is None:
-        return f"<td>{html_text('' if value is None else str(value))}</td>"
+        text = "" if value is None else str(value)
+        return f"<td{' class=wide' * (len(text) > 25)}>{html_text(text)}</td>"
     return f"<td class=number>{value:,}</td>"
 
 

@@ -46,7 +46,9 @@ EXAMPLES: dict[str, Any] = {
     "sources.max_records": 5000,
     "validate.max_quarantined": 0.05,
     "format.template": "alpaca",
+    "format.chat_template_kwargs": {"enable_thinking": False},
     "format.train_on": "last_assistant",
+    "validate.refused_orders": ["consecutive_user", "starts_with_assistant"],
     "format.never_train": ["system", "tool"],
     "format.reasoning": "train_last",
     "format.system": "You are a helpful assistant.",
@@ -69,7 +71,10 @@ EXAMPLES: dict[str, Any] = {
 }
 """What a key may look like, where neither another choice nor twice the default says it."""
 
-WITH: dict[str, dict[str, Any]] = {"format.never_train": {"train_on": "all"}}
+WITH: dict[str, dict[str, Any]] = {
+    "format.never_train": {"train_on": "all"},
+    "audit.quality.max_other_languages": {"languages": ["en", "de"]},
+}
 """Other keys of the section that a key asks for."""
 
 MODULES = {

@@ -111,13 +111,12 @@ def test_axolotl_3754_an_end_token_outside_of_the_generation_block(snapshot, tmp
         Tables(CHATS, snapshot, config)
 
 
-def test_a_generation_block_around_the_header_is_refused(snapshot, tmp_path):
+def test_of_a_generation_block_around_the_header_the_answer_is_trained(snapshot, tmp_path):
     config = template_file(
         tmp_path,
         "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endgeneration %}\n",
     )
-    with pytest.raises(TemplateError, match="begins with the header"):
-        Tables(CHATS, snapshot, config)
+    assert found(Tables(CHATS, snapshot, config)) == {}
 
 
 def test_trl_1623_a_masked_end_token(tables):

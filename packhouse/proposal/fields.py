@@ -12,13 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packhouse.sources.chat_messages import SPEAKERS
-from packhouse.sources.row_formats import (
-    MESSAGE_FIELDS,
-    ROW_FORMATS,
-    TextFields,
-    row_format_of,
-)
+from packhouse.sources.row_format import MESSAGE_FIELDS
+from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
 from packhouse.sources.strict import parse_text
+from packhouse.sources.text_formats import TextFields
 from packhouse.sources.transcripts import is_transcript
 
 __all__ = ["Shape", "join_shapes", "shape_of"]

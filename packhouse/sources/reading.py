@@ -42,8 +42,8 @@ from packhouse.sources.records import (
     unwrapped,
 )
 from packhouse.sources.reshaping import reshape
+from packhouse.sources.row_format import Adapted
 from packhouse.sources.row_formats import (
-    Adapted,
     adapt,
     check_same_format,
     row_format_called,

@@ -1,0 +1,225 @@
+"""Formats whose rows hold texts in fields: Alpaca and the like, classes, SQuAD.
+
+Read row by row, or column by column, 10 times as fast, as long as all rows of a block hold text in
+these fields.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.recipe import SourceConfig
+from packhouse.records.messages import assemble
+from packhouse.sources.chat_messages import (
+    BadRowError,
+    Conversation,
+    kind_of,
+)
+from packhouse.sources.records import Rows
+from packhouse.sources.row_format import (
+    Adapted,
+    RowFormat,
+    aliases,
+    check_present,
+    optional,
+    optional_text,
+)
+from packhouse.sources.squad import read_questions
+from packhouse.sources.strict import parse_text
+
+__all__ = [
+    "TEXT_FORMATS",
+    "TextFields",
+    "class_index",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFields(RowFormat):
+    """Rows that give each turn in a field of its own: Alpaca and the like, plain texts, labels."""
+
+    turns: tuple[tuple[str, str], ...] = (("user", "question"), ("assistant", "answer"))
+    """(role, our field) of each turn."""
+    context: str = ""
+    """Our field of what the question is about."""
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the turns, with the system prompt and earlier turns before them."""
+        fields = [ours for _, ours in self.turns]
+        check_present(row, fields, names, config)
+        for ours in fields:
+            if type(row[names[ours]]) is not str:
+                raise BadRowError("type", f"{names[ours]} is {kind_of(row[names[ours]])}, not text")
+        context = optional_text(row, names, self.context) or None
+        system = optional_text(row, names, "system")
+        texts: list[tuple[str, str, str | None]] = [("system", system, None)] if system else []
+        for question, answer in _read_history(optional(row, names, "history")):
+            texts += [("user", question, None), ("assistant", answer, None)]
+        for role, ours in self.turns:
+            texts.append((role, row[names[ours]], context if role == "user" else None))
+        label = None
+        if "label" in self.required:
+            check_present(row, ["label"], names, config)
+            label = class_index(row[names["label"]], config.label_names)
+        return [
+            Conversation([(*text, None, None, None, None, None) for text in texts], None, label)
+        ]
+
+    def read_columns(
+        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
+    ) -> Adapted | None:
+        """Read all rows at once; None if a row needs a closer look."""
+        names: dict[str, str] = {}
+        for of_layout in naming.values():
+            if any(names.setdefault(ours, name) != name for ours, name in of_layout.items()):
+                return None  # one field by two names
+            if not self.required.keys() <= of_layout.keys():
+                return None
+        if not names or not rows.are_objects or "system" in names or "history" in names:
+            return None
+        columns = [[row[names[ours]] for row in rows] for _, ours in self.turns]
+        contexts = None
+        if self.context in names:
+            contexts = [row.get(names[self.context]) for row in rows]
+        if not rows.value_types <= {str}:
+            if any(set(map(type, column)) != {str} for column in columns):
+                return None
+            if not set(map(type, contexts or ())) <= {str, type(None)}:
+                return None
+        labels = None
+        if "label" in self.required:
+            try:
+                labels = _class_indexes([row[names["label"]] for row in rows], config.label_names)
+            except BadRowError:
+                return None
+        # Columns [q1, q2], [a1, a2] -> contents [q1, a1, q2, a2], contexts [c1, None, c2, None].
+        num_rows, step = len(rows), len(columns)
+        contents = [""] * (num_rows * step)
+        for at, column in enumerate(columns):
+            contents[at::step] = column
+        flat = {"role": [role for role, _ in self.turns] * num_rows, "content": contents}
+        arrays = {name: pa.array(values, pa.string()) for name, values in flat.items()}
+        if contexts is not None:
+            spread: list[str | None] = [None] * len(contents)
+            spread[::step] = [context or None for context in contexts]
+            arrays["context"] = pa.array(spread, pa.string())
+        return Adapted(
+            messages=assemble(arrays, np.full(num_rows, step, np.int64)),
+            tools=pa.nulls(num_rows, pa.string()),
+            labels=pa.array([None] * num_rows if labels is None else labels, pa.int64()),
+            origin=np.arange(num_rows),
+        )
+
+
+def _read_history(value: object) -> list[list[str]]:
+    """Earlier turns as [question, answer] pairs."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):  # a column of text that holds JSON
+        value, _ = parse_text(value)
+    if not isinstance(value, list):
+        raise BadRowError("type", f"history is {kind_of(value)}, not a list of pairs")
+    for pair in value:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) for text in pair):
+            raise BadRowError("type", "history is not a list of [question, answer] pairs of text")
+    return value
+
+
+def _class_indexes(labels: list[object], classes: list[str] | None) -> list[int]:
+    """Class index of each label; each different one is looked at once."""
+    if not set(map(type, labels)) <= {int, str}:
+        raise BadRowError("label", "a label is neither a number nor text")
+    known = {label: class_index(label, classes) for label in set(labels)}
+    return [known[label] for label in labels]
+
+
+def class_index(label: object, classes: list[str] | None) -> int:
+    """Return the index of a class, given as a number, as digits, or as one of `classes`.
+
+    Raises:
+        BadRowError: it is no class.
+    """
+    if type(label) is not int and type(label) is not str:
+        raise BadRowError("label", f"the label is {kind_of(label)}, neither a number nor text")
+    if isinstance(label, str):
+        if classes is not None and label in classes:
+            return classes.index(label)
+        text = label.strip()
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            known = f"not one of {classes}" if classes else "text; set label_names"
+            raise BadRowError("label", f"the label {label[:60]!r} is {known}")
+        label = int(text)
+    if label < 0 or (classes is not None and label >= len(classes)):
+        last = len(classes) - 1 if classes else "..."
+        raise BadRowError("label", f"the label {label} is outside 0 to {last}")
+    if label >= 2**31:
+        raise BadRowError("label", f"the label {label} is no class index")
+    return label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squad(RowFormat):
+    """Questions about a text, with answers found in it: SQuAD's articles, or a question a row.
+
+    Of several answers the first is read; questions without any are left out of an article.
+    """
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Return True for an article with paragraphs, and for a question with answers."""
+        names = self.names(row, renamed) if isinstance(row, dict) else {}
+        return "paragraphs" in names or {"question", "answers"} <= names.keys()
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read each question that has an answer."""
+        if "paragraphs" in names:
+            return read_questions(row[names["paragraphs"]], "question", "answers")
+        check_present(row, ("question", "answers"), names, config)
+        paragraph = {"context": row.get(names.get("context", "")), "qas": [row]}
+        return read_questions([paragraph], names["question"], names["answers"])
+
+
+_ASIDE = "system|system_prompt history"
+TEXT_FORMATS: dict[str, RowFormat] = {
+    "alpaca": TextFields(
+        required=aliases("instruction output"),
+        optional=aliases(f"input|context {_ASIDE}"),
+        turns=(("user", "instruction"), ("assistant", "output")),
+        context="input",
+    ),
+    "dolly": TextFields(
+        required=aliases("instruction response"),
+        optional=aliases(f"context|input category {_ASIDE}"),
+        turns=(("user", "instruction"), ("assistant", "response")),
+        context="context",
+    ),
+    "prompt_completion": TextFields(
+        required=aliases("prompt completion|response"),
+        optional=aliases(_ASIDE),
+        turns=(("user", "prompt"), ("assistant", "completion")),
+    ),
+    "question_answer": TextFields(
+        required=aliases("question answer"),
+        optional=aliases(f"context|input {_ASIDE}"),
+        turns=(("user", "question"), ("assistant", "answer")),
+        context="context",
+    ),
+    "classification": TextFields(
+        required=aliases("text|sentence|content label"),
+        turns=(("user", "text"),),
+        answers="label",
+    ),
+    "text": TextFields(required=aliases("text"), turns=(("assistant", "text"),), answers="text"),
+    "squad": Squad(
+        required=aliases("paragraphs"),
+        optional=aliases("context question answers title id"),
+    ),
+}
+"""In the order of trial: a format that asks for more comes before one that asks for less."""

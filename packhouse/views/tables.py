@@ -83,7 +83,7 @@ class Tables:
         placed = {"num_trained", "pack", "position", "text", "input_ids", "trained"} & {*asked}
         of_files = [name for name in asked if name in (*_OF_FILES, "repeats")]
         needed = {*of_files, *(("record_id", "num_tokens", "times") if placed else ())}
-        table = self._read("records", [name for name in needed or {"row"}])
+        table = self._read("records", sorted(needed))
         if placed:
             rows = self._placed(table)
             for name in sorted(placed):

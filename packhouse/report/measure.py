@@ -106,7 +106,8 @@ def _read_records(
             for reason, rows in _by(table.filter(pc.equal(table["times"], 0)), ["outcome"]):
                 found = dropped.setdefault(reason[0], [])
                 for row in rows.slice(0, _EXAMPLES - len(found)).to_pylist():
-                    said = f"repeats record {row['repeats']}" if row["repeats"] else ""
+                    what = "shares words with" if reason[0] == "contaminated" else "repeats record"
+                    said = f"{what} {row['repeats']}" if row["repeats"] else ""
                     found.append({"source": str(row["source"]), "row": row["row"], "detail": said})
     return [[*key, number] for key, number in sorted(counts.items())], dropped
 

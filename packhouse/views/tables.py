@@ -170,7 +170,10 @@ class Tables:
         records = self._read("records", names)
         gone = records.filter(pc.not_equal(records["outcome"], "kept"))
         kept = records.filter(pc.equal(records["outcome"], "kept"))
-        detail = _repeated(gone["repeats"], kept)
+        repeats = gone["repeats"].cast(pa.string())
+        matched = pc.binary_join_element_wise("shares words with", repeats, " ")
+        is_matched = pc.equal(gone["outcome"], "contaminated")
+        detail = pc.if_else(is_matched, pc.fill_null(matched, ""), _repeated(repeats, kept))
         limit = f"more than seq_len {self.seq_len:,} tokens"
         is_over = pc.equal(gone["outcome"], "over_seq_len")
         dropped = pa.table(

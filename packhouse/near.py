@@ -13,14 +13,19 @@ _MOST_FILES = 5000
 _MOST_NAMED = 3
 
 
-def near_name(name: str, known: Iterable[str]) -> str:
+def near_name(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """Return "; did you mean 'x'?", or nothing if no known name is near.
+
+    Args:
+        name: what was given.
+        known: what could have been meant.
+        likeness: least ratio of `difflib.SequenceMatcher`, 0 to 1.
 
     Example:
         >>> near_name("aplaca", ["alpaca", "chat"]), near_name("x", ["chat"])
         ("; did you mean 'alpaca'?", '')
     """
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=likeness)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

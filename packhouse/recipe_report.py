@@ -14,7 +14,7 @@ from packhouse.estimate import Estimate, estimate, sample_rows
 from packhouse.pages import html_text
 from packhouse.recipe import Recipe
 from packhouse.report.figures import length_figures, seq_len_figure
-from packhouse.report.html import figure, numbers, page, preformatted, section, table, tiles
+from packhouse.report.html import figure, header, numbers, page, preformatted, section, table, tiles
 from packhouse.report.measure import MAX_RECORD_TOKENS
 from packhouse.report.other_seq_lens import alternatives
 from packhouse.report.sections import samples_section
@@ -94,13 +94,9 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
             ("Size", f"{about}{expected.bytes / 2**20:,.1f} MiB", "of data files"),
         ]
     )
-    return (
-        f"<header><div><h1>{html_text(recipe.dataset)}</h1>"
-        f"<code class=quiet>{html_text(version_id)}</code>"
-        "<p>A recipe that was not run: what a run would make.</p></div>"
-        '<button id=theme type=button aria-label="Light or dark colours">Dark</button></header>'
-        f"{boxes}{notes}"
-    )
+    said = "<p>A recipe that was not run: what a run would make.</p>"
+    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code>{said}")
+    return f"{top}{boxes}{notes}"
 
 
 def _sample(name: str, sample: Any) -> dict[str, Any]:

@@ -42,8 +42,13 @@ def audit(
     `packhouse prepare` takes them.
 
     \b
-    Exit codes: 0 nothing found, 4 something found, 2 an option is wrong, 3 a file or the tokenizer
-    cannot be read or no row is left, 5 a disk, 130 stopped by Ctrl-C, 143 by SIGTERM.
+    Exit codes:
+    0   nothing found
+    2   an option is wrong
+    3   a file or the tokenizer cannot be read, or no row is left
+    4   something found
+    5   a disk
+    130 stopped by Ctrl-C; 143 by SIGTERM
 
     \b
     packhouse audit prepared/ --tokenizer Qwen/Qwen2.5-0.5B-Instruct

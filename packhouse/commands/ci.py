@@ -50,14 +50,15 @@ def ci(
     \b
     Exit codes: 0 published or unchanged (or planned),
     2, 3  bad input: the recipe; a source or the tokenizer,
-    4, 7  refused by a gate: nothing published; published, and the ref held back by drift,
+    4     refused by a gate: nothing published,
+    7     held back by drift: published, and the ref not moved,
     5, 6  infrastructure: the store or a disk; network or storage hiccups,
     130, 143, 129  stopped by Ctrl-C (SIGINT); by SIGTERM; by SIGHUP,
     1     a bug.
 
     \b
     packhouse ci recipe.yaml --plan-only --summary plan.md
-    packhouse ci recipe.yaml --cache s3://ci/cache --summary done.md --junit gates.xml
+    packhouse ci recipe.yaml --cache s3://ci/cache --junit gates.xml
     """
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)
     try:

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
@@ -45,7 +45,7 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
-@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@cache_option("Folder of tokenizers and finished steps.")
 @as_json
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
     """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.

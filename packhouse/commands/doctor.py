@@ -23,7 +23,12 @@ __all__ = ["doctor"]
 
 @click.group()
 def doctor() -> None:
-    """Examine what packhouse stands on."""
+    """Check a store, or the room in the cache, before a run.
+
+    \b
+    packhouse doctor storage s3://bucket/store
+    packhouse doctor cache recipe.yaml
+    """
 
 
 @doctor.command("storage")

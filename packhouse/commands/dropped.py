@@ -9,7 +9,7 @@ import click
 import numpy as np
 import pyarrow.compute as pc
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.engine.last_run import load_last_run
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
@@ -33,7 +33,7 @@ _TEXT = 400
 @click.option("--reason", help="Only rows of this reason.")
 @click.option("--source", help="Only rows of this source, or of this `source/file`.")
 @click.option("--limit", default=5, show_default=True, help="Rows to print of each reason.")
-@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@cache_option("Folder of tokenizers and finished steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each row.")
 def dropped(
     target: str, reason: str | None, source: str | None, limit: int, cache: Path, as_json: bool
@@ -41,7 +41,8 @@ def dropped(
     """Print the rows that a policy or a filter left out of a VERSION, and why.
 
     Over-length rows have their token counts, duplicates the row that they repeat, filtered rows the
-    expression. Texts and counts come from the cache, if it holds the run that made the version.
+    expression. Texts and counts come from the cache, if it holds the run that made the version;
+    filtered rows have none.
 
     \b
     packhouse dropped ./store/alpaca --reason over_seq_len
@@ -61,7 +62,7 @@ def dropped(
             echo(f"  ... and {number - limit:,} more; see --limit")
     if not rows:
         echo("no row was dropped" if not (reason or source) else "no row was dropped for that")
-    elif not any("text" in row for row in rows):
+    elif any(row["record_id"] for row in rows) and not any("text" in row for row in rows):
         echo("The cache does not hold the run that made this version: no texts, no token counts.")
 
 

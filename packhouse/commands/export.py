@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.exports import FORMATS, export_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
@@ -18,12 +18,7 @@ __all__ = ["export"]
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--to", "export_format", required=True, type=click.Choice(FORMATS))
 @click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
-@click.option(
-    "--cache",
-    type=click.Path(path_type=Path),
-    default=default_cache,
-    help="Folder of verified copies. [default: PACKHOUSE_CACHE, else the user's]",
-)
+@cache_option("Folder of verified copies.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def export(
     address: str,

@@ -10,10 +10,10 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
-from packhouse.report.samples import first_split, read_packs, trained_mask_of
+from packhouse.report.samples import first_split, read_pack, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import console, echo, page
@@ -49,7 +49,7 @@ class _Wanted:
 @click.option("--split", help="Which split. [default: train, else the first there is]")
 @click.option("--packs", default=1, show_default=True, help="How many packs.")
 @click.option("--skip", default=0, show_default=True, help="Packs to skip first.")
-@click.option("--pack", type=int, help="The pack of this number, from 0.")
+@click.option("--pack", type=click.IntRange(min=0), help="The pack of this number, from 0.")
 @click.option("--records", type=int, help="So many records, each by itself. [default: 5]")
 @click.option("--source", help="Records of this source, or of this `source/file`.")
 @click.option("--row", type=int, help="Records of this row of their file, from 0.")
@@ -58,7 +58,7 @@ class _Wanted:
 @click.option("--quarantined", is_flag=True, help="Bad rows, and why.")
 @click.option("--dropped", is_flag=True, help="Rows that were left out, and why.")
 @click.option("--tokenizer", help="Tokenizer folder, if the store does not keep it.")
-@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@cache_option("Folder of tokenizers and finished steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a pack or record.")
 def inspect(
     target: str,
@@ -79,7 +79,7 @@ def inspect(
     terminal the output is in a pager.
 
     \b
-    VERSION is STORE/DATASET, optionally with @REF or @VERSION (by default @latest):
+    VERSION is STORE/DATASET, or with @REF or @VERSION (by default @latest):
     ./store/demo, s3://bucket/store/demo@prod, ./store/demo@0a1b2c3d4e5f6071.g0
 
     \b
@@ -98,8 +98,12 @@ def inspect(
         _show_records(_of_version(opened, chosen, split, cache), decode, as_json=as_json)
     else:
         opened = open_address(target)
-        span = (pack, 1) if pack is not None else (skip, packs)
-        _show_packs(opened, split or first_split(opened), span, tokenizer, cache, as_json)
+        split = split or first_split(opened)
+        if pack is not None:
+            packed = iter([(pack, read_pack(opened, split, pack))])
+        else:
+            packed = read_packs(opened, split, skip, packs)
+        _show_packs(opened, split, packed, tokenizer, cache, as_json)
 
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
@@ -117,7 +121,7 @@ def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: boo
 def _show_packs(
     opened: OpenVersion,
     split: str,
-    span: tuple[int, int],
+    packed: Iterator[tuple[int, dict[str, Any]]],
     tokenizer: str | None,
     cache: Path,
     as_json: bool,
@@ -126,7 +130,7 @@ def _show_packs(
     out = console()
 
     def blocks() -> Iterator[Any]:
-        for number, row in read_packs(opened, split, *span):
+        for number, row in packed:
             runs = cut_runs(trained_mask_of(row), np.cumsum(row["seq_lengths"]).tolist())
             texts = _texts(row["input_ids"], runs, decode)
             if as_json:
@@ -150,7 +154,7 @@ def _show_records(
     """Print records: each has source, row, record_id, input_ids, trained and `about`."""
     out = console()
     if not rows:
-        echo("no record is like that", err=True)
+        echo("no record matches", err=True)
 
     def blocks() -> Iterator[Any]:
         for row in rows:
@@ -222,8 +226,9 @@ def _of_recipe(target: str, wanted: _Wanted, cache: Path) -> tuple[list[dict[str
         found += [_sampled(row, recipe.pack.seq_len) for row in rows[: wanted.limit]]
         if refused:
             first = refused[0]
+            are = "is" if len(refused) == 1 else "are"
             echo(
-                f"note: {len(refused):,} of the first rows of '{source.path}' are bad; row "
+                f"note: {len(refused):,} of the first rows of '{source.path}' {are} bad; row "
                 f"{first['row']:,}: {first['reason']}: {first['detail']}",
                 err=True,
             )

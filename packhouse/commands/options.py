@@ -8,7 +8,7 @@ import click
 
 from packhouse.cache.places import default_cache
 
-__all__ = ["recipe_options", "run_options", "set_option"]
+__all__ = ["cache_option", "recipe_options", "run_options", "set_option"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -18,16 +18,21 @@ def set_option(what: str = "Put a value over the recipe's: --set pack.seq_len=40
     return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=what)
 
 
+def cache_option(what: str = "Folder of finished steps.") -> Decorator:
+    """Return --cache, a folder of this machine."""
+    return click.option(
+        "--cache",
+        type=click.Path(path_type=Path),
+        default=default_cache,
+        help=f"{what} [default: PACKHOUSE_CACHE, else the user's]",
+    )
+
+
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add RECIPE, --set, --cache and --json."""
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--cache",
-            type=click.Path(path_type=Path),
-            default=default_cache,
-            help="Folder of finished steps. [default: PACKHOUSE_CACHE, else the user's]",
-        ),
+        cache_option(),
         set_option(),
         click.argument("recipe_path", metavar="RECIPE", type=click.Path()),
     ):

@@ -52,13 +52,18 @@ def prepare(
     its version, for others may read it; --move-ref moves it.
 
     \b
-    Exit codes: 0 published or unchanged, 2 the recipe or an option is wrong, 3 a source or the
-    tokenizer cannot be read or nothing is left, 4 refused (too many bad rows, a contract or an
-    audit limit broken), 5 the store or a disk, 6 network or storage hiccups, 7 published but the
-    ref was held back by drift, 130 stopped by Ctrl-C, 143 by SIGTERM.
+    Exit codes:
+    0   published or unchanged
+    2   the recipe or an option is wrong
+    3   a source or the tokenizer cannot be read, or nothing is left
+    4   refused: too many bad rows, a contract or an audit limit broken
+    5   the store or a disk
+    6   network or storage hiccups
+    7   published, but the ref was held back by drift
+    130 stopped by Ctrl-C; 143 by SIGTERM
 
     \b
-    packhouse prepare talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct --seq-len 4096
+    packhouse prepare talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
     packhouse prepare alpaca.json --tokenizer ./llama --set format.template=alpaca
     packhouse prepare recipe.yaml --set pack.seq_len=8192
     """

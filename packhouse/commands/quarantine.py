@@ -9,7 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.escaping import for_terminal
@@ -44,12 +44,7 @@ _MENDED = "_mended.jsonl"
 """Beside mended rows: which bad rows they are. A folder that is a source leaves out such names."""
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_cache = click.option(
-    "--cache",
-    type=click.Path(path_type=Path),
-    default=default_cache,
-    help="Folder of finished steps, for a RECIPE. [default: PACKHOUSE_CACHE, else the user's]",
-)
+_cache = cache_option("Folder of finished steps, for a RECIPE.")
 _target = click.argument("target", metavar="TARGET")
 
 

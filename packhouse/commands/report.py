@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.given import read_recipe
 from packhouse.recipe.reading import is_recipe_path
@@ -32,7 +32,7 @@ __all__ = ["report"]
     help="The file to write.",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
-@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@cache_option("Folder of tokenizers and finished steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def report(
     targets: tuple[str, ...],

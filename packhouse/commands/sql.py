@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.store.address import open_address
@@ -29,22 +29,25 @@ _CELL = 400
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--limit", default=50, show_default=True, help="Rows of the table; 0: all.")
-@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@cache_option("Folder of tokenizers and finished steps.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
     """Ask a VERSION in SQL (DuckDB's).
 
     \b
-    records     a row of the sources: source, row, split, outcome, num_tokens, num_trained, ...
+    records     a row of the sources: source, row, split, outcome, num_tokens, ...
     packs       a pack: split, pack, num_records, num_tokens, num_trained, fill
     quarantine  a bad row: source, row, step, reason, detail
-    dropped     a row that a policy left out: source, row, reason, detail
-    ledger      rows and tokens of each step; audit: its counts; versions: of the dataset
+    dropped     a row that was left out: source, row, reason, detail
+    ledger      rows and tokens of each step: step, event, reason, rows, tokens
+    audit       a count of the audit: source, name, value
+    versions    a version of the dataset: version, refs, rows, tokens, bytes
 
-    text, input_ids and trained of records, and raw of quarantine, are read where QUERY names them.
+    text, input_ids and trained of records, and raw of quarantine, are read only where QUERY names
+    them. `select * from records limit 1` shows the columns, docs/how-to/ask.md says all.
 
     \b
-    packhouse sql ./store/alpaca "select source, count(*), avg(num_trained) from records group by 1"
-    packhouse sql ./store/alpaca "select row, text from records where text like '%sorry%' limit 3"
+    packhouse sql ./store/demo "select outcome, count(*) from records group by 1"
+    packhouse sql ./store/demo "select row, text from records where row < 3"
     """
     table = ask(open_address(target), query, Workspace(cache=cache).tokenizers)
     if as_json:

@@ -7,10 +7,10 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.cache.places import default_cache
+from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.report.samples import first_split, read_packs, trained_mask_of
+from packhouse.report.samples import first_split, read_pack, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
@@ -37,7 +37,7 @@ _RULES = {
 @click.option("--file", help="A file of a source: faq.jsonl, or source/faq.jsonl.")
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
-@click.option("--cache", type=click.Path(path_type=Path), default=default_cache)
+@cache_option("Folder of tokenizers and finished steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trace(
     target: str,
@@ -81,11 +81,10 @@ def _said(value: Any) -> str:
 def _of_token(
     opened: OpenVersion, split: str, pack: int, token: int, tokenizers: Path
 ) -> dict[str, Any]:
-    rows = list(read_packs(opened, split, pack, 1))
-    if not rows or token >= len(rows[0][1]["input_ids"]):
-        has = f"it has {len(rows[0][1]['input_ids']):,} tokens" if rows else "there is none"
+    row = read_pack(opened, split, pack)
+    if token >= len(row["input_ids"]):
+        has = f"it has {len(row['input_ids']):,} tokens, from 0"
         raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
-    row = rows[0][1]
     ends = np.cumsum(row["seq_lengths"])
     at = int(np.searchsorted(ends, token, "right"))
     start = int(ends[at]) - row["seq_lengths"][at]

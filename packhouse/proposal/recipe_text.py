@@ -54,7 +54,8 @@ def recipe_text(
     """
     lines = [
         "# Written by `packhouse init`, which looked at the first rows of each file.",
-        "# `packhouse init` shows rows as they are trained; change what is wrong, then run:",
+        "# Change what is wrong; these show rows as they are trained, and make the version:",
+        _comment(f"  packhouse inspect {name}"),
         _comment(f"  packhouse prepare {name}"),
         "# All settings: docs/reference/recipe.md.",
         _line("dataset", raw["dataset"]),

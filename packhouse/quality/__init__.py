@@ -1,9 +1,8 @@
-"""What is wrong with texts, whatever is done with them: dirt, personal data, empty words, loops.
+"""Quality of texts: empty answers, refusals, repetition, HTML, personal data, secrets, language.
 
 Each function takes Arrow texts and returns an answer for each, null for null, from the text alone:
-regular expressions of RE2 and numpy, in time linear in the text. `FUNCTIONS` has those that a
-recipe's `where` and `packhouse sql` know by name; the audit counts rows by them. docs/quality.md
-defines each.
+regular expressions of RE2 and numpy, in time linear in the text. `FUNCTIONS` has those that `where`
+and `select` of a source know by name; the audit counts rows by them.
 """
 
 from collections.abc import Callable
@@ -42,7 +41,6 @@ class TextFunction(NamedTuple):
     call: Callable[..., pa.Array]
     """Takes texts, an array or a column, for each argument, all of one length; null gives null."""
     returns: Literal["BOOLEAN", "DOUBLE", "VARCHAR"]
-    help: str
 
 
 def _of_columns(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
@@ -55,30 +53,17 @@ def _of_columns(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     return call
 
 
-FUNCTIONS: dict[str, TextFunction] = {
-    "has_email": TextFunction(_of_columns(has_email), "BOOLEAN", "holds an e-mail address"),
-    "has_phone": TextFunction(_of_columns(has_phone), "BOOLEAN", "holds a phone number"),
-    "has_card": TextFunction(_of_columns(has_card), "BOOLEAN", "holds a payment card's number"),
-    "has_secret": TextFunction(
-        _of_columns(has_secret), "BOOLEAN", "holds a key, a token or a private key"
-    ),
-    "has_html": TextFunction(_of_columns(has_html), "BOOLEAN", "prose with HTML tags or entities"),
-    "has_mojibake": TextFunction(
-        _of_columns(has_mojibake), "BOOLEAN", "was decoded with a wrong encoding"
-    ),
-    "is_empty": TextFunction(
-        _of_columns(is_empty), "BOOLEAN", "nothing but signs, or N/A or the like"
-    ),
-    "is_refusal": TextFunction(
-        _of_columns(is_refusal), "BOOLEAN", "refuses, or speaks of itself as an AI"
-    ),
-    "echoes": TextFunction(
-        _of_columns(echoes), "BOOLEAN", "echoes(answer, prompt): says the prompt again"
-    ),
-    "repetition": TextFunction(
-        _of_columns(repetition), "DOUBLE", "share that repeats earlier text, 0 to 1"
-    ),
-    "language": TextFunction(
-        _of_columns(language), "VARCHAR", "ISO code of the language; und: not known"
-    ),
+FUNCTIONS = {
+    "has_email": TextFunction(_of_columns(has_email), "BOOLEAN"),
+    "has_phone": TextFunction(_of_columns(has_phone), "BOOLEAN"),
+    "has_card": TextFunction(_of_columns(has_card), "BOOLEAN"),
+    "has_secret": TextFunction(_of_columns(has_secret), "BOOLEAN"),
+    "has_html": TextFunction(_of_columns(has_html), "BOOLEAN"),
+    "has_mojibake": TextFunction(_of_columns(has_mojibake), "BOOLEAN"),
+    "is_empty": TextFunction(_of_columns(is_empty), "BOOLEAN"),
+    "is_refusal": TextFunction(_of_columns(is_refusal), "BOOLEAN"),
+    "echoes": TextFunction(_of_columns(echoes), "BOOLEAN"),
+    "repetition": TextFunction(_of_columns(repetition), "DOUBLE"),
+    "language": TextFunction(_of_columns(language), "VARCHAR"),
 }
+"""By the names that `where` and `select` of a source know; docs/quality.md defines each."""

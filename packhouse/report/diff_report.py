@@ -15,7 +15,7 @@ from typing import Any
 from packhouse.errors import IntegrityError
 from packhouse.pages import html_text
 from packhouse.report.figures import compare_figure
-from packhouse.report.html import details, figure, numbers, page, section, table
+from packhouse.report.html import details, figure, header, numbers, page, section, table
 from packhouse.report.pieces import piece_texts
 from packhouse.report.version_report import measured_of, pipeline_of
 from packhouse.runtime.confine import run_confined
@@ -71,13 +71,8 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
         _records_section(found, sides),
     ]
     title = f"{names[0]} and {names[1]}"
-    head = (
-        f"<header><div><h1>{html_text(title)}</h1><p>"
-        + ("The rows of both versions are the same." if found.is_same_content else "")
-        + '</p></div><button id=theme type=button aria-label="Light or dark colours">Dark</button>'
-        "</header>"
-    )
-    return page(f"{title} - packhouse report", head, parts, {})
+    said = "The rows of both versions are the same." if found.is_same_content else ""
+    return page(f"{title} - packhouse report", header(title, f"<p>{said}</p>"), parts, {})
 
 
 def _names(old: OpenVersion, new: OpenVersion) -> tuple[str, str]:

@@ -15,13 +15,31 @@ from packhouse.pages import html_text
 from packhouse.report.figures import Figure
 from packhouse.report.vega import read_asset, vega_bundle
 
-__all__ = ["details", "figure", "numbers", "page", "preformatted", "section", "table", "tiles"]
+__all__ = [
+    "details",
+    "figure",
+    "header",
+    "numbers",
+    "page",
+    "preformatted",
+    "section",
+    "table",
+    "tiles",
+]
 
 _MOST_CODE = 100_000  # characters of settings
 _WITHOUT_VEGA = (
     "Charts need the JavaScript that packhouse's wheel carries, and this installation has none; "
     "the tables show the same numbers."
 )
+
+
+def header(title: str, inner: str) -> str:
+    """Return the top of a page: its title, HTML below it, and the button for light or dark."""
+    return (
+        f"<header><div><h1>{html_text(title)}</h1>{inner}</div>"
+        '<button id=theme type=button aria-label="Light or dark colours">Dark</button></header>'
+    )
 
 
 def section(name: str, title: str, *parts: str) -> str:

@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.report.samples import trained_mask_of
 from packhouse.store.contracts import read_batches
+from packhouse.token_runs import cut_runs
 
 __all__ = ["MAX_READ_TOKENS", "MAX_RECORD_TOKENS", "Files", "measure"]
 
@@ -104,7 +106,8 @@ def _read_records(
             for reason, rows in _by(table.filter(pc.equal(table["times"], 0)), ["outcome"]):
                 found = dropped.setdefault(reason[0], [])
                 for row in rows.slice(0, _EXAMPLES - len(found)).to_pylist():
-                    said = f"repeats record {row['repeats']}" if row["repeats"] else ""
+                    what = "shares words with" if reason[0] == "contaminated" else "repeats record"
+                    said = f"{what} {row['repeats']}" if row["repeats"] else ""
                     found.append({"source": str(row["source"]), "row": row["row"], "detail": said})
     return [[*key, number] for key, number in sorted(counts.items())], dropped
 
@@ -257,10 +260,9 @@ def _trained(batch: pa.RecordBatch, offsets: Ints) -> npt.NDArray[np.bool_]:
     return np.cumsum(edges[:-1]) > 0
 
 
-def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+def _sample(number: int, row: dict[str, Any]) -> dict[str, Any]:
     """A pack as JSON: its records with ids and trained ranges, the long ones cut."""
-    batch = pa.RecordBatch.from_pylist([dict(row)])
-    mask = _trained(batch, np.array([0, len(row["input_ids"])]))
+    mask = trained_mask_of(row)
     records, room = [], _PACK_TOKENS
     names = row.get("record_ids") or [""] * len(row["seq_lengths"])
     edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
@@ -269,6 +271,7 @@ def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
             break
         cut = min(end, start + min(MAX_RECORD_TOKENS, room))
         room -= cut - start
+        runs = cut_runs(mask[start:cut])
         records.append(
             {
                 "id": name,
@@ -276,16 +279,8 @@ def _sample(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
                 "length": end - start,
                 "num_trained": int(mask[start:end].sum()),
                 "ids": row["input_ids"][start:cut],
-                "trained": _ranges(mask[start:cut]),
+                "trained": [[first, last] for first, last, is_trained in runs if is_trained],
             }
         )
     counts = {"num_tokens": len(row["input_ids"]), "num_records": len(row["seq_lengths"])}
     return {"pack": number, **counts, "records": records}
-
-
-def _ranges(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
-    """[0, 1, 1, 0, 1] -> [[1, 3], [4, 5]]."""
-    padded = np.concatenate([[False], mask, [False]]).astype(np.int8)
-    edges = np.flatnonzero(np.diff(padded))
-    pairs: list[list[int]] = edges.reshape(-1, 2).tolist()
-    return pairs

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
 
-__all__ = ["first_split", "read_packs", "trained_mask_of"]
+__all__ = ["first_split", "read_pack", "read_packs", "trained_mask_of"]
 
 
 def first_split(opened: OpenVersion) -> str:
@@ -54,6 +55,19 @@ def read_packs(
             first += entry.rows
 
 
+def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
+    """Return the row of one pack, by its number in the split, from 0.
+
+    Raises:
+        ConfigError: there is no such split or pack.
+        IntegrityError: a file is damaged.
+    """
+    for _, row in read_packs(opened, split, number, 1):
+        return row
+    total = sum(entry.rows for entry in opened.files("data", split))
+    raise ConfigError(f"{split} has no pack {number:,}: its last pack is {total - 1:,}")
+
+
 def _read_rows(path: Path, start: int, count: int) -> list[dict[str, Any]]:
     """In a child: rows [start, start + count) of a file."""
     rows: list[dict[str, Any]] = []
@@ -72,7 +86,7 @@ def trained_mask_of(row: dict[str, Any]) -> npt.NDArray[np.bool_]:
     """Return which tokens of a pack are trained, whichever layout it has."""
     trained = np.zeros(len(row["input_ids"]), dtype=bool)
     if "labels" in row:
-        trained[:] = np.asarray(row["labels"]) != -100
+        trained[:] = np.asarray(row["labels"]) != IGNORE_INDEX
     for span in row.get("trained_ranges") or ():
         trained[span["start"] : span["end"]] = True
     return trained

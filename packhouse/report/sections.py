@@ -15,7 +15,16 @@ from packhouse.report.figures import (
     turns_figure,
 )
 from packhouse.report.flow import flow_figure
-from packhouse.report.html import details, figure, numbers, preformatted, section, table, tiles
+from packhouse.report.html import (
+    details,
+    figure,
+    header,
+    numbers,
+    preformatted,
+    section,
+    table,
+    tiles,
+)
 from packhouse.report.other_seq_lens import alternatives
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 
@@ -45,11 +54,8 @@ def heading(manifest: Manifest) -> str:
     said += f", template '{template}'" if template else ""
     trained = form.get("train_on")
     said += f", trained on: {trained}." if trained else "."
-    return (
-        f"<header><div><h1>{html_text(manifest.dataset)}</h1>"
-        f"<code class=quiet>{html_text(manifest.version)}</code><p>{html_text(said)}</p></div>"
-        '<button id=theme type=button aria-label="Light or dark colours">Dark</button></header>'
-    )
+    version = f"<code class=quiet>{html_text(manifest.version)}</code>"
+    return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
 
 
 def overview(manifest: Manifest) -> str:

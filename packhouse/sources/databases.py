@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from packhouse.errors import SourceError
 from packhouse.near import near_name
+from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
 
 __all__ = ["DATABASES", "read_database", "refuse_unsaved"]
@@ -87,9 +88,7 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
         plain = [name for name in plain if not name.startswith("sqlite_")]
         name = _chosen(plain, others, table, uri)
         yield from _sqlite_batches(database, name, uri)
-    except sqlite3.Error as error:
-        raise _damaged(uri, "SQLite", error) from None
-    except UnicodeDecodeError as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _damaged(uri, "SQLite", error) from None
     finally:
         database.close()
@@ -158,10 +157,7 @@ def _text(value: float | bytes) -> str:
 def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
     duckdb = import_extra("duckdb", "sql", "a DuckDB file as source")
     settings = {
-        "enable_external_access": "false",
-        "autoinstall_known_extensions": "false",
-        "autoload_known_extensions": "false",
-        "max_temp_directory_size": "0B",
+        **NO_FILES,
         "memory_limit": "768MB",
         "threads": "1",  # rows stay in order
         "lock_configuration": "true",
@@ -191,7 +187,7 @@ def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str
     if table in others:
         why = f"'{table}' is a view or a virtual table, which would run what it says; make a table"
     elif table is None:
-        why = "it has several tables, or none; name one with `table`"
+        why = "it has several tables; name one with `table`" if tables else "it has no table"
     else:
         why = f"it has no table '{table}'{near_name(table, tables)}"
     raise SourceError(f"source file '{uri}': {why}; tables: {shown}", uri=uri)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, SourceError
 from packhouse.quality import FUNCTIONS as TEXT_FUNCTIONS
 from packhouse.runtime.confine import at
+from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
 from packhouse.sources.expressions import in_parentheses, parse_expression
 
@@ -31,15 +32,7 @@ _VALUE = '"packhouse value"'
 _MEMORY = "768MB"  # below that of the child, so that DuckDB says so first
 _MAX_GROWTH = 16  # bytes of results for each byte of rows
 _FREE_BYTES = 2**26  # results of this size are always allowed
-_SETTINGS = {
-    "enable_external_access": "false",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    "max_temp_directory_size": "0B",
-    "memory_limit": _MEMORY,
-    "threads": "1",
-}
+_SETTINGS = {**NO_FILES, "memory_limit": _MEMORY, "threads": "1"}
 
 
 def analyse(texts: list[str]) -> list[dict[str, Any]]:
@@ -157,7 +150,7 @@ def _call_once(name: str) -> None:
 @cache
 def _connection() -> Any:
     connection = _duckdb().connect(":memory:", config=_SETTINGS)
-    for name, (function, kind, _) in TEXT_FUNCTIONS.items():
+    for name, (function, kind) in TEXT_FUNCTIONS.items():
         arguments = ["VARCHAR"] * len(inspect.signature(function).parameters)
         how = {"type": "arrow", "null_handling": "special"}
         connection.create_function(name, function, arguments, kind, **how)
@@ -168,7 +161,7 @@ def _connection() -> Any:
 
 
 def _duckdb() -> Any:
-    return import_extra("duckdb", "sql", "`where` and `select` of a source")
+    return import_extra("duckdb", "sql", "an expression of `where` or `select`")
 
 
 def _row_errors() -> tuple[type[Exception], ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packhouse.errors import ConfigError
+from packhouse.near import near_name
 
 __all__ = ["FUNCTIONS", "Parsed", "in_parentheses", "parse_expression"]
 
@@ -206,9 +207,10 @@ def _check(node: dict[str, Any], functions: frozenset[str]) -> None:
         if len(path) != 1 or node.get("schema") or node.get("catalog"):
             raise ConfigError(f"function '{name}' may not be named with its schema")
         if name not in FUNCTIONS and name not in functions:
+            meant = near_name(name, FUNCTIONS | functions, likeness=0.8)
             raise ConfigError(
                 f"function '{name}' may not be used: it is unknown, an aggregate, or may read more "
-                "than the row; docs/how-to/filter-and-reshape.md lists what may be"
+                f"than the row{meant}; see docs/how-to/filter-and-reshape.md"
             )
         if node.get("distinct") or node.get("filter") or node["order_bys"].get("orders"):
             raise ConfigError(f"function '{name}' may have neither DISTINCT, FILTER nor ORDER BY")

@@ -11,7 +11,7 @@ that goes on in the next pack (`concat`) is put together.
 Holds 40 bytes a record, and all tokens (5 bytes each) only where ids, text or masks are asked for.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,11 +190,9 @@ def place_rows(record_ids: pa.Array, num_tokens: Ints, times: Ints, pieces: Piec
     is_packed = np.asarray((times > 0) & (num_tokens > 0) & (end <= high[row_code]))
     start, end = np.where(is_packed, start, 0), np.where(is_packed, end, 0)
     if not len(order):
-        is_packed = np.zeros(len(row_code), np.bool_)
-        order, edges = np.zeros(1, np.int64), np.zeros(2, np.int64)
         nothing = np.full(len(row_code), -1, np.int64)
         return Rows(
-            is_packed=is_packed,
+            is_packed=np.zeros(len(row_code), np.bool_),
             pack=nothing,
             position=nothing,
             num_trained=nothing,
@@ -255,10 +253,3 @@ def _lists(values: npt.NDArray[Any], tokens: Ints | None, start: Ints, end: Ints
     taken = values[tokens[_ranges(start, end - start)]]
     offsets = np.concatenate([[0], np.cumsum(end - start)])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(taken))
-
-
-def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """At least one batch, so that the columns of an empty table are said too."""
-    yield from table.to_batches(max_chunksize=2**16) or [
-        pa.RecordBatch.from_pylist([], table.schema)
-    ]

@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
+from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.tokenization.loading import MEMORY_PER_BYTE
 from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.views.pieces import batches_of
 from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables
 
 __all__ = ["ask", "read_view"]
@@ -41,15 +41,7 @@ _IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
 _STAR = re.compile(r"(?<!\()\*|(^|\()\s*(from|describe|summarize|table)\b", re.I)
 """Every column may be meant; in `count(*)` none is."""
 
-_SETTINGS = (
-    "SET python_enable_replacements=false",
-    "SET autoinstall_known_extensions=false",
-    "SET autoload_known_extensions=false",
-    "SET enable_external_access=false",
-    "SET threads=2",
-    "SET memory_limit='512MB'",
-    "SET lock_configuration=true",
-)
+_SETTINGS = {**NO_FILES, "memory_limit": "1GB", "threads": "2"}
 
 
 def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
@@ -210,12 +202,12 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
                 found = found.filter(pc.starts_with(found["source"], f"{value}/"))
             else:
                 found = found.filter(pc.equal(found[name], value))
-        yield from batches_of(found.slice(0, question.limit).combine_chunks())
+        yield from _batches(found.slice(0, question.limit).combine_chunks())
         return
     duckdb = import_extra("duckdb", "sql", "SQL")
-    database = duckdb.connect()
-    for setting in _SETTINGS:
-        database.execute(setting)
+    database = duckdb.connect(":memory:", config=_SETTINGS)
+    database.execute("SET python_enable_replacements = false")
+    database.execute("SET lock_configuration = true")
     _check_select(database, question.query)
     for name in question.views:
         database.register(name, tables.view(name))
@@ -223,7 +215,14 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
         answer = database.sql(question.query).to_arrow_table()
     except duckdb.Error as error:
         raise ConfigError(_explained(error)) from None
-    yield from batches_of(answer)
+    yield from _batches(answer)
+
+
+def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield at least one batch, so that the columns of an empty table are said too."""
+    yield from table.to_batches(max_chunksize=2**16) or [
+        pa.RecordBatch.from_pylist([], table.schema)
+    ]
 
 
 def _check_select(database: Any, query: str) -> None:

@@ -83,7 +83,7 @@ class Tables:
         placed = {"num_trained", "pack", "position", "text", "input_ids", "trained"} & {*asked}
         of_files = [name for name in asked if name in (*_OF_FILES, "repeats")]
         needed = {*of_files, *(("record_id", "num_tokens", "times") if placed else ())}
-        table = self._read("records", [name for name in needed or {"row"}])
+        table = self._read("records", sorted(needed))
         if placed:
             rows = self._placed(table)
             for name in sorted(placed):
@@ -170,7 +170,10 @@ class Tables:
         records = self._read("records", names)
         gone = records.filter(pc.not_equal(records["outcome"], "kept"))
         kept = records.filter(pc.equal(records["outcome"], "kept"))
-        detail = _repeated(gone["repeats"], kept)
+        repeats = gone["repeats"].cast(pa.string())
+        matched = pc.binary_join_element_wise("shares words with", repeats, " ")
+        is_matched = pc.equal(gone["outcome"], "contaminated")
+        detail = pc.if_else(is_matched, pc.fill_null(matched, ""), _repeated(repeats, kept))
         limit = f"more than seq_len {self.seq_len:,} tokens"
         is_over = pc.equal(gone["outcome"], "over_seq_len")
         dropped = pa.table(

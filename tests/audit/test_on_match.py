@@ -7,6 +7,7 @@ import yaml
 
 from packhouse.errors import AuditError, ConfigError
 from packhouse.store import open_version
+from packhouse.views import read_view
 from tests.audit.test_audit_gate import Project
 
 QUESTION = "A farmer has 17 sheep and all but nine die. How many are left?"
@@ -49,7 +50,10 @@ def test_matching_rows_are_left_out_counted_and_listed(project):
     assert [row["row"] for row in rows] == [5, 9, 30]
     assert {row["repeats"] for row in rows} == {"exam/exam.jsonl row 0"}
     assert {(row["times"], row["num_tokens"]) for row in rows} == {(0, 0)}
-    manifest = open_version(published.store, "sums").manifest
+    opened = open_version(published.store, "sums")
+    dropped = read_view(opened, "dropped", ["detail"], project.folder).to_pylist()
+    assert dropped == [{"detail": "shares words with exam/exam.jsonl row 0"}] * 3
+    manifest = opened.manifest
     found = manifest.audit["contamination"]
     assert (found["contaminated"], found["on_match"]) == (3, "drop")
     assert found["by_benchmark"] == {"exam/exam.jsonl": 3}

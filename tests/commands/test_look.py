@@ -99,3 +99,10 @@ def test_rows_that_went_elsewhere_are_traced(version, call):
     assert "quarantined" in bad
     done = CliRunner().invoke(cli, ["trace", version.uri, "--file", "talks.jsonl", "--row", "99"])
     assert done.exit_code == 2
+
+
+def test_a_pack_that_is_not_there_is_a_mistake(version):
+    for words in (["inspect", "--pack", "99"], ["trace", "--pack", "99", "--token", "0"]):
+        done = CliRunner().invoke(cli, [words[0], version.uri, *words[1:]])
+        assert done.exit_code == 2
+        assert "train has no pack 99: its last pack is " in done.output

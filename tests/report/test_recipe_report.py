@@ -21,7 +21,8 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(
         f"dataset: numbers\ntokenizer: {TOKENIZER}\nsources: [{{path: rows.jsonl}}]\n"
-        "format: {template: alpaca}\npack: {seq_len: 256}\npublish: {store: store}\n"
+        "format: {template: alpaca}\npack: {seq_len: 256}\n"
+        f"publish: {{store: {tmp_path / 'store'}}}\n"
     )
     return path
 

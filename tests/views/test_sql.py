@@ -141,6 +141,11 @@ def test_what_does_not_run_is_said_in_plain_words(make, monkeypatch, query, prob
         make().sql(query)
 
 
+def test_a_question_that_is_too_large_writes_no_file(make):
+    setting = "select current_setting('max_temp_directory_size') as size"
+    assert make().sql(setting).to_pylist() == [{"size": "0 bytes"}]
+
+
 def test_packs_that_do_not_add_up_are_damage(tmp_path):
     table = pa.table(
         {

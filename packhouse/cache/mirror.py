@@ -42,7 +42,7 @@ from packhouse.store.protocol import Create, Read, Retry, RetryPolicy, Stat, Ste
 
 __all__ = ["StepMirror", "open_mirror"]
 
-_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".mds", ".msgpack")
+_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".html", ".mds", ".msgpack")
 _RECEIPT = "receipt.json"
 # A mirror saves time: it may not cost much of it. Its notes say what it did not do.
 _RETRY = RetryPolicy(deadline_s=2, is_logged=False)

@@ -147,7 +147,7 @@ def test_a_conversation_that_is_refused_may_be_pinned_as_such(golden):
         ({"messages": [{"rolle": "user"}]}, "message 0: 'rolle' is none of role, content"),
         ({"messages": CHAT["messages"], "ids": []}, "unknown key 'ids'"),
         ({"messages": [{"role": "user", "content": 3}]}, "conversation 0: "),
-        ({"messages": CHAT["messages"][:1] * 2}, "consecutive_user"),
+        ({"messages": CHAT["messages"][:1] * 2}, "no_assistant"),
     ],
 )
 def test_a_file_of_something_else_is_refused(golden, item, message):

@@ -4,7 +4,7 @@ import json
 
 from packhouse.result import print_report, report_json
 
-FLAGGED = {"role": "assistant", "content": "Paris.", "loss": False, "mood": "glad"}
+FLAGGED = {"role": "assistant", "content": "Paris.", "loss_mask": False, "mood": "glad"}
 
 
 def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(project, capsys):
@@ -15,14 +15,14 @@ def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(project, c
         "sources.0.format=chat", "format.template=chat", "audit.max_duplicates=1"
     )
 
-    counts = {"history": 3, "messages[].loss": 3, "messages[].mood": 3}
+    counts = {"history": 3, "messages[].loss_mask": 3, "messages[].mood": 3}
     assert report_json(prepared)["unused_fields"] == {"rows": counts}
     (source,) = prepared.published.sources
     assert source["unused_fields"] == counts
     print_report(prepared)
     printed = " ".join(capsys.readouterr().out.split())
-    names = "messages[].loss 3, history 3, messages[].mood 3"
+    names = "messages[].loss_mask 3, history 3, messages[].mood 3"
     assert f"note: fields of 'rows' that are not used (rows): {names}" in printed
     assert "history may belong to the conversation" in printed
-    assert "messages[].loss may say what is trained" in printed
+    assert "messages[].loss_mask may say what is trained" in printed
     assert printed.count("not used") == 1

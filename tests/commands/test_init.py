@@ -353,27 +353,19 @@ PUBLIC: dict[str, bytes] = {
             "support": "A text.",
         }
     ),
+    "hh-rlhf": each(
+        lambda t: {
+            "chosen": f"\n\nHuman: {t.question}\n\nAssistant: {t.answer}",
+            "rejected": f"\n\nHuman: {t.question}\n\nAssistant: No.",
+        }
+    ),
+    "guanaco": each(lambda t: {"text": f"### Human: {t.question}### Assistant: {t.answer}"}),
 }
 MORE_REMEDIED |= {
     "LIMA": ("a.jsonl", each(lambda t: {"conversations": [*t], "source": "x"}), "a-rows.jsonl"),
     "Capybara": (
         "a.jsonl",
         each(lambda t: {"source": "x", "conversation": [{"input": t[0], "output": t[1]}]}),
-        "a-rows.jsonl",
-    ),
-    "hh-rlhf": (
-        "a.jsonl",
-        each(
-            lambda t: {
-                "chosen": f"\n\nHuman: {t.question}\n\nAssistant: {t.answer}",
-                "rejected": f"\n\nHuman: {t.question}\n\nAssistant: No.",
-            }
-        ),
-        "a-rows.jsonl",
-    ),
-    "guanaco": (
-        "a.jsonl",
-        each(lambda t: {"text": f"### Human: {t.question}### Assistant: {t.answer}"}),
         "a-rows.jsonl",
     ),
     "baize": (

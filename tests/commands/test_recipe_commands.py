@@ -66,7 +66,7 @@ def test_explain_names_the_component_that_changed(call, prepared):
 def test_explain_shows_every_job_of_a_run(call, prepared):
     shown = {job["key"] for job in json.loads(call("explain", str(DEMO), "--json"))["jobs"]}
     assert shown == {receipt.key for receipt in prepared.receipts}
-    assert len(shown) == 20
+    assert len(shown) == 22
 
 
 def test_explain_notices_a_file_that_is_gone(call, prepared):

@@ -10,7 +10,7 @@ SAYS = {
     "first-dataset": ["validate 144 -> 142", "[.][<|im_end|>]", "True False"],
     "breaking-a-mask": [
         "ends before the token that ends the turn",
-        "which the prompt of inference holds",
+        "holds text of the user",
         "never learns to stop",
         "unterminated_turns 0",
     ],

@@ -1,6 +1,7 @@
 """One rank of test_ranks.py: `rank_job.py RANK WORLD_SIZE FOLDER` writes what it measured."""
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -65,7 +66,9 @@ def main(rank: int, world_size: int, folder: Path) -> None:
 
     told = {name: [str(each), each.is_safe, each.max_leak] for name, each in found.items()}
     (folder / f"{rank}.json").write_text(json.dumps(told))
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # threads of gloo may abort a process that ends by itself
 
 
 if __name__ == "__main__":

@@ -220,12 +220,13 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_
     assert len(load_packed(uri, cache=tmp_path)) > 0
 
 
-def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path):
+def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     import transformers.modeling_utils  # noqa: F401 - as where a model was made
 
-    from packhouse.loaders import enable_packing
+    from packhouse.loaders import enable_packing, enabling
 
+    monkeypatch.setattr(enabling, "_ACTIVE", set())  # other tests' models
     packs, records = make_version(), make_version(num_records=20, strategy="none")
     with pytest.warns(UserWarning, match=r"enable_packing\(model\) was not called"):
         load_packed(packs, cache=tmp_path)

@@ -90,7 +90,10 @@ class RowRenderer:
         if self._config.train_on == "all":
             return None
         if template.has_generation:
-            return check_generation(self._probe, self.control_bytes, template.where)
+            trains_all = self._config.train_on == "assistant"
+            return check_generation(
+                self._probe, self.control_bytes, template.where, trains_all=trains_all
+            )
         try:
             rules = learn_rules(self._probe, self.control_bytes, template.where)
         except TemplateError as error:

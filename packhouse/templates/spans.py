@@ -114,13 +114,16 @@ def learn_rules(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRu
     return TurnRules(has_prompt, header, opening, end_token, ends_inner)
 
 
-def check_generation(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRules | None:
+def check_generation(
+    render: Probe, control: re.Pattern[bytes], where: str, *, trains_all: bool = True
+) -> TurnRules | None:
     """Refuse a template whose `{% generation %}` blocks do not hold what a model has to write.
 
     Args:
         render: renders probes.
         control: matches control tokens.
         where: what errors call the template.
+        trains_all: whether answers before the last one are trained, too.
 
     Returns:
         Rules that say where an answer begins, where blocks begin before it; else None.
@@ -129,29 +132,40 @@ def check_generation(render: Probe, control: re.Pattern[bytes], where: str) -> T
         TemplateError: the answer or its end token is in no block, a question is, or a block begins
             with what no rules show to be no part of the answer.
     """
-    answered, opened = render(2, False), render(1, True)
+    answered, longer = render(2, False), render(4, False)
     if answered is None:
         return None  # refused row by row, in the template's own words
-    text = answered.text
-    asked, answer = _two(answered, where)
-    around = [(a, b) for a, b in answered.generation if a <= answer.start and answer.end <= b]
+    _two(answered, where)
+    is_early = _begins_early(answered, 1, render, control, where)
+    if longer is not None and [o.field.message for o in longer.occurrences] == [0, 1, 2, 3]:
+        for number in (1, 3) if trains_all else (3,):
+            is_early |= _begins_early(longer, number, render, control, where)
+    return learn_rules(render, control, where)._replace(is_tagged=True) if is_early else None
+
+
+def _begins_early(
+    talk: Rendering, number: int, render: Probe, control: re.Pattern[bytes], where: str
+) -> bool:
+    """Check the block of one answer of a probe; True if it begins before the answer does."""
+    text, (asked, answer) = talk.text, talk.occurrences[number - 1 : number + 1]
+    others = talk.occurrences[number + 1 :]
+    around = [(a, b) for a, b in talk.generation if a <= answer.start and answer.end <= b]
     if not around:
         _misplaced(where, "holds no assistant turn")
     (start, end) = around[0]
-    if any(a < asked.end for a, _ in answered.generation):
+    if any(a < asked.end and asked.start < b for a, b in talk.generation):
         _misplaced(where, "holds text of the user")
-    _end_token(text[answer.end :], control, where)
+    after = text[answer.end : others[0].start if others else len(text)]
+    _end_token(after, control, where)
     if control.search(text[answer.end : end]) is None:
         behind = text[end : end + 24]
         _misplaced(where, f"ends before the token that ends the turn ({behind!r} follows it)")
-    prompt = _tail(opened) or b""
+    prompt = _tail(render(number, True)) or b""
     header = text[asked.end : answer.start]
     openers = {match.group() for match in control.finditer(text[: asked.start])}
     own = control.search(text[start : answer.start])
     is_early = header.startswith(prompt) and start < asked.end + len(prompt)
-    if is_early or (own is not None and own.group() in openers):
-        return learn_rules(render, control, where)._replace(is_tagged=True)
-    return None
+    return is_early or (own is not None and own.group() in openers)
 
 
 def _misplaced(where: str, what: str) -> NoReturn:
@@ -228,7 +242,7 @@ class SpanFinder:
         wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         rules = self._rules()
         if rules is None or rules.is_tagged:
-            trained = list(_generated(talk.rendering, talk.roles, set(wanted)))
+            trained = list(_generated(talk.rendering, talk.roles, weights, wanted))
             if rules is not None:
                 starts = [places.start(span.message, rules) for span in trained]
                 trained = [
@@ -483,22 +497,44 @@ def _whole_messages(weights: list[float], places: _Places) -> list[Trained]:
     return trained
 
 
-def _generated(rendering: Rendering, roles: list[str], wanted: set[int]) -> Iterator[Trained]:
-    """The template's own generation blocks that hold a wanted assistant message."""
+def _generated(
+    rendering: Rendering, roles: list[str], weights: list[float], wanted: list[int]
+) -> Iterator[Trained]:
+    """The template's own generation blocks that hold a wanted assistant message.
+
+    Raises:
+        RefusedError: a wanted message is in none, or in one with what is not trained as it is.
+    """
     found = rendering.occurrences
     starts = [occurrence.start for occurrence in found]
     last_before, at = -1, 0  # the last message that is written before a block
+    missing = set(wanted)
     for start, end in rendering.generation:
         first, stop = bisect_left(starts, start), bisect_left(starts, end)
         while at < first:
             last_before = max(last_before, found[at].field.message)
             at += 1
-        inside = {o.field.message for o in found[first:stop] if o.end <= end}
-        held = [number for number in sorted(inside) if number >= 0 and roles[number] == "assistant"]
+        inside = found[first:stop]
+        held = sorted({o.field.message for o in inside})
         if not held and roles[last_before + 1 : last_before + 2] == ["assistant"]:
             held = [last_before + 1]  # a turn without text
-        if end > start and held and held[0] in wanted:
-            yield Trained(start, end, held[0])
+        if end <= start or set(wanted).isdisjoint(held):
+            continue
+        is_one = all(n >= 0 and roles[n] == "assistant" for n in held)
+        if not is_one or len({weights[n] for n in held}) > 1 or any(o.end > end for o in inside):
+            raise RefusedError(
+                "template",
+                f"a generation block holds more than the answer of message {held[0]}: "
+                "text that is not trained, or not with its weight",
+            )
+        missing.difference_update(held)
+        yield Trained(start, end, held[0])
+    if missing:
+        raise RefusedError(
+            "template",
+            f"message {min(missing)} (assistant) is in no generation block; put the tags around "
+            "it, or set train_on: last_assistant",
+        )
 
 
 def _without_earlier_thoughts(trained: list[Trained], talk: Conversation) -> list[Trained]:

@@ -411,6 +411,29 @@ def test_a_header_in_a_generation_block_is_not_trained():
     assert pieces(rendered.formatted)[0] == ["hello<|im_end|>", "see you<|im_end|>"]
 
 
+def test_a_block_that_holds_a_question_between_answers_is_refused():
+    """The probe of two turns does not show it: the block goes on to the end of the row."""
+    template = (
+        "{% for m in messages %}{% if loop.index0 == 1 %}<|im_start|>assistant\n{% generation %}"
+        "{% for n in messages[1:] %}{{ n.content }}<|im_end|>\n{% endfor %}{% endgeneration %}"
+        "{% elif loop.first %}<|im_start|>user\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        + OPEN
+    )
+    with pytest.raises(TemplateError, match="holds text of the user"):
+        render_chat(template, [TWO])
+
+
+def test_an_answer_in_no_block_is_refused():
+    last_alone = tagged(
+        "<|im_start|>assistant\n{% if loop.last %}{% generation %}{{ m.content }}<|im_end|>"
+        "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
+    )
+    with pytest.raises(TemplateError, match="holds no assistant turn"):
+        render_chat(last_alone, [TWO])
+    rendered = render_chat(last_alone, [TWO], config={"train_on": "last_assistant"})
+    assert pieces(rendered.formatted) == [["see you<|im_end|>"]]
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

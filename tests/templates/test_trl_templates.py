@@ -24,7 +24,7 @@ CUT = {
     f"{name}_training.jinja"
     for name in (
         *("gptoss", "muse_glimmer", "qwen2_5", "qwen3_5_nothink", "qwen3_5_think"),
-        *("qwen3_6", "qwen3_8"),
+        *("qwen3_6", "qwen3_8", "deepseek_r1_distill", "deepseekv3"),
     )
 }
 OF_VISION_MODELS = {f"{name}_training.jinja" for name in ("idefics3", "llava_next", "smolvlm")}

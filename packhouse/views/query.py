@@ -34,6 +34,7 @@ __all__ = ["ask", "read_view"]
 _KINDS = {
     "records": ("records",),
     "packs": ("data",),
+    "contents": ("records", "data"),
     "quarantine": ("quarantine",),
     "dropped": ("records", "dropped"),
 }
@@ -71,7 +72,7 @@ def read_view(
     opened: OpenVersion,
     view: str,
     columns: Sequence[str],
-    tokenizers: Path,
+    tokenizers: Path | None = None,
     *,
     only: Mapping[str, Any] = MappingProxyType({}),
     limit: int | None = None,
@@ -82,7 +83,7 @@ def read_view(
         opened: the version.
         view: its name.
         columns: which; those of `only` are read too.
-        tokenizers: folder of tokenizers in the cache.
+        tokenizers: folder of tokenizers in the cache; `text` alone needs it.
         only: rows with these values alone; of `text`, rows that hold this value, and of `source/`
             those of all its files.
         limit: rows at most.
@@ -110,9 +111,9 @@ def _asked(
     question: _Question,
     kinds: Collection[str],
     columns: Collection[str],
-    tokenizers: Path,
+    tokenizers: Path | None,
 ) -> pa.Table:
-    load = tokenizer_of(opened, tokenizers) if "text" in columns else None
+    load = tokenizer_of(opened, tokenizers) if tokenizers and "text" in columns else None
     with temporary_folder("sql") as folder:
         entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
         files: dict[str, list[tuple[Path, str]]] = {}

@@ -120,6 +120,27 @@ def test_only_what_a_question_names_is_read(make, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "query",
+    [
+        "select count(distinct records) from records",
+        "select count(distinct r) from records as r",
+        'select count(distinct "R") from (select r from records as r)',
+        "select count(distinct main.records) from records",
+        "select count(distinct b) from records as r(a, r, b)",
+        "select count(distinct #3) from records",
+        "select count(*) from (select distinct columns(*) from records)",
+        "select count(*) from records natural join (select distinct row, source from records)",
+        "select count(*) from (from records union from records)",
+        "select count(*) from (with t as (from records) select distinct t from t)",
+    ],
+)
+def test_columns_that_a_question_means_without_naming_them_are_there(make, query):
+    """59 rows, each with a row number of its own, of 54 records."""
+    (answer,) = make().sql(query).to_pylist()
+    assert list(answer.values()) == [59]
+
+
+@pytest.mark.parametrize(
     ("query", "problem"),
     [
         ("select 1; select 2", "one SELECT"),

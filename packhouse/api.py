@@ -149,7 +149,7 @@ class Version:
         --help` names their columns.
 
         Raises:
-            ConfigError: the query does not run; the message lists all views and columns.
+            ConfigError: the query does not run; the message says which views or columns there are.
 
         Example:
             >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]

@@ -309,8 +309,9 @@ def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: 
     for split, files in itertools.groupby(data, key=lambda pair: pair[0].split):
         paths = [receipt.path(file.name) for file, receipt in files]
         rows = itertools.chain.from_iterable(map(read_rows, paths))
-        multiple = work.recipe.pack.pad_record_to_multiple_of
-        for path in write_export(rows, told.format, split, staged, multiple):
+        pack = work.recipe.pack
+        multiple, seq_len = pack.pad_record_to_multiple_of, pack.seq_len
+        for path in write_export(rows, told.format, split, staged, multiple, seq_len):
             inner = path.relative_to(staged).as_posix()
             name = f"{told.format}-{inner.replace('/', '-')}"
             os.replace(path, folder / name)

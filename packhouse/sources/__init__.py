@@ -9,5 +9,5 @@ from packhouse.sources.shards import SourceShard
 
 __all__ = ["VERSION", "ShardRows", "SourceShard", "read_shard", "scan_source", "with_raw_rows"]
 
-VERSION = 8
+VERSION = 9
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

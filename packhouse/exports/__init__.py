@@ -165,7 +165,9 @@ def _write_split(
     multiple = pack.get("pad_record_to_multiple_of", 1)
     for source, own in groupby(entries, key=lambda entry: entry.source):
         rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
-        write_export(rows, export_format, set_name(split, source), folder, multiple, pack.get("seq_len"))
+        write_export(
+            rows, export_format, set_name(split, source), folder, multiple, pack.get("seq_len")
+        )
 
 
 def set_name(split: str, source: str | None) -> str:

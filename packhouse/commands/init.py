@@ -17,8 +17,9 @@ from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_te
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.report.samples import trained_mask_of
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import console, echo, print_text
+from packhouse.terminal import console, echo, print_note, print_text
 from packhouse.token_runs import cut_runs, drawn
+from packhouse.wording import counted
 
 __all__ = ["init"]
 
@@ -163,15 +164,14 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
     num_seen = tokenized.num_rows + len(refused)
     if not tokenized.num_rows:
         raise SourceError(
-            f"source '{source.path}': none of the first {num_seen:,} rows passes; row "
+            f"source '{source.path}': none of the first {counted(num_seen, 'row')} passes; row "
             f"{refused[0]['row']:,}: {refused[0]['detail']}",
             path=source.path,
         )
     if refused:
-        echo(
-            f"note: {len(refused):,} of the first {num_seen:,} rows of '{source.path}' are bad; "
-            f"row {refused[0]['row']:,}: {refused[0]['detail']}",
-            err=True,
+        print_note(
+            f"note: {len(refused):,} of the first {counted(num_seen, 'row')} of '{source.path}' "
+            f"are bad; row {refused[0]['row']:,}: {refused[0]['detail']}",
         )
     return tokenized
 
@@ -208,7 +208,7 @@ def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
         pieces = [row["input_ids"][start:end] for start, end, _ in runs]
         texts = run_tokenizer(partial(decode, load, pieces), recipe.tokenizer)
         title = (
-            f"-- row {row['row'] + 1:,}: {row['num_tokens']:,} tokens, {row['num_trained']:,} "
+            f"-- row {row['row']:,}: {row['num_tokens']:,} tokens, {row['num_trained']:,} "
             "trained (green) --"
         )
         out.print(drawn(runs, texts, {0: title}, in_colour=out.is_terminal), end="")

@@ -16,8 +16,9 @@ from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import first_split, read_pack, read_packs, trained_mask_of
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
-from packhouse.terminal import console, echo, page
+from packhouse.terminal import console, echo, page, print_note
 from packhouse.token_runs import cut_runs, drawn
+from packhouse.wording import counted
 
 __all__ = ["inspect"]
 
@@ -154,7 +155,7 @@ def _show_records(
     """Print records: each has source, row, record_id, input_ids, trained and `about`."""
     out = console()
     if not rows:
-        echo("no record matches", err=True)
+        print_note("no record matches")
 
     def blocks() -> Iterator[Any]:
         for row in rows:
@@ -166,7 +167,7 @@ def _show_records(
                 continue
             trained = sum(b - a for a, b, is_on in runs if is_on)
             yield _rule(
-                f"{row['source']} row {row['row']:,}: {len(row['input_ids']):,} tokens, "
+                f"{row['source']} row {row['row']:,}: {counted(len(row['input_ids']), 'token')}, "
                 f"{trained:,} trained",
                 row["about"],
             )
@@ -227,10 +228,9 @@ def _of_recipe(target: str, wanted: _Wanted, cache: Path) -> tuple[list[dict[str
         if refused:
             first = refused[0]
             are = "is" if len(refused) == 1 else "are"
-            echo(
+            print_note(
                 f"note: {len(refused):,} of the first rows of '{source.path}' {are} bad; row "
                 f"{first['row']:,}: {first['reason']}: {first['detail']}",
-                err=True,
             )
     return found, texts
 
@@ -261,14 +261,13 @@ def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Decode | N
         load = partial(load_snapshot, folder, tokenizers)
         wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
         if fingerprint_tokenizer(folder) != wanted:
-            echo("warning: this is not the tokenizer the version was made with", err=True)
+            print_note("warning: this is not the tokenizer the version was made with")
     else:
         load = tokenizer_of(opened, tokenizers)
     if load is None:
-        echo(
+        print_note(
             "printing ids: neither the cache nor the store has the tokenizer; give --tokenizer "
             "FOLDER for text",
-            err=True,
         )
         return None
     name = folder or f"of {opened.dataset}"
@@ -295,8 +294,8 @@ def _title(
 ) -> str:
     num_trained = sum(b - a for a, b, trained in runs if trained)
     return (
-        f"{split} pack {number:,}: {len(row['input_ids']):,} tokens, {num_trained:,} trained, "
-        f"{len(row['seq_lengths'])} records"
+        f"{split} pack {number:,}: {counted(len(row['input_ids']), 'token')}, {num_trained:,} "
+        f"trained, {counted(len(row['seq_lengths']), 'record')}"
     )
 
 

@@ -106,7 +106,7 @@ def test_loss_weights_are_refused_since_the_reader_would_cut_them_to_0(tmp_path)
     batch = pack([[5, 6, EOS]])
     weights = pa.array([[0.0, 0.5, 1.0]], pa.list_(pa.float32()))
 
-    with pytest.raises(ConfigError, match="whole numbers, so that 0[.]5 would be 0"):
+    with pytest.raises(ConfigError, match=r"whole numbers, so that 0[.]5 would be 0"):
         write_export(
             iter([batch.append_column("loss_weights", weights)]), "megatron", "train", tmp_path
         )

@@ -9,6 +9,9 @@
 | `msgpack`, `jsonl` | small collate tools, one file in | unshifted, -100; `position_ids` |
 | `arrow` | `datasets.Dataset.from_file` | unshifted, -100; all columns |
 
+A split that the version holds by source (`split.eval_by_source`) is a set for each source, in every
+format: `eval-chats.parquet`, `eval-mmlu.parquet`.
+
 An export is written beside its destination and moved there whole. `.packhouse.json` in it says
 which version it is and the sha256 of its files. A version that was published with `publish.exports`
 carries the same files itself, and an export of it is a verified copy of them.
@@ -21,7 +24,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,15 @@ from packhouse.loaders.versions import cache_folder, read_rows, verified_file
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
 
-__all__ = ["FORMATS", "FORMAT_KEYS", "VERSION", "Export", "export_version", "write_export"]
+__all__ = [
+    "FORMATS",
+    "FORMAT_KEYS",
+    "VERSION",
+    "Export",
+    "export_version",
+    "set_name",
+    "write_export",
+]
 
 VERSION = 1
 """Raised whenever an export of the same rows has other bytes in every format."""
@@ -150,10 +161,23 @@ def _write_split(
             f"{opened.dataset} {opened.version} has no split '{split}'; it has "
             f"{', '.join(opened.manifest.splits())}"
         )
-    rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in entries)
     pack = opened.manifest.configuration.get("pack", {})
     multiple = pack.get("pad_record_to_multiple_of", 1)
-    write_export(rows, export_format, split, folder, multiple, pack.get("seq_len"))
+    for source, own in groupby(entries, key=lambda entry: entry.source):
+        rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
+        write_export(
+            rows, export_format, set_name(split, source), folder, multiple, pack.get("seq_len")
+        )
+
+
+def set_name(split: str, source: str | None) -> str:
+    """Name of an export's files: those of a source have its name where eval is by source.
+
+    Example:
+        >>> set_name("train", None), set_name("eval", "chats")
+        ('train', 'eval-chats')
+    """
+    return split if source is None else f"{split}-{source}"
 
 
 def write_export(
@@ -169,7 +193,7 @@ def write_export(
     Args:
         batches: as `read_rows` yields them.
         export_format: one of `FORMATS`.
-        split: name of the split.
+        split: name of the split, or of a source's part of it: `set_name`.
         folder: where to write.
         multiple: `pack.pad_record_to_multiple_of`; `megatron` pads records to it, other formats
             hold no pads.

@@ -328,7 +328,7 @@ def _outcomes(
     first = 0
     names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])
     for each, times in zip(selection.admitted, selection.times, strict=True):
-        num_tokens = np.zeros(len(each.reasons), dtype=np.int32)
+        num_tokens = each.num_tokens.copy()  # of a dropped record, before the policy
         num_tokens[each.rows] = each.lengths
         rows = slice(first, first + len(each.reasons))
         first, repeats = rows.stop, pa.nulls(len(times), pa.string())
@@ -372,7 +372,7 @@ def _counts(selection: Selection) -> dict[str, Any]:
 PACK = Step(
     name="pack",
     title="Plan the packs of the whole dataset: lengths in, places out.",
-    version=f"2.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
+    version=f"3.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=PackFacts,
     compute=compute,

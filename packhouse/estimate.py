@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from packhouse.engine.workspace import Workspace
 from packhouse.foreign import REFUSED, run_template, try_rows
-from packhouse.packing import apply_over_length, plan_packs
+from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
 from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import read_table, write_table
@@ -138,10 +138,11 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         line["tokens"] += int(counted.every.sum())
     mixed = _mixed(recipe, lengths)
     tokens = sum(int(each.sum()) for each in mixed)
+    packs, balance_notes = _packs(recipe, mixed)
     return Estimate(
         rows=sum(len(each) for each in mixed),
         tokens=tokens,
-        packs=_packs(recipe, mixed),
+        packs=packs,
         bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
         is_exact=not samples,
         sources=sources,
@@ -149,6 +150,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             *_on_sample(samples.values(), num_bytes),
             *_on_over_length(recipe, num_over),
             *_not_counted(recipe),
+            *balance_notes,
         ),
         refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every)),
         seq_lens=_other_seq_lens(recipe, every),
@@ -270,10 +272,24 @@ def sample_rows(
     return tokenized, read
 
 
-def _packs(recipe: Recipe, lengths: list[_Lengths]) -> int:
-    """Packs of all lengths in one plan, as the run would plan them (but for the two sides)."""
-    every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int32)
+def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
+    """Packs of all lengths in one plan, as the run would plan them (but for the two sides).
+
+    With `pack.balance`, a note says what it gains.
+    """
+    every = np.concatenate([np.zeros(0, dtype=np.int32), *lengths])
     if not len(every):
-        return 0
-    plan = plan_packs(every, recipe.pack.seq_len, recipe.pack.strategy, recipe.pack.seed)
-    return plan.num_packs
+        return 0, []
+    pack = recipe.pack
+    multiple = pack.pad_record_to_multiple_of
+    plan = partial(plan_packs, every, pack.seq_len, pack.strategy, pack.seed, multiple)
+    if pack.balance == 1:
+        return plan().num_packs, []
+    balanced = plan(pack.balance)
+    without, with_ = (
+        step_imbalance(pack_costs(each, every), pack.balance) for each in (plan(), balanced)
+    )
+    return balanced.num_packs, [
+        f"pack.balance: in steps of {pack.balance} packs the costliest takes {with_:.2f} times the "
+        f"attention of the mean, and {without:.2f} times without"
+    ]

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.packing.gather import GatherTally
-from packhouse.packing.plan import PackPlan, lower_bound
+from packhouse.packing.pack_plan import PackPlan
+from packhouse.packing.plan import lower_bound
 
 __all__ = ["PackStatistics", "length_class", "length_histogram"]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import IntegrityError
+from packhouse.packing.layout import records_of
 from packhouse.pages import html_text
 from packhouse.report.counts import splits_of, sum_by_reason
 from packhouse.report.figures import compare_figure
@@ -23,10 +24,10 @@ from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
-from packhouse.store.diff import Change, Diff, diff_versions, records_of
 from packhouse.store.manifest import FileEntry
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.diff import Change, Diff, diff_versions
 
 __all__ = ["diff_report", "mask_runs"]
 

@@ -50,7 +50,7 @@ from packhouse.sources.row_formats import (
 )
 from packhouse.sources.shards import SourceShard
 
-__all__ = ["ShardRows", "read_shard", "with_raw_rows"]
+__all__ = ["ShardRows", "raw_rows", "read_shard", "with_raw_rows"]
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
@@ -261,26 +261,23 @@ def _dropped_table(part: Part, dropped: list[Failure]) -> pa.Table:
     return pa.Table.from_arrays([source, rows, *texts], schema=DROPPED)
 
 
-def with_raw_rows(
-    quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
-) -> pa.Table:
-    """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
-
-    For bad rows of later steps, which see conversations: what is to be mended is the row. The shard
-    is read and parsed again.
+def raw_rows(
+    shard: SourceShard, rules: ValidateConfig, rows: Sequence[int]
+) -> dict[int, tuple[bytes, int | None]]:
+    """Read and parse a shard again for the bytes of some rows, as they stand in its file.
 
     Args:
-        quarantined: schema `tables.QUARANTINED`; all rows are of this shard.
-        shard: where they come from.
+        shard: from `scan_source`.
         rules: as for `read_shard`.
-        max_bytes: of a row that are kept.
+        rows: numbers in the file, of rows of this shard.
+
+    Returns:
+        Row -> its bytes, and where they begin in the uncompressed file. Rows of Parquet and other
+        tables have no bytes: they are JSON, which begins nowhere (None).
 
     Raises:
         SourceError: the file changed since it was scanned.
     """
-    if not quarantined.num_rows:
-        return quarantined
-    rows = quarantined["row"].to_pylist()
 
     def find(part: Part) -> dict[int, tuple[bytes, int | None]]:
         first = part.shard.row_start
@@ -289,8 +286,21 @@ def with_raw_rows(
 
     found: dict[int, tuple[bytes, int | None]] = {}
     with gc_paused():
-        for of_part in for_parts(shard, rules, find):
+        for of_part in for_parts(shard, rules, find) if rows else []:
             found |= of_part
+    return found
+
+
+def with_raw_rows(
+    quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
+) -> pa.Table:
+    """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
+
+    For bad rows of later steps, which see conversations: what is to be mended is the row. Arguments
+    and errors are those of `raw_rows`; all rows are of this shard.
+    """
+    rows = quarantined["row"].to_pylist()
+    found = raw_rows(shard, rules, rows)
     columns = _raw_columns([found[row] for row in rows], max_bytes)
     for name, values in columns.items():
         field = QUARANTINED.field(name)

@@ -246,6 +246,7 @@ def _plan(
         strategy=config.strategy,
         seed=config.seed,
         multiple=config.pad_record_to_multiple_of,
+        balance=config.balance,
     )
     if side == "train" or not told.split.eval_by_source or not len(rows):
         return plan(lengths), {}

@@ -34,13 +34,11 @@ __all__ = ["ask", "read_view"]
 _KINDS = {
     "records": ("records",),
     "packs": ("data",),
+    "contents": ("records", "data"),
     "quarantine": ("quarantine",),
     "dropped": ("records", "dropped"),
 }
 _IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
-_STAR = re.compile(r"(?<!\()\*|(^|\()\s*(from|describe|summarize|table)\b", re.I)
-"""Every column may be meant; in `count(*)` none is."""
-
 _SETTINGS = {**NO_FILES, "memory_limit": "1GB", "threads": "2"}
 
 
@@ -59,7 +57,10 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
     words = set(re.findall(r"[a-z_0-9]+", query.lower()))
     views = [name for name in COLUMNS if name in words]
     every = {column for view in views for column in COLUMNS[view]}
-    columns = (every - ON_REQUEST if _STAR.search(query) else set()) | (every & words)
+    (parsed,) = stream_confined(
+        partial(_parse, query), what="the query", blames=ConfigError, remedy="Make it simpler"
+    )
+    columns = (every - ON_REQUEST if parsed["is_of_rows"] else set()) | (every & words)
     kinds = {kind for view in views for kind in _KINDS.get(view, ())}
     if "records" in views and columns & _IN_PACKS:
         kinds.add("data")
@@ -71,7 +72,7 @@ def read_view(
     opened: OpenVersion,
     view: str,
     columns: Sequence[str],
-    tokenizers: Path,
+    tokenizers: Path | None = None,
     *,
     only: Mapping[str, Any] = MappingProxyType({}),
     limit: int | None = None,
@@ -82,7 +83,7 @@ def read_view(
         opened: the version.
         view: its name.
         columns: which; those of `only` are read too.
-        tokenizers: folder of tokenizers in the cache.
+        tokenizers: folder of tokenizers in the cache; `text` alone needs it.
         only: rows with these values alone; of `text`, rows that hold this value, and of `source/`
             those of all its files.
         limit: rows at most.
@@ -110,9 +111,9 @@ def _asked(
     question: _Question,
     kinds: Collection[str],
     columns: Collection[str],
-    tokenizers: Path,
+    tokenizers: Path | None,
 ) -> pa.Table:
-    load = tokenizer_of(opened, tokenizers) if "text" in columns else None
+    load = tokenizer_of(opened, tokenizers) if tokenizers and "text" in columns else None
     with temporary_folder("sql") as folder:
         entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
         files: dict[str, list[tuple[Path, str]]] = {}
@@ -208,7 +209,6 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
     database = duckdb.connect(":memory:", config=_SETTINGS)
     database.execute("SET python_enable_replacements = false")
     database.execute("SET lock_configuration = true")
-    _check_select(database, question.query)
     for name in question.views:
         database.register(name, tables.view(name))
     try:
@@ -225,13 +225,14 @@ def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
     ]
 
 
-def _check_select(database: Any, query: str) -> None:
-    """Refuse what is not one SELECT.
+def _parse(query: str) -> dict[str, bool]:
+    """In a child: say whether a query means columns that it does not name.
 
     Raises:
         ConfigError: several statements, another statement, or no SQL.
     """
-    ((text,),) = database.execute("select json_serialize_sql(?)", [query]).fetchall()
+    connection = import_extra("duckdb", "sql", "SQL").connect(":memory:", config=_SETTINGS)
+    ((text,),) = connection.execute("select json_serialize_sql(?)", [query]).fetchall()
     parsed = orjson.loads(text)
     if parsed["error"] and parsed["error_type"] != "not implemented":
         raise ConfigError(f"the query is no SQL: {parsed['error_message']}")
@@ -240,6 +241,33 @@ def _check_select(database: Any, query: str) -> None:
             "a question is one SELECT: a version never changes. Give a single statement that "
             "begins with SELECT, WITH or FROM"
         )
+    return {"is_of_rows": _is_of_rows(parsed["statements"])}
+
+
+def _is_of_rows(tree: Any) -> bool:
+    """Return True if a query may mean columns that it does not name; `count(*)` means none.
+
+    By `*`, `columns(...)` and `#1`; by a table that is taken for a value, as in
+    `count(distinct records)`; where its columns get other names; in a natural join.
+    """
+    nodes, rest = [], [tree]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            nodes.append(value)
+        rest += (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        )
+    tables = [node for node in nodes if node.get("type") == "BASE_TABLE"]
+    names = {str(node[key]).lower() for node in tables for key in ("alias", "table_name")}
+    return any(
+        node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
+        or node.get("ref_type") == "NATURAL"
+        or node.get("type") in ("SHOW_REF", "PIVOT", "TABLE_FUNCTION")
+        or (node.get("type") == "BASE_TABLE" and node["column_name_alias"])
+        or (node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() in names)
+        for node in nodes
+    )
 
 
 def _explained(error: Exception) -> str:

@@ -100,6 +100,23 @@ def test_a_source_for_evaluation_only_takes_its_prompts_along(project, tmp_path)
     assert (facts.split.asked, facts.split.eval, facts.split.records) == (20, 30, 120)
 
 
+@pytest.mark.parametrize("near", ["ignore", "keep"])
+def test_a_row_that_stays_for_one_for_evaluation_only_is_not_trained(project, tmp_path, near):
+    rows = [{"instruction": f"Add  1 to {n}.", "output": f"{n + 1}, a."} for n in range(5)]
+    (project.root / "test.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    dedup = {"exact": "drop", "near": near}
+    uri, _ = publish(project, only=True, dedup=dedup, split={"group_by": "record"})
+
+    rows = {(row["source"].partition("/")[0], row["row"]): row for row in lineage(uri)}
+    assert {rows["test", n]["outcome"] for n in range(5)} == {"duplicate"}
+    assert {rows["test", n]["repeats"] for n in range(5)} == {
+        row["record_id"] for row in rows.values() if row["split"] == "eval" and row["times"]
+    }
+    assert {key for key, row in rows.items() if row["split"] == "eval" and row["times"]} == {
+        ("a", n) for n in range(5)
+    }
+
+
 def test_a_count_is_of_the_other_sources(project):
     uri, prepared = publish(project, only=True, split={"eval_count": 12})
 

@@ -52,6 +52,7 @@ from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
 from packhouse.views import ask
+from packhouse.wording import counted
 
 __all__ = [
     "Version",
@@ -197,14 +198,14 @@ class Version:
         for split, counts in sorted(self.statistics.items(), reverse=True):
             if counts["num_packs"]:
                 lines.append(
-                    f"  {split}: {counts['num_packs']:,} packs, {counts['num_tokens']:,} tokens, "
-                    f"{counts['num_trained']:,} of them trained"
+                    f"  {split}: {counted(counts['num_packs'], 'pack')}, "
+                    f"{counts['num_tokens']:,} tokens, {counts['num_trained']:,} of them trained"
                 )
         bad = self._sum_of("quarantined")
         for what, reasons in (("quarantined", bad), ("dropped", self.dropped)):
             if reasons:
                 counts = ", ".join(f"{name} {rows:,}" for name, rows in sorted(reasons.items()))
-                lines.append(f"  {what}: {sum(reasons.values()):,} rows ({counts})")
+                lines.append(f"  {what}: {counted(sum(reasons.values()), 'row')} ({counts})")
         return "\n".join([*lines, *(f"  ref held back: {reason}" for reason in self.held_back)])
 
 

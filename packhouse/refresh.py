@@ -46,7 +46,7 @@ from packhouse.store import (
 )
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.layout import split_version
-from packhouse.store.refs import changed_manifest
+from packhouse.store.manifest import changed_manifest
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.views.diff import Diff, diff_versions

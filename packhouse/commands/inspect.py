@@ -246,7 +246,8 @@ def _sampled(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
     names = ("source", "row", "record_id", "input_ids")
     made = {name: row[name] for name in names}
     mask = trained_mask_of(row).tolist()
-    return {**made, "trained": mask, "about": f"record {row['record_id']}{over}"}
+    about = f"record {row['record_id']}{over}{_weights_of(row)}"
+    return {**made, "trained": mask, "about": about}
 
 
 def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Decode | None:
@@ -296,8 +297,22 @@ def _title(
     num_trained = sum(b - a for a, b, trained in runs if trained)
     return (
         f"{split} pack {number:,}: {len(row['input_ids']):,} tokens, {num_trained:,} trained, "
-        f"{len(row['seq_lengths'])} records"
+        f"{len(row['seq_lengths'])} records{_weights_of(row)}"
     )
+
+
+def _weights_of(row: Mapping[str, Any]) -> str:
+    """Loss weights of a row's trained tokens, where some are not 1.
+
+    Example:
+        >>> _weights_of({"range_weights": [0.5, 1.0, 0.5]}), _weights_of({"range_weights": None})
+        ('; loss weights 0.5, 1', '')
+    """
+    given = row.get("loss_weights")
+    weights = np.unique((row.get("range_weights") if given is None else given) or [])
+    shown = [f"{weight:g}" for weight in weights[weights > 0].tolist()]
+    cut = [*shown[:2], "...", shown[-1]] if len(shown) > 4 else shown
+    return f"; loss weights {', '.join(cut)}" if shown else ""
 
 
 def _as_json(

@@ -37,6 +37,7 @@ from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
 from packhouse.views import ask
+from packhouse.wording import counted
 
 __all__ = [
     "Version",
@@ -125,7 +126,7 @@ class Version:
         --help` names their columns.
 
         Raises:
-            ConfigError: the query does not run; the message lists all views and columns.
+            ConfigError: the query does not run; the message says which views or columns there are.
 
         Example:
             >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -173,13 +174,13 @@ class Version:
         for split, counts in sorted(self.statistics.items(), reverse=True):
             if counts["num_packs"]:
                 lines.append(
-                    f"  {split}: {counts['num_packs']:,} packs, {counts['num_tokens']:,} tokens, "
-                    f"{counts['num_trained']:,} of them trained"
+                    f"  {split}: {counted(counts['num_packs'], 'pack')}, "
+                    f"{counts['num_tokens']:,} tokens, {counts['num_trained']:,} of them trained"
                 )
         for what in ("quarantined", "dropped"):
             if reasons := sum_by_reason(self.ledger, what):
                 counts = ", ".join(f"{name} {rows:,}" for name, rows in sorted(reasons.items()))
-                lines.append(f"  {what}: {reasons.total():,} rows ({counts})")
+                lines.append(f"  {what}: {counted(reasons.total(), 'row')} ({counts})")
         return "\n".join([*lines, *(f"  ref held back: {reason}" for reason in self.held_back)])
 
 

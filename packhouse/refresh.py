@@ -36,7 +36,7 @@ from packhouse.steps.plan import Plan, plan_jobs
 from packhouse.steps.publish import ref_gates
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import breaking_changes, measure_drift
-from packhouse.store.refs import changed_manifest
+from packhouse.store.manifest import changed_manifest
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.views.diff import Diff, diff_versions

@@ -7,7 +7,7 @@ from packhouse.commands.options import run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import echo
+from packhouse.terminal import print_note
 
 __all__ = ["prepare"]
 
@@ -98,5 +98,5 @@ def prepare(
     from packhouse.result import print_result
 
     for note in notes:
-        echo(f"note: {note}", err=True)
+        print_note(f"note: {note}")
     print_result(done, as_json=as_json)

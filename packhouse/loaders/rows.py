@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from packhouse.errors import ConfigError, ContractError
+from packhouse.errors import ConfigError, ContractError, EmptyRowError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, read_ranges, zero_based
 from packhouse.records.tables import read_table
@@ -98,7 +98,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     mask = _read_column(row, "attention_mask", where, len(ids), kinds="iubf")
     keep = slice(None) if mask is None else mask != 0  # without a mask nothing is copied
     if not len(ids[keep]):
-        raise ContractError(f"{where} has no token; leave empty rows out")
+        raise EmptyRowError(f"{where} has no token; leave empty rows out")
     lengths = _record_lengths(row, len(ids), mask, whole_rows, where)
     spans = row.get("trained_ranges")
     ranges = None if spans is None else _range_bounds(spans)
@@ -106,6 +106,11 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     given = _read_column(row, "labels", where, len(ids))
     if given is not None:
         labels = given.copy()
+        if mask is not None and (labels[mask == 0] != IGNORE_INDEX).any():
+            raise ContractError(
+                f"{where} trains tokens that attention_mask calls padding: an EOS that is the pad "
+                "token would be lost. Set their mask to 1, or their labels to -100"
+            )
     elif ranges is not None:
         labels = np.where(trained_mask(*ranges, len(ids)), ids, IGNORE_INDEX)
     else:

@@ -77,6 +77,20 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_weight_is_of_trained_tokens(self) -> Self:
+        weighted = [
+            source.path
+            for source in self.sources
+            if source.loss_weight != 1 or "loss_weight" in source.fields
+        ]
+        if weighted and self.format.template == "sequence_classification":
+            raise ValueError(
+                f"source '{weighted[0]}' has a loss_weight, and sequence_classification trains no "
+                "tokens: leave it out, and weigh classes in the trainer"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _matches_have_a_side(self) -> Self:
         is_split = self.split.eval_fraction or self.split.eval_count
         if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:

@@ -17,5 +17,5 @@ __all__ = [
     "with_raw_rows",
 ]
 
-VERSION = 8
+VERSION = 9
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

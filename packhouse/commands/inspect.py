@@ -135,9 +135,8 @@ def _show_packs(
     def blocks() -> Iterator[Any]:
         for number, row in packed:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
-            yield _rule(
-                f"{split} pack {number:,}: {counts}, {counted(len(row['seq_lengths']), 'record')}"
-            )
+            records = counted(len(row["seq_lengths"]), "record")
+            yield _rule(f"{split} pack {number:,}: {counts}, {records}{_weights_of(row)}")
             for name, start, end in record_bounds(row):
                 yield _cyan(f"\n-- record {name} --\n")
                 yield _drawn(_runs(row, pipeline, start, end))

@@ -108,7 +108,7 @@ def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     offsets = list_offsets(rows["input_ids"])
     offsets = offsets - offsets[0]
     trained = trained_tokens(rows, offsets).tolist()
-    names = {"labels", "trained_ranges", "range_weights", "loss_weights", "position_ids"}
+    names = {"labels", "trained_ranges", "position_ids"}
     others = rows.select([name for name in rows.schema.names if name not in names])
     return [
         {**row, "trained": trained[start:end]}

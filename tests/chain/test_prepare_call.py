@@ -192,7 +192,7 @@ def test_a_version_gives_an_account_of_every_row(prepare):
     assert version.dropped == {"over_seq_len": 1}
     assert version.audit["dataset"]["rows"] == 61
     shown = repr(version)
-    for part in (version.uri, "quarantined: 1 rows", "dropped: 1 rows (over_seq_len 1)"):
+    for part in (version.uri, "quarantined: 1 row ", "dropped: 1 row (over_seq_len 1)"):
         assert part in shown
     again = packhouse.open_version(version.uri)
     assert (again.id, again.is_new, ids(again)) == (version.id, None, ids(version))

@@ -58,7 +58,7 @@ def test_refresh_promote_verify_rollback_and_gc_as_a_shell_would(place):
     assert moved.exit_code == 0, moved.output
     assert f"-> {json.loads(waiting.stdout)['version']}" in moved.output
 
-    assert "1 versions intact" in run(COMMANDS["verify"], dataset).output
+    assert "1 version intact" in run(COMMANDS["verify"], dataset).output
     back = run(COMMANDS["rollback"], dataset, "--json")
     assert json.loads(back.stdout)["result"]["seq"] == 3
     assert "0 bytes of garbage" in run(COMMANDS["gc"], dataset).output

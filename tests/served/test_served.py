@@ -235,7 +235,7 @@ def test_a_refused_version_starts_what_an_automation_says(served):
     while not runs and time.monotonic() < deadline:
         runs = served.call("/flow_runs/filter", wanted)[1]
         time.sleep(0.3)  # between two questions to the server
-    assert served.wait(runs[0]["id"])["message"].startswith("1 versions intact")
+    assert served.wait(runs[0]["id"])["message"].startswith("1 version intact")
 
 
 @pytest.mark.parametrize(

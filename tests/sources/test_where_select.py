@@ -220,7 +220,7 @@ def test_where_filters_before_the_shape_of_rows_is_looked_for(read_bytes):
         ({"select": {"text": "cast(answer as date)"}}, "gives date32.*; cast it to VARCHAR"),
         ({"where": "answer ~ '('"}, r"missing \)"),
         ({"where": "lengthh(answer) > 5"}, "'lengthh' may not be used: .*; did you mean 'length'"),
-        ({"where": "random() > 0.5"}, "'random' may not be used: .* than the row; see docs"),
+        ({"where": "random() > 0.5"}, "'random' may not be used: .* than the row; docs"),
     ],
 )
 def test_a_mistake_is_an_error_before_any_row_is_read(settings, says, tmp_path):

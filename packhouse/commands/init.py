@@ -75,8 +75,7 @@ def init(
     asked = None if question is None or answer is None else (question, answer)
     with show_progress():
         start_phase("looking at the files")
-        from packhouse.api import name_of
-        from packhouse.given import data_uri, pinned, tokenizer_name
+        from packhouse.given import data_uri, name_of, pinned, tokenizer_name
 
         looks = [look for item in data for look in look_at(data_uri(item, cache), asked)]
         raw: dict[str, Any] = {

@@ -281,7 +281,8 @@ def _is_wanted(row: Mapping[str, Any], wanted: _Wanted, pipeline: Pipeline | Non
 def _sampled(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
     over = f"; longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else ""
     names = ("source", "row", "record_id", "input_ids", "trained")
-    return {**{name: row[name] for name in names}, "about": f"record {row['record_id']}{over}"}
+    about = f"record {row['record_id']}{over}{_weights_of(row)}"
+    return {**{name: row[name] for name in names}, "about": about}
 
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
@@ -302,3 +303,17 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
             "FOLDER for text",
         )
     return pipeline
+
+
+def _weights_of(row: Mapping[str, Any]) -> str:
+    """Loss weights of a row's trained tokens, where some are not 1.
+
+    Example:
+        >>> _weights_of({"range_weights": [0.5, 1.0, 0.5]}), _weights_of({"range_weights": None})
+        ('; loss weights 0.5, 1', '')
+    """
+    given = row.get("loss_weights")
+    weights = np.unique((row.get("range_weights") if given is None else given) or [])
+    shown = [f"{weight:g}" for weight in weights[weights > 0].tolist()]
+    cut = [*shown[:2], "...", shown[-1]] if len(shown) > 4 else shown
+    return f"; loss weights {', '.join(cut)}" if shown else ""

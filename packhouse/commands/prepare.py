@@ -70,8 +70,9 @@ def prepare(
     try:
         with show_progress():
             start_phase("importing")
-            from packhouse.api import prepare_recipe, recipe_for  # takes over a second
+            from packhouse.api import prepare_recipe  # takes over a second
             from packhouse.cache.places import check_cache, find_cache
+            from packhouse.given import recipe_for
 
             is_recipe = data[0].endswith((".yaml", ".yml"))
             if is_recipe and len(data) > 1:

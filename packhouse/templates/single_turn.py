@@ -127,7 +127,8 @@ class SingleTurnEngine:
 
 _RICH = Refusal(
     "template",
-    "tools, documents, arguments, tool calls, reasoning or names need the `chat` template",
+    "tools, documents, arguments, tool calls, reasoning, names or weights of parts need the `chat` "
+    "template",
 )
 _UNLABELLED = Refusal("template", "the row has no label")
 _NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")

@@ -5,12 +5,12 @@ Strategies of packhouse cut no record, `concat` excepted. Those of TRL do, under
 loses what is over `seq_length`, `bfd_split` and `wrapped` make pieces. What that costs is counted
 in a `PackTally` and warned of.
 
-A whole dataset is one plan; TRL plans 1,000 rows at a time. Cost: 15 ns a token and column, and
-8 bytes a token while 2 million tokens at a time are copied.
+A whole dataset is one plan; TRL plans 1,000 rows at a time, which takes 2,536 packs of 2,048 tokens
+for Alpaca, and 2,501 are enough. Cost: 40 ns a token, 8 bytes of each of 2 million at a time.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -279,42 +279,44 @@ class _Packing:
         if self.tally is not None:
             self.settings.count(lengths, self.tally)
         plan, rows, starts, sizes = self.settings.plan(lengths)
-        piece = plan.order
-        begin = starts[piece] if plan.starts is None else plan.starts.astype(np.int64)
-        length = sizes[piece] if plan.ends is None else (plan.ends - begin).astype(np.int64)
-        columns = {
-            name: pa.chunked_array(
-                list(_gathered(name, one_chunk(table[name]), plan, rows[piece], begin, length)),
-            )
-            for name in table.column_names
-        }
+        begin = starts[plan.order] if plan.starts is None else plan.starts.astype(np.int64)
+        length = sizes[plan.order] if plan.ends is None else (plan.ends - begin).astype(np.int64)
+        begin += (np.cumsum(lengths) - lengths)[rows[plan.order]]
+        values = {name: _values(one_chunk(table[name])) for name in table.column_names}
+        parts: dict[str, list[pa.Array]] = {name: [] for name in values}
+        step = max(1, _BLOCK_TOKENS // plan.seq_len)
+        for first in range(0, max(plan.num_packs, 1), step):
+            bounds = plan.pack_offsets[first : first + step + 1]
+            own = slice(int(bounds[0]), int(bounds[-1]))
+            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(length[own])])
+            # Pieces of 3 and 2 tokens at 10 and 4: tokens 10, 11, 12, 4, 5.
+            index = np.repeat(begin[own] - ends[:-1], length[own])
+            index += np.arange(len(index))
+            of_packs = pa.array(ends[bounds - bounds[0]])
+            for name, flat in values.items():
+                taken = flat.take(pa.array(index))
+                if name == "labels":
+                    is_first = np.zeros(len(index), np.bool_)
+                    is_first[ends[:-1]] = True
+                    ignored = pa.scalar(IGNORE_INDEX, taken.type)
+                    taken = pc.if_else(pa.array(is_first), ignored, taken)
+                kind = table.schema.field(name).type
+                is_large = pa.types.is_large_list(kind)
+                lists = pa.LargeListArray if is_large else pa.ListArray
+                offsets = of_packs.cast(pa.int64() if is_large else pa.int32())
+                parts[name].append(lists.from_arrays(offsets, taken))
+        columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
         if self.settings.name != "wrapped":
-            offsets = pa.array(plan.pack_offsets.astype(np.int32))
-            lists = pa.ListArray.from_arrays(offsets, pa.array(length.astype(np.int32)))
-            columns["seq_lengths"] = pa.chunked_array([lists])
+            packs = pa.array(plan.pack_offsets.astype(np.int32))
+            seq_lengths = pa.ListArray.from_arrays(packs, pa.array(length.astype(np.int32)))
+            columns["seq_lengths"] = pa.chunked_array([seq_lengths])
         return pa.table(columns)
 
 
-def _gathered(
-    name: str, column: pa.Array, plan: PackPlan, rows: Any, begin: Any, length: Any
-) -> Iterator[pa.Array]:
-    """Yield the lists of the packs of a column, about `_BLOCK_TOKENS` values at a time."""
-    values, offsets = column.values, list_offsets(column).astype(np.int64)
-    step = max(1, _BLOCK_TOKENS // plan.seq_len)
-    kind = type(column)
-    for first in range(0, max(plan.num_packs, 1), step):
-        bounds = plan.pack_offsets[first : first + step + 1]
-        own = slice(int(bounds[0]), int(bounds[-1]))
-        of_piece = length[own]
-        index = np.repeat(offsets[rows[own]] + begin[own], of_piece) + count_up(of_piece)
-        taken = values.take(pa.array(index))
-        ends = np.concatenate([[0], np.cumsum(of_piece)])
-        if name == "labels":
-            is_first = np.zeros(len(index), np.bool_)
-            is_first[ends[:-1]] = True
-            taken = pc.if_else(pa.array(is_first), pa.scalar(IGNORE_INDEX, taken.type), taken)
-        of_packs = pa.array(ends[bounds - bounds[0]]).cast(column.offsets.type)
-        yield kind.from_arrays(of_packs, taken)
+def _values(column: pa.Array) -> pa.Array:
+    """All values of a list column, those of its first row first."""
+    offsets = list_offsets(column)
+    return column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
 def _lengths(table: pa.Table) -> npt.NDArray[np.int64]:

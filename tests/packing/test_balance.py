@@ -104,6 +104,25 @@ def test_packs_made_anew_for_each_epoch_are_balanced(make_rows_of):
     assert orders[0] != orders[1] != orders[2]
 
 
+def test_published_packs_that_are_packed_anew_are_balanced_in_every_epoch(tmp_path):
+    project = Project(tmp_path)
+    rows = [question(n) | {"output": " ".join(["yes"] * (n * n % 97 + 1))} for n in range(200)]
+    project.rows.write_text("\n".join(map(json.dumps, rows)))
+    project.prepare("split.eval_fraction=0")
+    data = load_packed(str(tmp_path / "store" / "sums"), cache=tmp_path / "local")
+
+    def waits(**settings):
+        packs = PackedDataset(data, seq_len=256, repack=True, **settings)
+        for epoch in (0, 1, 2):
+            packs.set_epoch(epoch)
+            costs = [int((packs[n]["seq_lengths"] ** 2).sum()) for n in range(len(packs))]
+            yield step_imbalance(np.array(costs), 4)
+
+    for plain, balanced in zip(waits(), waits(balance=4), strict=True):
+        assert balanced < plain
+        assert balanced < 1.1
+
+
 @pytest.fixture
 def make_rows_of():
     def make(lengths):

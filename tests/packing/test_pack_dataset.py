@@ -146,6 +146,15 @@ def test_blocks_of_a_large_dataset_lie_one_behind_another():
 # -- what it takes, and gives back
 
 
+def test_large_lists_and_sliced_tables_are_packed_as_others_are():
+    rows = pa.table({"input_ids": [[9, 9], [1, 2, 3], [4, 5]], "mask": [[0, 0], [1, 1, 1], [2, 2]]})
+    large = rows.cast(pa.schema([(name, pa.large_list(pa.int64())) for name in rows.schema.names]))
+    expected = {"input_ids": [[1, 2, 3, 4, 5]], "mask": [[1, 1, 1, 2, 2]], "seq_lengths": [[3, 2]]}
+
+    assert packed(rows.slice(1), 5) == packed(large.slice(1), 5) == expected
+    assert packed(Dataset(rows).select([2, 1]), 5) == expected
+
+
 def test_a_generator_of_arrays_and_a_dict_of_splits_are_packed():
     rows = ({"input_ids": np.arange(n), "labels": np.arange(n)} for n in (3, 2))
     splits = DatasetDict(train=Dataset.from_list(ROWS[:2]), test=Dataset.from_list(ROWS[1:]))

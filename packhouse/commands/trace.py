@@ -10,16 +10,18 @@ import numpy as np
 from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.report.samples import first_split, read_pack, trained_mask_of
+from packhouse.report.samples import first_split, read_pack, record_bounds
+from packhouse.report.tokens import trained_ranges
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
-from packhouse.token_runs import cut_runs
 from packhouse.views import read_view
 
 __all__ = ["trace"]
 
 _COLUMNS = ("source", "row", "record_id", "split", "outcome", "num_tokens", "pack", "position")
+_FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
+_FROM["line"] = "line (from 1)"
 _RULES = {
     "assistant": "answers are trained",
     "last_assistant": "the last answer is trained",
@@ -52,7 +54,8 @@ def trace(
 ) -> None:
     """Say from which row a token comes and why it is trained; or where a row went.
 
-    A LINE counts every line of the file that is not blank.
+    Rows, packs and tokens count from 0 everywhere. A LINE counts from 1, every line of the file
+    that is not blank: line 18 is row 17.
 
     \b
     packhouse trace ./store/demo --pack 12 --token 345
@@ -70,8 +73,9 @@ def trace(
         if as_json:
             echo(json.dumps(each))
         else:
-            width = max(map(len, each))
-            echo("\n".join(f"{name:{width}}  {_said(value)}" for name, value in each.items()))
+            named = {_FROM.get(name, name): value for name, value in each.items()}
+            width = max(map(len, named))
+            echo("\n".join(f"{name:{width}}  {_said(value)}" for name, value in named.items()))
 
 
 def _said(value: Any) -> str:
@@ -85,19 +89,16 @@ def _of_token(
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"
         raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
-    ends = np.cumsum(row["seq_lengths"])
-    at = int(np.searchsorted(ends, token, "right"))
-    start = int(ends[at]) - row["seq_lengths"][at]
-    mask = trained_mask_of(row)[start : int(ends[at])]
-    record_id = row["record_ids"][at]
+    record_id, start, end = next(each for each in record_bounds(row) if token < each[2])
+    mask = np.asarray(row["trained"][start:end], np.bool_)
     places = read_view(
         opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": record_id}
     ).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
-    runs = [(a, b) for a, b, is_on in cut_runs(mask) if is_on]
+    answers = trained_ranges(mask)
     inner = token - start
-    answer = 1 + sum(b <= inner for _, b in runs)
+    answer = 1 + sum(b <= inner for _, b in answers)
     is_trained = bool(mask[inner])
     return {
         "file": kept[0]["source"] if kept else None,
@@ -107,7 +108,7 @@ def _of_token(
         "record": record_id,
         "token of the record": inner,
         "token id": row["input_ids"][token],
-        "turn": _turn(answer, len(runs), is_trained=is_trained),
+        "turn": _turn(answer, len(answers), is_trained=is_trained),
         "trained": "yes" if is_trained else "no",
         "rule": f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})",
     }
@@ -138,7 +139,7 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
     if not found:
         files = sorted({s.get("file", "") for s in opened.manifest.lineage.get("sources", ())})
         raise ConfigError(
-            f"no row {row:,} of '{file}' in {opened.dataset} {opened.version}; its files: "
+            f"no row {row:,} (from 0) of '{file}' in {opened.dataset} {opened.version}; its files: "
             f"{', '.join(files[:5])}"
         )
     if len(found) > 1 and "outcome" in found[0]:  # the record, and why it was dropped

@@ -51,8 +51,8 @@ VERSION = 1
 FORMATS = ("trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow")
 """Names that `export_version` takes."""
 
-FORMAT_KEYS = {"msgpack": "msgpack.2"}
-"""Name in the keys of a run of a format whose bytes changed; `.1` was a writer of our own."""
+FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
+"""Name in the keys of a run of a format whose bytes changed."""
 
 MARKER = ".packhouse.json"
 """Hidden, so that `datasets.load_dataset(folder)` does not take it for data."""
@@ -165,7 +165,9 @@ def _write_split(
     multiple = pack.get("pad_record_to_multiple_of", 1)
     for source, own in groupby(entries, key=lambda entry: entry.source):
         rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
-        write_export(rows, export_format, set_name(split, source), folder, multiple)
+        write_export(
+            rows, export_format, set_name(split, source), folder, multiple, pack.get("seq_len")
+        )
 
 
 def set_name(split: str, source: str | None) -> str:
@@ -184,6 +186,7 @@ def write_export(
     split: str,
     folder: Path,
     multiple: int = 1,
+    seq_len: int | None = None,
 ) -> list[Path]:
     """Write one split of expanded rows in a trainer's format into an existing folder.
 
@@ -194,6 +197,7 @@ def write_export(
         folder: where to write.
         multiple: `pack.pad_record_to_multiple_of`; `megatron` pads records to it, other formats
             hold no pads.
+        seq_len: `pack.seq_len`, for `megatron`'s metadata; None: that of the longest pack.
 
     Returns:
         The files, by name.
@@ -202,9 +206,9 @@ def write_export(
         ConfigError: the format cannot hold the rows' class.
     """
     before = set(folder.rglob("*"))
-    module = "mds" if export_format == "mds" else "formats"
+    module = export_format if export_format in ("mds", "megatron") else "formats"
     write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
-    settings = {"multiple": multiple} if export_format == "megatron" else {}
+    settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
     write(_refuse_lossy(batches, export_format), split, folder, **settings)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
@@ -220,6 +224,12 @@ def _check_place(opened: OpenVersion, dest: Path) -> None:
             raise ConfigError(f"'{dest}' lies in the store '{store}'; export outside of it")
 
 
+_WITHOUT_WEIGHTS = {
+    "axolotl": "every trained token would weigh the same",
+    "megatron": "Megatron-Bridge reads its loss_mask as whole numbers, so that 0.5 would be 0",
+}
+
+
 def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[pa.RecordBatch]:
     """Yield the rows, unless they have a class or weights that the format cannot hold."""
     for batch in rows:
@@ -228,9 +238,9 @@ def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterato
                 f"format '{export_format}' has no place for the class of classification rows; "
                 "export to 'arrow'"
             )
-        if export_format == "axolotl" and "loss_weights" in batch.schema.names:
+        if export_format in _WITHOUT_WEIGHTS and "loss_weights" in batch.schema.names:
             raise ConfigError(
-                "format 'axolotl' has no place for loss weights: every trained token would weigh "
-                "the same; export to 'trl', 'arrow', 'megatron', 'mds' or 'jsonl'"
+                f"format '{export_format}' has no place for loss weights: "
+                f"{_WITHOUT_WEIGHTS[export_format]}; export to 'trl', 'arrow', 'mds' or 'jsonl'"
             )
         yield batch

@@ -37,6 +37,8 @@ __all__ = [
     "published_schema",
     "records_of",
     "to_layout",
+    "trained_mask",
+    "trained_tokens",
 ]
 
 IGNORE_INDEX = -100
@@ -135,10 +137,33 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
         [-100, 8, 9, -100, 6]
     """
     ids, offsets = zero_based(*flat_list(batch["input_ids"]))
+    return np.where(trained_tokens(batch, offsets), ids, np.int32(IGNORE_INDEX))
+
+
+def trained_tokens(
+    batch: pa.RecordBatch | pa.Table, offsets: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Return which tokens of rows are trained, flat, shape [num_tokens]; of either layout.
+
+    Args:
+        batch: published or packed rows, or single records: with `labels` or `trained_ranges`.
+        offsets: where the tokens of each row begin, and the last ones end; shape [num_rows + 1].
+
+    Raises:
+        IndexError: a range ends behind all tokens.
+
+    Example:
+        >>> ranges = pa.array([[(1, 3)], [(0, 1)]], PACKED.field("trained_ranges").type)
+        >>> batch = pa.record_batch({"trained_ranges": ranges})  # of rows of 3 and of 2 tokens
+        >>> trained_tokens(batch, np.array([0, 3, 5])).tolist()
+        [False, True, True, True, False]
+    """
+    if "labels" in batch.schema.names:
+        labels, _ = zero_based(*flat_list(batch["labels"]))
+        return np.asarray(labels != IGNORE_INDEX)
     ranges = read_ranges(batch["trained_ranges"])
     base = offsets[:-1][ranges.row_of_each()]
-    is_trained = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
-    return np.where(is_trained, ids, np.int32(IGNORE_INDEX))
+    return trained_mask(ranges.starts + base, ranges.ends + base, int(offsets[-1]))
 
 
 def expand_weights(batch: pa.RecordBatch) -> npt.NDArray[np.float32]:
@@ -175,7 +200,7 @@ def trained_mask(starts: Any, ends: Any, num_tokens: int) -> npt.NDArray[np.bool
     steps = np.zeros(num_tokens + 1, dtype=np.int8)
     steps[starts] += 1
     steps[ends] -= 1
-    return np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
+    return np.cumsum(steps[:-1], dtype=np.int8) > 0
 
 
 def records_of(

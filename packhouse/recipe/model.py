@@ -62,7 +62,7 @@ class Recipe(Section):
         """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         try:
-            preview = import_module("packhouse.preview").preview_html(self)
+            preview = import_module("packhouse.recipe_report").recipe_cell(self)
         except Exception as error:  # whatever it is, a notebook shows the recipe
             preview = f'<div class="quiet">{html_text(f"not tried: {error}"[:500])}</div>'
         return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'

@@ -206,7 +206,7 @@ TEXT_FORMATS: dict[str, RowFormat] = {
         turns=(("user", "prompt"), ("assistant", "completion")),
     ),
     "question_answer": TextFields(
-        required=aliases("question answer"),
+        required=aliases("question|query answer|response|resp"),
         optional=aliases(f"context|input {_ASIDE}"),
         turns=(("user", "question"), ("assistant", "answer")),
         context="context",

@@ -314,8 +314,10 @@ def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: 
     ):
         paths = [receipt.path(file.name) for file, receipt in files]
         rows = itertools.chain.from_iterable(map(read_rows, paths))
-        multiple = work.recipe.pack.pad_record_to_multiple_of
-        for path in write_export(rows, told.format, set_name(split, source), staged, multiple):
+        pack = work.recipe.pack
+        multiple, seq_len = pack.pad_record_to_multiple_of, pack.seq_len
+        its_set = set_name(split, source)
+        for path in write_export(rows, told.format, its_set, staged, multiple, seq_len):
             inner = path.relative_to(staged).as_posix()
             name = f"{told.format}-{inner.replace('/', '-')}"
             os.replace(path, folder / name)

@@ -43,7 +43,7 @@ from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.sources.files import source_name
 from packhouse.steps.benchmarks import BENCHMARKS, match_shards
-from packhouse.steps.eval_side import SplitCounts, is_for_eval, of_eval_only, split_counts
+from packhouse.steps.eval_side import SplitCounts, from_eval_only_sources, is_for_eval, split_counts
 from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.steps.records import OUTCOMES, PLACES, write_batches
 from packhouse.steps.selection import Selection, ShardReceipts, select
@@ -177,7 +177,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
-    only = of_eval_only(work.recipe, names, shards)
+    only = from_eval_only_sources(work.recipe, names, shards)
     is_eval = is_for_eval(shards, selection, told.split, only)
     if matches is not None and told.on_match == "same_side":
         is_eval |= _groups_of(matches, shards, selection)
@@ -328,7 +328,7 @@ def _outcomes(
     first = 0
     names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])
     for each, times in zip(selection.admitted, selection.times, strict=True):
-        num_tokens = np.zeros(len(each.reasons), dtype=np.int32)
+        num_tokens = each.num_tokens.copy()  # of a dropped record, before the policy
         num_tokens[each.rows] = each.lengths
         rows = slice(first, first + len(each.reasons))
         first, repeats = rows.stop, pa.nulls(len(times), pa.string())
@@ -372,7 +372,7 @@ def _counts(selection: Selection) -> dict[str, Any]:
 PACK = Step(
     name="pack",
     title="Plan the packs of the whole dataset: lengths in, places out.",
-    version=f"2.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
+    version=f"3.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=PackFacts,
     compute=compute,

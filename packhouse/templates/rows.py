@@ -31,13 +31,8 @@ from packhouse.templates.provenance import Part, plain
 from packhouse.templates.rendering import Conversation, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.spans import (
-    SpanFinder,
-    Trained,
-    TurnRules,
-    check_generation,
-    learn_rules,
-)
+from packhouse.templates.spans import SpanFinder, Trained
+from packhouse.templates.turn_rules import TurnRules, check_generation, learn_rules
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["RenderedRow", "RowRenderer"]

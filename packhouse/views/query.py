@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.quality import FUNCTIONS, add_functions, check_installed
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.duckdb_limits import NO_FILES
@@ -39,6 +40,9 @@ _KINDS = {
     "dropped": ("records", "dropped"),
 }
 _IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
+_CANDIDATES = 3
+"""Signatures of a function that an error names."""
+
 _SETTINGS = {**NO_FILES, "memory_limit": "1GB", "threads": "2"}
 
 
@@ -54,7 +58,7 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
         ConfigError: the query does not run, or DuckDB is not installed.
         IntegrityError: a file of the version is damaged.
     """
-    words = set(re.findall(r"[a-z_0-9]+", query.lower()))
+    words = _words(query)
     views = [name for name in COLUMNS if name in words]
     every = {column for view in views for column in COLUMNS[view]}
     (parsed,) = stream_confined(
@@ -96,6 +100,10 @@ def read_view(
     question = _Question(views=[view], only=dict(only), limit=limit)
     found = _asked(opened, question, kinds, every, tokenizers)
     return found.select(list(columns))
+
+
+def _words(query: str) -> set[str]:
+    return set(re.findall(r"[a-z_0-9]+", query.lower()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,6 +215,9 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
         return
     duckdb = import_extra("duckdb", "sql", "SQL")
     database = duckdb.connect(":memory:", config=_SETTINGS)
+    for name in FUNCTIONS.keys() & _words(question.query):
+        check_installed(name)
+    add_functions(database)
     database.execute("SET python_enable_replacements = false")
     database.execute("SET lock_configuration = true")
     for name in question.views:
@@ -214,7 +225,7 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
     try:
         answer = database.sql(question.query).to_arrow_table()
     except duckdb.Error as error:
-        raise ConfigError(_explained(error)) from None
+        raise ConfigError(_explained(error, question.views)) from None
     yield from _batches(answer)
 
 
@@ -270,7 +281,21 @@ def _is_of_rows(tree: Any) -> bool:
     )
 
 
-def _explained(error: Exception) -> str:
-    said = str(error).split("\n")[0].partition("Error: ")[2] or str(error).split("\n")[0]
-    views = [f"{name}({', '.join(columns)})" for name, columns in COLUMNS.items()]
-    return "\n".join([f"the query does not run: {said}", "There are:", *views])
+def _explained(error: Exception, views: Sequence[str]) -> str:
+    """What is wrong with a query, in a line or two: DuckDB's first line, and what there is."""
+    first, *rest = str(error).split("\n")
+    said = f"the query does not run: {first.partition('Error: ')[2] or first}"
+    if first.startswith("Catalog Error: Table"):
+        return (
+            f"{said}\nThere are {', '.join(COLUMNS)}; `packhouse sql --help` says what they hold."
+        )
+    if "Referenced" in first or "does not have a column" in first:
+        there = (f"{view} has {', '.join(COLUMNS[view])}" for view in views)
+        return "\n".join([said, *there])
+    meant = [line for line in rest if line.startswith("Did you mean")]
+    takes = [line.strip().partition(" -> ")[0] for line in rest if " -> " in line]
+    if takes:
+        more = ", ..." * (len(takes) > _CANDIDATES)
+        shown = ", ".join(takes[:_CANDIDATES]).replace('"', "").replace(", /)", ")")
+        meant = [f"It is called as {shown}{more}"]
+    return "\n".join([said, *meant[:1]])

@@ -23,7 +23,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.report.version_page import numbers_of
+from packhouse.report.notebook import numbers_of
 from packhouse.result import print_ledger
 from packhouse.store import (
     load_ref,

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from packhouse.api import Version, prepare
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.quality import FUNCTIONS
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.views import ask
 from tests.store.versions import FACTS, write_file
@@ -150,8 +151,14 @@ def test_columns_that_a_question_means_without_naming_them_are_there(make, query
         ("select * from read_csv('/etc/passwd')", "disabled by configuration"),
         ("select * from 'records.parquet'", "disabled by configuration"),
         ("select content from read_text('/etc/passwd')", "disabled by configuration"),
-        ("select nme from records", r"(?s)nme.*records\(record_id, source, row"),
-        ("select * from record", r"(?s)record does not exist.*packs\(split, pack"),
+        (
+            "select nme from records",
+            r'column "nme" not found.*\nrecords has record_id, source, row',
+        ),
+        ("select * from record", r"record does not exist!\nThere are records, packs, contents,"),
+        ("select lenght(source) from records", 'lenght does not exist!\nDid you mean "length"'),
+        ("select sum(source) from records", r"sum\(VARCHAR\)'.*\nIt is called as sum\("),
+        ("select is_refusal(source, 3) from records", r"is_refusal\(col0 VARCHAR\)$"),
         ("selec 1", "no SQL"),
         ("select sum(a.range * b.range) from range(10000000) a, range(10000000) b", "CPU"),
     ],
@@ -222,3 +229,20 @@ def test_stats_are_those_of_the_ledger_and_the_manifest(make):
     lines = CliRunner().invoke(cli, ["stats", version.uri], env={"COLUMNS": "80"}).stdout
     assert max(map(len, lines.splitlines())) <= 80
     assert lines.split()[:4] == ["source", "split", "rows", "tokens"]
+
+
+def test_quality_functions_are_those_of_where(make):
+    found = make().sql(
+        "select has_email(v) as mail, is_empty(v) as empty, echoes(v, v) as echoes, "
+        "repetition(v) as repetition from (values ('jo@mail.org'), ('...'), (null)) as t(v)"
+    )
+    texts = pa.array(["jo@mail.org", "...", None])
+    assert found.to_pydict() == {
+        "mail": FUNCTIONS["has_email"].call(texts).to_pylist(),
+        "empty": FUNCTIONS["is_empty"].call(texts).to_pylist(),
+        "echoes": FUNCTIONS["echoes"].call(texts, texts).to_pylist(),
+        "repetition": FUNCTIONS["repetition"].call(texts).to_pylist(),
+    }
+    assert found["mail"].to_pylist() == [True, False, None]
+    (kept,) = make().sql("select count(*) as n from records where not is_empty(text)").to_pylist()
+    assert kept["n"] == 53

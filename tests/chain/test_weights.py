@@ -9,9 +9,17 @@ import yaml
 
 from packhouse.errors import ConfigError
 from packhouse.exports import export_version
-from packhouse.loaders import PackedCollator, count_targets, load_packed, token_loss
+from packhouse.loaders import (
+    PackedCollator,
+    check_packing,
+    count_targets,
+    enable_packing,
+    load_packed,
+    token_loss,
+)
 from packhouse.store import open_version
 from tests.chain.conftest import DEMO, Project
+from tests.loaders.models import tiny_model
 
 torch = pytest.importorskip("torch")
 
@@ -97,6 +105,9 @@ def test_the_loss_is_torch_cross_entropy_weighted_by_token(project, tmp_path):
     )
     due = (each * weights[0, 1:]).sum() / weights[0, 1:].sum()
     assert torch.allclose(ours.double(), due)
+    model = tiny_model("llama", "sdpa", vocabulary=int(batch["input_ids"].max()) + 1)
+    with enable_packing(model):
+        check_packing(model, batch).require_safe()
     assert set(weights.unique().tolist()) >= {0.0, 0.25, 2.0}
 
 

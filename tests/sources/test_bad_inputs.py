@@ -785,7 +785,7 @@ def test_parquet_text_that_is_not_utf8_is_refused(tmp_path, read):
     pq.write_table(pa.Table.from_arrays([text, text], names=["instruction", "output"]), path)
 
     with pytest.raises(
-        SourceError, match="row 0 of it, column .instruction.: byte 0xe9 is not UTF-8"
+        SourceError, match=r"row 0 of it, column .instruction.: byte 0xe9 is not UTF-8"
     ):
         read(path)
 

@@ -38,10 +38,11 @@ _MOJIBAKE = "|".join(
     )
 )
 
-# Zero-width space, word joiner and byte order mark; signs that turn the direction of text; tags,
-# but for those of a flag such as Scotland's. Joiners of emoji and of Persian are none.
+# Control characters, such as a bell or those of terminals (raw ones are refused in JSON and CSV,
+# not in Parquet); zero-width space, word joiner and byte order mark; signs that turn the direction
+# of text; tags, but for those of a flag such as Scotland's. Joiners of emoji and Persian are none.
 _INVISIBLE = (
-    r"[\x{200B}\x{2060}-\x{2064}\x{FEFF}\x{202A}-\x{202E}\x{2066}-\x{2069}]"
+    r"[\x{0}-\x{8}\x{E}-\x{1F}\x{7F}\x{200B}\x{2060}-\x{2064}\x{FEFF}\x{202A}-\x{202E}\x{2066}-\x{2069}]"
     r"|(?:^|[^\x{1F3F4}\x{E0020}-\x{E007F}])[\x{E0001}-\x{E007F}]"
 )
 

@@ -120,7 +120,7 @@ def test_what_is_found_in_alpaca(shared):
         "repetition": 8,
         "html": 27,
         "mojibake": 0,
-        "invisible": 6,
+        "invisible": 7,
         "emails": 42,
         "phones": 30,
         "cards": 1,

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from packhouse.quality.answers import echoes, is_empty, is_refusal
 from packhouse.quality.counting import COUNTERS, combine_quality, count_quality, quality_lines
-from packhouse.quality.dirt import has_html, has_mojibake
+from packhouse.quality.dirt import has_html, has_invisible, has_mojibake
 from packhouse.quality.language import language, language_key
 from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
 from packhouse.quality.repetition import repetition
@@ -33,7 +33,7 @@ __all__ = [
     "quality_lines",
 ]
 
-VERSION = 1
+VERSION = 2
 """Part of the keys of sources whose `where` or `select` calls a function of `FUNCTIONS`. Raise it
 when one gives another answer for a text."""
 
@@ -63,6 +63,7 @@ FUNCTIONS = {
     "has_secret": TextFunction(_of_columns(has_secret), "BOOLEAN"),
     "has_html": TextFunction(_of_columns(has_html), "BOOLEAN"),
     "has_mojibake": TextFunction(_of_columns(has_mojibake), "BOOLEAN"),
+    "has_invisible": TextFunction(_of_columns(has_invisible), "BOOLEAN"),
     "is_empty": TextFunction(_of_columns(is_empty), "BOOLEAN"),
     "is_refusal": TextFunction(_of_columns(is_refusal), "BOOLEAN"),
     "echoes": TextFunction(_of_columns(echoes), "BOOLEAN"),

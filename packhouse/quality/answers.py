@@ -47,11 +47,12 @@ _REFUSAL = "(?i)" + "|".join(
     )
 )
 
-# A sign or two, or one again and again; or a word that stands for nothing. Morse code is none.
+# A sign or two, or one again and again; a word that stands for nothing; what JavaScript and
+# spreadsheets write for what they have no text for. Morse code is none.
 _EMPTY = (
     r"(?i)^[\s\pC\pZ]*(?:\.*|\x{2026}+|-*|_*|\*+|\?+|!+|,|;|:|/|\||\"+|'+|\"\"|\(\)|\[\]|\{\}"
     r"|n/?a\.?|none|null|nil|nan|undefined|no ?(?:input|output|answer|response)|<no ?input>|tbd"
-    r"|todo)[\s\pC\pZ]*$"
+    r"|todo|\[object object\]|#(?:ref!|n/a|name\?|value!|div/0!|num!|null!))[\s\pC\pZ]*$"
 )
 
 _ECHO_BYTES = 24

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.quality.answers import echoes, is_empty, is_refusal
-from packhouse.quality.dirt import has_html, has_mojibake
+from packhouse.quality.dirt import has_html, has_invisible, has_mojibake
 from packhouse.quality.language import UNDETERMINED, language
 from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
 from packhouse.quality.repetition import REPETITIVE, repetition
@@ -32,6 +32,7 @@ COUNTERS = {
     "repetition": "have an answer that repeats itself",
     "html": "hold HTML in prose",
     "mojibake": "hold text that was decoded with a wrong encoding",
+    "invisible": "hold signs that are not shown, or turn the direction of text",
     "emails": "hold an e-mail address",
     "phones": "hold a phone number",
     "cards": "hold a payment card's number",
@@ -267,6 +268,7 @@ _CHECKS: dict[str, Callable[[_Rows], Bools]] = {
     "repetition": lambda rows: rows.of_answers(pc.greater(repetition(rows.answers), REPETITIVE)),
     "html": _in_texts(has_html),
     "mojibake": _in_texts(has_mojibake),
+    "invisible": _in_texts(has_invisible),
     "emails": _in_texts(has_email),
     "phones": _in_texts(has_phone),
     "cards": _in_texts(has_card),

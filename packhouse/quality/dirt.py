@@ -1,9 +1,9 @@
-"""Text that came through the wrong hands: HTML in prose, and mojibake."""
+"""Text that came through the wrong hands: HTML in prose, mojibake, signs that nobody sees."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["has_html", "has_mojibake"]
+__all__ = ["has_html", "has_invisible", "has_mojibake"]
 
 _MARKUP = (
     r"(?i)</?(?:p|br|div|span|a|b|i|u|em|strong|ul|ol|li|h[1-6]|table|t[dhr]|font|img|center|hr"
@@ -38,6 +38,14 @@ _MOJIBAKE = "|".join(
     )
 )
 
+# Control characters, such as a bell or those of terminals (raw ones are refused in JSON and CSV,
+# not in Parquet); zero-width space, word joiner and byte order mark; signs that turn the direction
+# of text; tags, but for those of a flag such as Scotland's. Joiners of emoji and Persian are none.
+_INVISIBLE = (
+    r"[\x{0}-\x{8}\x{E}-\x{1F}\x{7F}\x{200B}\x{2060}-\x{2064}\x{FEFF}\x{202A}-\x{202E}\x{2066}-\x{2069}]"
+    r"|(?:^|[^\x{1F3F4}\x{E0020}-\x{E007F}])[\x{E0001}-\x{E007F}]"
+)
+
 
 def has_html(text: pa.StringArray) -> pa.BooleanArray:
     """True where prose holds HTML tags or entities; not in code, nor where a text speaks of HTML.
@@ -65,3 +73,13 @@ def has_mojibake(text: pa.StringArray) -> pa.BooleanArray:
         [True, False, False]
     """
     return pc.match_substring_regex(text, _MOJIBAKE)
+
+
+def has_invisible(text: pa.StringArray) -> pa.BooleanArray:
+    """True where a text holds signs that are not shown, or that turn its direction.
+
+    Example:
+        >>> has_invisible(pa.array(["a\u200bb", "\u202egnp.exe", "n\u200dl"])).to_pylist()
+        [True, True, False]
+    """
+    return pc.match_substring_regex(text, _INVISIBLE)

@@ -38,6 +38,9 @@ class QualityConfig(Section):
     max_mojibake: Share | None = None
     """Share of rows that may hold text which was decoded with a wrong encoding."""
 
+    max_invisible: Share | None = None
+    """Share of rows that may hold signs that are not shown, or turn the direction of text."""
+
     max_emails: Share | None = None
     """Share of rows that may hold an e-mail address."""
 

@@ -228,9 +228,30 @@ class _Decoder:
                 batch = (
                     self.reader.read_next_batch() if is_stream else self.reader.get_batch(number)
                 )
-                batch.validate(full=True)
+                self.check(batch)
                 yield batch
                 self.group += 1
+
+    def check(self, batch: pa.RecordBatch, first: int = 0) -> None:
+        """Refuse a damaged batch; says which text is none. `first`: its first row in the group."""
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if column.type not in (pa.string(), pa.large_string()):
+                    continue
+                is_large = column.type == pa.large_string()
+                values = column.view(pa.large_binary() if is_large else pa.binary())
+                values.validate(full=True)  # its offsets
+                for row, value in enumerate(values.to_pylist(), first):
+                    try:
+                        (value or b"").decode()
+                    except UnicodeDecodeError as error:
+                        raise self.refusal(
+                            f"row {row:,} of it, column '{name}': byte 0x{value[error.start]:02x} "
+                            "is not UTF-8; convert the column, or take the row out"
+                        ) from None
+            raise
 
     def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
         """Rows [first, end), as they are encoded."""
@@ -254,7 +275,7 @@ class _Decoder:
                 for batch in self.reader.iter_batches(
                     min(max(at_once, 1), _BATCH_ROWS), row_groups=[number], use_threads=False
                 ):
-                    batch.validate(full=True)
+                    self.check(batch, row - position)
                     start, stop = max(first - row, 0), min(end - row, batch.num_rows)
                     if start < stop:
                         yield batch.slice(start, stop - start)

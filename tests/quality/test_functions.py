@@ -131,8 +131,32 @@ FOUND = {
             "\U0001f600",
         ],
     ),
+    "has_invisible": (
+        [
+            "a\u200bb",
+            "\ufeffa",
+            "a\x07",
+            "\x1b[31mred",
+            "\u202egpj.exe",
+            "a\u2066b\u2069",
+            "Hi\U000e0048\U000e0069",
+            "\U000e0041",
+        ],
+        [
+            "\U0001f468\u200d\U0001f469",  # a joiner of emoji
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # one of Persian
+            "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",  # Scotland
+            "co\u00adoperate",
+            "a\tb\r\nc\fd",
+            "5\u00a0km",
+        ],
+    ),
     "is_empty": (
         [
+            "[object Object]",
+            "#REF!",
+            "#n/a",
+            "#DIV/0!",
             "",
             " \n\t",
             "...",

@@ -117,7 +117,8 @@ def test_an_audit_of_raw_rows_says_it_and_lifts_the_limits(project):
 KEEP = """
 not is_empty(output) and not echoes(output, instruction) and not is_refusal(output)
 and repetition(output) <= 0.6 and not has_html(instruction || ' ' || output)
-and not has_mojibake(output) and not has_email(instruction || ' ' || output)
+and not has_mojibake(output) and not has_invisible(output)
+and not has_email(instruction || ' ' || output)
 and not has_phone(output) and not has_card(output) and not has_secret(output)
 """
 

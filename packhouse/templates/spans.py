@@ -82,9 +82,10 @@ class SpanFinder:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         places = _Places(talk, self._control)
         if self._config.train_on == "all":
-            if not self._config.never_train and all(weight == 1 for weight in weights):
+            apart = {at for at, message in enumerate(raw) if "part_weights" in message}
+            if not (self._config.never_train or apart) and all(w == 1 for w in weights):
                 return [Trained(0, len(talk.rendering.text), -1)]
-            return _whole_messages(weights, places)
+            return _whole_messages(weights, places, apart)
         wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         rules = self._rules(talk.given.arguments)
         if rules is None or rules.is_tagged:
@@ -310,17 +311,18 @@ def _agreement(tail: bytes, gap: bytes, control: re.Pattern[bytes]) -> int:
     return common
 
 
-def _whole_messages(weights: list[float], places: _Places) -> list[Trained]:
+def _whole_messages(weights: list[float], places: _Places, apart: set[int]) -> list[Trained]:
     """Whole messages, headers included; those of weight 1 that touch are one span.
 
-    The opening before the first text belongs to no message.
+    Those that are `apart`, by weights of their parts, are spans of their own. The opening before
+    the first text belongs to no message.
     """
     firsts, ends, has_tools = places.boundaries()
     trained: list[Trained] = []
     for number, weight in enumerate(weights):
         is_headless = number == 0 or has_tools[number]
         start = firsts[number] if is_headless else ends[number - 1]
-        last = trained[-1] if trained else None
+        last = trained[-1] if trained and apart.isdisjoint((number, number - 1)) else None
         if last is not None and last.end == start and weights[last.message] == weight == 1:
             trained[-1] = last._replace(end=ends[number])
         elif weight > 0:

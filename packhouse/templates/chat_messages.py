@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from packhouse.templates.provenance import DataObject, Field, Path, Trace, text_of
+from packhouse.templates.provenance import Field, Path, Trace
+from packhouse.templates.traced_json import DataObject
+from packhouse.templates.traced_text import text_of
 
 __all__ = [
     "PLAIN",

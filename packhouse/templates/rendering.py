@@ -18,10 +18,10 @@ from packhouse.templates.provenance import (
     Field,
     Part,
     Piece,
-    parts_of,
     plain,
 )
 from packhouse.templates.sandbox import ChatTemplate
+from packhouse.templates.traced_text import parts_of
 
 __all__ = ["Conversation", "Occurrence", "Rendering", "read_parts"]
 

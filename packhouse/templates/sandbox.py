@@ -28,11 +28,10 @@ from markupsafe import Markup, escape
 
 from packhouse.errors import TemplateError
 from packhouse.runtime.confine import at, limited
-from packhouse.templates.provenance import (
-    BLOCK_EDGES,
-    UNPROVEN,
-    DataObject,
-    JsonForm,
+from packhouse.templates.provenance import BLOCK_EDGES, UNPROVEN, JsonForm
+from packhouse.templates.results import RefusedError
+from packhouse.templates.traced_json import DataObject, to_json
+from packhouse.templates.traced_text import (
     TracedText,
     as_text,
     forget,
@@ -40,10 +39,8 @@ from packhouse.templates.provenance import (
     join_texts,
     parts_of,
     rewritten,
-    to_json,
     traced,
 )
-from packhouse.templates.results import RefusedError
 
 __all__ = ["ChatTemplate", "pinned_date"]
 

@@ -78,6 +78,14 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "pad tokens at the end that no mask leaves out",
             "write an `attention_mask`, or cut them off",
         ),
+        "arguments": Reason(
+            "arguments of the chat template that no template can have, or documents that are no "
+            "list of objects",
+            "write them as transformers takes them, or leave the field out: `allowed_fields`",
+        ),
+        "loss_weight": Reason(
+            "a row's loss weight is no number over 0", "write a number, or filter with `where`"
+        ),
         "tools": Reason("tool definitions are no list of objects", "write them as OpenAI does"),
         "tool_calls": Reason(
             "a tool call has no name, or arguments that are no object",

@@ -10,11 +10,11 @@ import numpy as np
 from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.report.samples import first_split, read_pack, trained_mask_of
+from packhouse.report.samples import first_split, read_pack, record_bounds
+from packhouse.report.tokens import trained_ranges
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
-from packhouse.token_runs import cut_runs
 from packhouse.views import read_view
 
 __all__ = ["trace"]
@@ -85,11 +85,8 @@ def _of_token(
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"
         raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
-    ends = np.cumsum(row["seq_lengths"])
-    at = int(np.searchsorted(ends, token, "right"))
-    start = int(ends[at]) - row["seq_lengths"][at]
-    mask = trained_mask_of(row)[start : int(ends[at])]
-    record_id = row["record_ids"][at]
+    record_id, start, end = next(each for each in record_bounds(row) if token < each[2])
+    mask = np.asarray(row["trained"][start:end], np.bool_)
     places = read_view(
         opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": record_id}
     ).to_pylist()
@@ -99,9 +96,9 @@ def _of_token(
     given = [s["file"] for s in opened.manifest.lineage["sources"] if s.get("is_tokenized")]
     if kept and kept[0]["source"] in given:
         rule = "the mask that the row came with (format: tokenized)"
-    runs = [(a, b) for a, b, is_on in cut_runs(mask) if is_on]
+    answers = trained_ranges(mask)
     inner = token - start
-    answer = 1 + sum(b <= inner for _, b in runs)
+    answer = 1 + sum(b <= inner for _, b in answers)
     is_trained = bool(mask[inner])
     return {
         "file": kept[0]["source"] if kept else None,
@@ -111,7 +108,7 @@ def _of_token(
         "record": record_id,
         "token of the record": inner,
         "token id": row["input_ids"][token],
-        "turn": _turn(answer, len(runs), is_trained=is_trained),
+        "turn": _turn(answer, len(answers), is_trained=is_trained),
         "trained": "yes" if is_trained else "no",
         "rule": rule,
     }

@@ -62,7 +62,7 @@ class Recipe(Section):
         """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         try:
-            preview = import_module("packhouse.preview").preview_html(self)
+            preview = import_module("packhouse.recipe_report").recipe_cell(self)
         except Exception as error:  # whatever it is, a notebook shows the recipe
             preview = f'<div class="quiet">{html_text(f"not tried: {error}"[:500])}</div>'
         return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'
@@ -73,6 +73,20 @@ class Recipe(Section):
             raise ValueError(
                 "format.template sequence_classification needs pack.strategy none: a pack of many "
                 "records has no one label"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_weight_is_of_trained_tokens(self) -> Self:
+        weighted = [
+            source.path
+            for source in self.sources
+            if source.loss_weight != 1 or "loss_weight" in source.fields
+        ]
+        if weighted and self.format.template == "sequence_classification":
+            raise ValueError(
+                f"source '{weighted[0]}' has a loss_weight, and sequence_classification trains no "
+                "tokens: leave it out, and weigh classes in the trainer"
             )
         return self
 

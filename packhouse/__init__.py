@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.data_audit import audit
     from packhouse.errors import PackhouseError
     from packhouse.loaders.versions import load_packed
+    from packhouse.packing.pack_dataset import PackTally, pack_dataset
     from packhouse.recipe import Recipe, load_recipe
     from packhouse.report.audit_report import AuditReport
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
 
 _MODULES = {
     "AuditReport": "packhouse.report.audit_report",
+    "PackTally": "packhouse.packing.pack_dataset",
     "PackhouseError": "packhouse.errors",
     "Recipe": "packhouse.recipe",
     "Version": "packhouse.api",
@@ -30,12 +32,14 @@ _MODULES = {
     "load_packed": "packhouse.loaders",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
+    "pack_dataset": "packhouse.packing.pack_dataset",
     "plan": "packhouse.api",
     "prepare": "packhouse.api",
 }
 
 __all__ = [
     "AuditReport",
+    "PackTally",
     "PackhouseError",
     "Recipe",
     "Version",
@@ -44,6 +48,7 @@ __all__ = [
     "load_packed",
     "load_recipe",
     "open_version",
+    "pack_dataset",
     "plan",
     "prepare",
 ]

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.api import Version, open_version, prepare_recipe, recipe_for
+from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.reading import token_batches
 from packhouse.auditing.tokenized import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.given import tokenizer_name
+from packhouse.given import recipe_for, tokenizer_name
 from packhouse.packing.layout import expand_labels
 from packhouse.probes import learn_template
 from packhouse.quality import quality_lines

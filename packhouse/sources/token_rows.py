@@ -228,5 +228,5 @@ def _turns(ids: Ints, weights: Weights) -> list[Turn]:
         role = "assistant" if weight else untrained
         content = ids[start:end].astype(">u4").tobytes().hex()
         told = None if weight in (0, 1) else weight
-        turns.append((role, content, None, None, None, None, None, told))
+        turns.append((role, content, None, None, None, None, None, told, None))
     return turns

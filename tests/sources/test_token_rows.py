@@ -264,3 +264,22 @@ def test_no_token_and_no_mask_is_lost(rows: list[list[tuple[int, bool]]]) -> Non
         ((turns),) = read({"input_ids": ids, "labels": labels})
         again = [(i, role == "assistant") for role, own, _ in turns for i in own]
         assert again == row
+
+
+def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them() -> None:
+    axolotl = {"input_ids": IDS, "labels": LABELS, "attention_mask": [1] * 6,
+               "position_ids": [0, 1, 2, 3, 4, 5], "length": 6}  # fmt: skip
+    assert records(axolotl) == [TURNS]
+
+    # `packing: true` pads with a mask of ones; `neat_packing: true` numbers the records.
+    media = {"images": None, "videos": None, "audios": None}
+    packed = {
+        "input_ids": [*PACKED["input_ids"], 9, 9],
+        "labels": [*PACKED["labels"], -100, -100],
+        "position_ids": [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 0],
+        **media,
+    }
+    both = records(PACKED | {"seq_lengths": [6, 3]})
+    assert records(packed | {"attention_mask": [1] * 11}) == both
+    assert records(packed | {"attention_mask": [1] * 6 + [2] * 3 + [0] * 2}) == both
+    assert row_format_of(packed, {}) == "tokenized"

@@ -20,14 +20,13 @@ import pyarrow.compute as pc
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.reading import token_batches
 from packhouse.auditing.tokenized import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
-from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
 from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.engine.workspace import Workspace
-from packhouse.errors import ConfigError, TemplateError
+from packhouse.errors import ConfigError
 from packhouse.given import recipe_for, tokenizer_name
-from packhouse.golden import pin
 from packhouse.packing.layout import expand_labels
+from packhouse.probes import learn_template
 from packhouse.quality import quality_lines
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
@@ -37,7 +36,7 @@ from packhouse.report.tokens import runs_of
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored
-from packhouse.tokenization import TokenizerSnapshot, load_snapshot
+from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
 __all__ = ["audit"]
@@ -106,7 +105,14 @@ def audit(
         snapshot = load_snapshot(name, Workspace(cache=folder).tokenizers)
         pipeline = read_pipeline(snapshot.backend)
         start_phase("learning the template")
-        turns, notes = _learn(name, template, snapshot, pipeline, folder)
+        template = template or ("chat" if snapshot.chat_template else None)
+        told = {"format": {"template": template}, "sources": [{"path": "rows"}]}
+        recipe = None
+        if template is not None:
+            recipe = parse_recipe({"dataset": "audit", "tokenizer": name, **told}, where="audit")
+        turns, notes = learn_template(
+            recipe, snapshot, pipeline, Workspace(cache=folder).tokenizers
+        )
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
     if turns.answer_opens and not found.has_turns:
@@ -129,42 +135,6 @@ def _opened(data: Any) -> Any:
 def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
     for split in (version.train, version.eval):
         yield from token_batches(split) or () if split is not None else ()
-
-
-def _learn(
-    tokenizer: str,
-    template: str | None,
-    snapshot: TokenizerSnapshot,
-    pipeline: Pipeline,
-    cache: Path,
-) -> tuple[Turns, list[str]]:
-    """What the template writes, and what of it could not be learnt."""
-    named = snapshot.special_tokens
-    ids = [snapshot.added_tokens.get(named.get(f"{kind}_token", "")) for kind in ("eos", "bos")]
-    table = TokenBytes.of(pipeline)
-    template = template or ("chat" if snapshot.chat_template else None)
-    if template is None:
-        note = "no template, so prompts and headers were not looked at: give the one of the rows"
-        return learn_turns([], table, *ids), [note]
-    if pipeline.token_bytes is None:
-        note = "the tokenizer's ids do not spell text, so prompts and headers were not looked at"
-        return learn_turns([], table, *ids), [note]
-    recipe = parse_recipe(
-        {
-            "dataset": "audit",
-            "tokenizer": tokenizer,
-            "sources": [{"path": "rows"}],
-            "format": {"template": template},
-        },
-        where="audit",
-    )
-    rendered, notes = [], []
-    try:
-        made = pin(PROBES, recipe, Workspace(cache=cache).tokenizers)
-        rendered = [item["input_ids"] for item in made if "input_ids" in item]
-    except TemplateError as error:
-        notes.append(f"prompts and headers were not looked at: {error}")
-    return learn_turns(rendered, table, *ids), notes
 
 
 def _report_tokens(

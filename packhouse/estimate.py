@@ -264,7 +264,9 @@ def sample_rows(
     num_bytes = shards[0].byte_end - shards[0].byte_start
     with temporary_folder("sample") as folder:
         write_table(folder / "validated.arrow", rows.validated)
-        call = partial(try_rows, recipe, source.label_names, workspace.tokenizers, folder)
+        call = partial(
+            try_rows, recipe, shards[0].row_format, source.label_names, workspace.tokenizers, folder
+        )
         run_template(call, recipe, num_bytes)
         tokenized = read_table(folder / "tokenized.arrow")
         num_bad = rows.quarantined.num_rows + read_table(folder / REFUSED).num_rows

@@ -19,6 +19,7 @@ from packhouse.runtime.confine import run_confined
 from packhouse.templates import WindowRule, make_renderer, rewrites
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot, tokenize_table
 from packhouse.tokenization.encoders import load_tokenizer
+from packhouse.tokenization.given import pass_tokens, read_given
 from packhouse.tokenization.loading import MEMORY_PER_BYTE, tokenizer_bytes
 
 __all__ = [
@@ -77,10 +78,15 @@ def render_shard(
     return {"notes": rendered.notes, "added": rendered.added}
 
 
-def tokenize_shard(formatted: Path, recipe: Recipe, cache: Path, folder: Path) -> dict[str, Any]:
-    """Write `tokenized.arrow` and `refused.arrow`."""
+def tokenize_shard(
+    formatted: Path, recipe: Recipe, cache: Path, folder: Path, given: Path | None = None
+) -> dict[str, Any]:
+    """Write `tokenized.arrow` and `refused.arrow`; `given` holds ids that rows came with."""
     snapshot = load_snapshot(recipe.tokenizer, cache=cache)
-    result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache=cache)
+    if given is None:
+        result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache=cache)
+    else:
+        result = pass_tokens(read_table(given), snapshot)
     write_table(folder / "tokenized.arrow", result.tokenized)
     write_table(folder / REFUSED, result.quarantined)
     tokenizer = {
@@ -92,10 +98,19 @@ def tokenize_shard(formatted: Path, recipe: Recipe, cache: Path, folder: Path) -
 
 
 def try_rows(
-    recipe: Recipe, label_names: list[str] | None, cache: Path | None, folder: Path
+    recipe: Recipe,
+    row_format: str,
+    label_names: list[str] | None,
+    cache: Path | None,
+    folder: Path,
 ) -> None:
     """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`."""
     snapshot = load_snapshot(recipe.tokenizer, cache=cache)
+    if row_format == "tokenized":
+        given = read_given(read_table(folder / "validated.arrow"), snapshot)
+        write_table(folder / "tokenized.arrow", given.tokenized)
+        write_table(folder / REFUSED, given.quarantined)
+        return
     window = make_window_rule(recipe, snapshot, cache)
     renderer = make_renderer(recipe.format, snapshot, label_names, window)
     rendered = renderer.render(read_table(folder / "validated.arrow"))

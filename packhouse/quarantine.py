@@ -373,16 +373,21 @@ def _read_again(
         bad: dict[int, tuple[str, str]] = {}
         for shard in scan_source(source):
             rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
-            for table in (rows.quarantined, *_refused_later(rows.validated, source, recipe)):
+            for table in (
+                rows.quarantined,
+                *_refused_later(rows.validated, shard.row_format, source, recipe),
+            ):
                 for row in table.select(["row", "reason", "detail"]).to_pylist():
                     bad.setdefault(row["row"], (row["reason"], row["detail"]))
     return bad
 
 
-def _refused_later(validated: pa.Table, source: SourceConfig, recipe: Recipe) -> Iterator[pa.Table]:
+def _refused_later(
+    validated: pa.Table, row_format: str, source: SourceConfig, recipe: Recipe
+) -> Iterator[pa.Table]:
     """Rows that pass as conversations, and that the template or the tokenizer refuses."""
     with temporary_folder("retry") as folder:
         write_table(folder / "validated.arrow", validated)
-        call = partial(try_rows, recipe, source.label_names, None, folder)
+        call = partial(try_rows, recipe, row_format, source.label_names, None, folder)
         run_template(call, recipe, validated.nbytes)
         yield read_table(folder / REFUSED)

@@ -54,6 +54,30 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "label": Reason(
             "a label is no class", "write 0, 1, ... or one of `label_names`, all in one way"
         ),
+        "token_ids": Reason(
+            "`input_ids` holds no tokens, or a number that is no id", "write the ids again"
+        ),
+        "uneven": Reason(
+            "a mask or positions are not as long as `input_ids`", "write a value for each token"
+        ),
+        "labels": Reason(
+            "labels or masks contradict the ids, or there are none",
+            "write `labels[i]` as `input_ids[i]` where a token is trained, else -100, unshifted",
+        ),
+        "boundaries": Reason(
+            "what parts the records of a row contradicts itself",
+            "keep one of `seq_lengths`, `cu_seqlens`, `position_ids`, and let it add up",
+        ),
+        "nothing_trained": Reason(
+            "no token of the record is trained", "mend its mask, or take it out"
+        ),
+        "vocabulary": Reason(
+            "an id that the tokenizer does not have", "name the tokenizer that made the rows"
+        ),
+        "padding": Reason(
+            "pad tokens at the end that no mask leaves out",
+            "write an `attention_mask`, or cut them off",
+        ),
         "arguments": Reason(
             "arguments of the chat template that no template can have, or documents that are no "
             "list of objects",

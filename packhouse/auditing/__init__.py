@@ -16,12 +16,14 @@ from packhouse.auditing.contamination import (
 )
 from packhouse.auditing.dataset import audit_packs, combine
 from packhouse.auditing.gate import audit_rows, check_audit
+from packhouse.auditing.given import audit_given
 from packhouse.auditing.repetition import audit_records
 from packhouse.auditing.shard import audit_shard
 
 __all__ = [
     "VERSION",
     "Benchmarks",
+    "audit_given",
     "audit_packs",
     "audit_records",
     "audit_rows",

@@ -23,6 +23,11 @@ _SHARES = {
         "turns",
         "trained turns begin with their header or BOS",
     ),
+    "max_missing_headers": (
+        "missing_headers",
+        "rows",
+        "rows have no header before their answer: the prompt was cut",
+    ),
     "max_untrained_rows": ("untrained_rows", "rows", "rows have no trained token"),
     "max_double_bos": ("double_bos", "rows", "rows have a BOS token right behind another"),
     "max_missing_bos": ("missing_bos", "rows", "rows lack the BOS that the tokenizer puts"),

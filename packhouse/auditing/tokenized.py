@@ -33,6 +33,7 @@ Bools = npt.NDArray[np.bool_]
 NUM_SAMPLES = 3
 _BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong
 _MOST = 0.9  # of all rows
+_LEAST_PROMPT = 8  # tokens before an answer; fewer are no conversation's
 _PREFIX = 8  # tokens that records begin with, where no template says how they do
 
 
@@ -52,7 +53,8 @@ class TokenAudit:
     """What was found in all rows."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """`rows`, `records`, `tokens`, `trained_tokens`, `longest_row`; a number of each finding."""
+    """`rows`, `records`, `tokens`, `trained_tokens`, `trained_bytes`, `trained_prompt_bytes`,
+    `longest_row`; a number of each finding."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     has_turns: bool = False
     """True if some row holds what the template writes before answers."""
@@ -93,6 +95,7 @@ class _Scan:
         self.unended: dict[int, tuple[int, list[Sample]]] = {}
         self.several: dict[int, tuple[int, list[Sample]]] = {}
         self.lengths: Counter[int] = Counter()
+        self.headless: tuple[int, list[Sample]] = (0, [])
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -102,6 +105,8 @@ class _Scan:
         counts["records"] += len(rows.rows)
         counts["tokens"] += len(rows.ids)
         counts["trained_tokens"] += int(rows.trained.sum())
+        known = rows.ids[rows.trained & (rows.ids < len(self.table.widths))]
+        counts["trained_bytes"] += int(self.table.widths[known].sum())
         longest = max([counts["longest_row"], *rows.row_lengths.tolist()])
         counts["longest_row"] = longest
         joined = rows.faults.get("joined", [])
@@ -223,6 +228,7 @@ class _Scan:
         if self.opens is None:
             return
         headers = [match.span() for match in self.opens.finditer(data)]
+        self._headless(rows, edges, headers)
         if not headers:
             return
         self.found.has_turns = True
@@ -240,11 +246,27 @@ class _Scan:
         looked_at[record] = True
         wrong = rows.trained & ~self.table.is_blank[rows.ids] & ~is_answer
         wrong &= np.repeat(looked_at, np.diff(rows.starts))
+        prompts = self.table.widths[rows.ids[wrong & ~is_header]]
+        self.found.counts["trained_prompt_bytes"] += int(prompts.sum())
         for name, where in (
             ("trained_headers", np.flatnonzero(wrong & is_header)),
             ("trained_prompts", np.flatnonzero(wrong & ~is_header)),
         ):
             self._note(rows, name, *_first_of_each(self._record_of(rows, where), where))
+
+    def _headless(self, rows: TokenRows, edges: Int64s, headers: list[tuple[int, int]]) -> None:
+        """Count records with an answer behind a prompt and no header between: it was cut."""
+        begins, _ = _runs(rows)
+        record, first = np.unique(self._record_of(rows, begins), return_index=True)
+        begins = begins[first]
+        spans = np.array(headers, np.int64).reshape(-1, 2)
+        opened = self._record_of(rows, np.searchsorted(edges, spans[:, 0]))
+        is_bare = ~np.isin(record, opened) & (begins - rows.starts[record] >= _LEAST_PROMPT)
+        number, kept = self.headless
+        kept += [
+            self._sample(rows, at) for at in begins[is_bare][: NUM_SAMPLES - len(kept)].tolist()
+        ]
+        self.headless = number + int(is_bare.sum()), kept
 
     def _leaks(
         self, rows: TokenRows, data: bytes, edges: Int64s, joined: list[tuple[int, int]]
@@ -273,6 +295,7 @@ class _Scan:
         behind = np.flatnonzero(self.is_end[rows.ids]) + 1
         behind = behind[behind < len(rows.ids)]
         behind = behind[~np.isin(behind, rows.starts)]
+        behind = behind[~(rows.trained[behind] & ~rows.trained[behind - 1])]  # a header was cut off
         own = rows.ids[behind]
         behind = behind[~self.table.is_control[own] & ~self.table.is_blank[own]]
         texts = (data[edges[place] : edges[place] + 16].lstrip() for place in behind.tolist())
@@ -304,6 +327,8 @@ class _Scan:
         alike = self.lengths[counts["longest_row"]]
         if joined > counts["leaks"] and alike >= max(_MOST * counts["rows"], 5):
             counts["leaks"], samples["leaks"] = joined, shown
+        if self.found.has_turns:  # else the template is another one
+            counts["missing_headers"], samples["missing_headers"] = self.headless
         counts["unended"] = sum(each for each, _ in others)
         samples["unended"] = [s for _, some in others for s in some][:NUM_SAMPLES]
         return self.found

@@ -134,7 +134,7 @@ def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     from packhouse.engine.workspace import Workspace
     from packhouse.foreign import has_chat_template, run_tokenizer
 
-    formats = {look.settings["format"] for look in looks}
+    formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it
     for alone in ("text", "classification"):
         if formats == {alone}:
             return alone

@@ -96,6 +96,10 @@ def _of_token(
     ).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
+    rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
+    given = [s["file"] for s in opened.manifest.lineage["sources"] if s.get("is_tokenized")]
+    if kept and kept[0]["source"] in given:
+        rule = "the mask that the row came with (format: tokenized)"
     answers = trained_ranges(mask)
     inner = token - start
     answer = 1 + sum(b <= inner for _, b in answers)
@@ -110,7 +114,7 @@ def _of_token(
         "token id": row["input_ids"][token],
         "turn": _turn(answer, len(answers), is_trained=is_trained),
         "trained": "yes" if is_trained else "no",
-        "rule": f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})",
+        "rule": rule,
     }
 
 

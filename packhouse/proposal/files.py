@@ -16,6 +16,7 @@ from packhouse.errors import SourceError
 from packhouse.proposal.encodings import guess_encoding
 from packhouse.proposal.fields import Shape, join_shapes, shape_of
 from packhouse.proposal.remedies import (
+    is_whole_talk,
     remedy_for_header,
     remedy_for_rows,
     remedy_for_text,
@@ -108,9 +109,11 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
         shape = Shape("prompt_completion", {"prompt": asked[0], "completion": asked[1]})
     else:
         shape = _shape_of_all(rows, file, file_format)
-        talk = {"text": shape.fields.get("text", "text"), "preference": "chosen"}.get(shape.format)
-        if talk and (remedy := remedy_for_transcripts(rows, talk, file_format, file.uri)):
-            raise _refusal(file, remedy)
+        talks = {"text": [shape.fields.get("text", "text")], "preference": ["chosen"]}
+        names = [n for n in shape.fields.values() if all(map(is_whole_talk, _texts_of(rows, n)))]
+        for talk in talks.get(shape.format, names):
+            if remedy := remedy_for_transcripts(rows, talk, file_format, file.uri):
+                raise _refusal(file, remedy)
     return Look(
         path=file.uri,
         settings=settings | shape.settings | _label_names(rows, shape),
@@ -120,6 +123,10 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
         size=file.size,
         fields=_describe(rows, shape),
     )
+
+
+def _texts_of(rows: Sequence[Any], name: str) -> list[Any]:
+    return [row.get(name) if isinstance(row, dict) else None for row in rows]
 
 
 def _read_rows(file: SourceFile) -> tuple[list[Any], FileFormat, dict[str, Any]]:

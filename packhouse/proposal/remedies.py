@@ -10,6 +10,8 @@ from typing import Any
 from packhouse.proposal.fields import shape_of
 
 __all__ = [
+    "is_calls",
+    "is_whole_talk",
     "remedy_for_header",
     "remedy_for_rows",
     "remedy_for_text",
@@ -76,6 +78,13 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
     each = "row in map(json.loads, filter(str.strip, sys.stdin))"
     if file_format == "json":
         each = "row in json.load(sys.stdin)"
+    if all(is_calls(row) for row in rows):
+        call = "{'type': 'function', 'function': call}"
+        calls = f"[{call} for call in json.loads(row['answers'])]"
+        asked = "{'role': 'user', 'content': row['query']}"
+        said = f"[{asked}, {{'role': 'assistant', 'content': '', 'tool_calls': {calls}}}]"
+        told = f"{{'messages': {said}, 'tools': json.loads(row['tools'])}}"
+        return _rewriting("'answers' holds calls of the functions in 'tools'", told, each, path)
     for name, value in row.items():
         if not isinstance(value, list) or not value:
             continue
@@ -94,6 +103,26 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
     return None
 
 
+def is_calls(row: Any) -> bool:
+    """Return True for a row of xLAM's form: a query, and JSON texts of calls and of tools."""
+    texts = [row.get(name) for name in ("query", "answers", "tools")] if type(row) is dict else [0]
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    return all(str(text).lstrip().startswith("[") for text in texts[1:])
+
+
+def is_whole_talk(text: Any) -> bool:
+    """Return True if the last of several marked turns is an answer: a prompt ends before it.
+
+    Example:
+        >>> is_whole_talk("### Human: Hi ### Assistant: Yes?"), is_whole_talk("### Human: Hi")
+        (True, False)
+    """
+    marks = list(re.finditer(_SPEAKER_MARK, text)) if isinstance(text, str) else []
+    is_answer = bool(marks) and "assistant" in marks[-1].group().lower()
+    return len(marks) > 1 and is_answer and marks[-1].end() < len(text)
+
+
 def remedy_for_transcripts(
     rows: Sequence[Any], name: str, file_format: str, path: str
 ) -> str | None:
@@ -103,6 +132,11 @@ def remedy_for_transcripts(
         return None
     if not all(isinstance(t, str) and len(re.findall(_SPEAKER_MARK, t)) > 1 for t in texts):
         return None
+    if any("FUNCTION RESPONSE:" in str(text) for text in texts):
+        return (
+            f"'{name}' holds whole talks, with marks of speakers and of functions; write rows with "
+            "messages ([{role, content}]), those of FUNCTION RESPONSE with the role `tool`"
+        )
     each = "row in map(json.loads, filter(str.strip, sys.stdin))"
     if file_format == "json":
         each = "row in json.load(sys.stdin)"

@@ -36,7 +36,9 @@ def try_first_rows(
     with temporary_folder("sample") as folder:
         validated = rows.validated.slice(0, max_rows)
         write_table(folder / "validated.arrow", validated)
-        call = partial(try_rows, recipe, source.label_names, tokenizers, folder)
+        call = partial(
+            try_rows, recipe, shards[0].row_format, source.label_names, tokenizers, folder
+        )
         run_template(call, recipe, validated.nbytes)
         tokenized = read_table(folder / "tokenized.arrow")
         bad = pa.concat_tables([rows.quarantined, read_table(folder / REFUSED)])

@@ -84,6 +84,10 @@ class AuditConfig(Section):
     max_leaked_headers: Share = 0.0
     """Share of trained turns that begin with their own header or with BOS."""
 
+    max_missing_headers: Share = 0.0
+    """Share of rows of format `tokenized` whose answer has no header before it, as others have: the
+    prompt was cut."""
+
     max_trained_prompts: Share = 0.0
     """Trained bytes of prompts, as a share of all trained content. Not with `train_on: all`."""
 

@@ -26,6 +26,7 @@ RowFormat = Literal[
     "text",  # text
     "preference",  # prompt, chosen
     "squad",  # context, question, answers; or paragraphs of them
+    "tokenized",  # input_ids, and labels or a mask
     "mixed",  # each row of a shape of its own
 ]
 

@@ -35,8 +35,9 @@ __all__ = [
 VERSION = 2
 """Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""
 
-Answers = Literal["required", "label", "text"]
-"""What a conversation's answer is: an assistant's turn, a class label, or all of a text."""
+Answers = Literal["required", "label", "text", "tokens"]
+"""What a conversation's answer is: an assistant's turn, a class label, all of a text, or the tokens
+that are trained."""
 
 ROLES = ("system", "user", "assistant", "tool")
 """The closed set of roles."""
@@ -53,6 +54,7 @@ REASONS = {
     "consecutive_user": "message {at} is a user turn right after a user turn",
     "consecutive_assistant": "message {at} is an assistant turn right after an assistant turn",
     "call_without_result": "message {at} follows a tool call that has no result",
+    "nothing_trained": "no token of the record is trained",
     "no_assistant": "no message is an assistant's, so there is nothing to train",
     "ends_on_user": "the last message is a user turn; set allow_ends_on_user to keep such rows",
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
@@ -199,7 +201,8 @@ def role_violations(
         allow_ends_on_user: keep conversations whose last turn is a user's.
         refused_orders: reason codes of orders that are bad.
         answers: `label`: the answer is a class label, so no assistant turn is due; `text`: the
-            rows are plain text in one assistant turn, so no user turn is due.
+            rows are plain text in one assistant turn, so no user turn is due; `tokens`: the turns
+            are runs of tokens, in any order, and one must be trained.
         max_chars: characters a message may have.
 
     Returns:
@@ -214,6 +217,9 @@ def role_violations(
     codes = flat.role_codes()
     worst = _Worst(flat.offsets)
     worst.add_rows("empty_conversation", flat.counts == 0)
+    if answers == "tokens":
+        worst.add_rows("nothing_trained", ~_has_answer(flat, codes))
+        return worst.report()
     _check_order(worst, flat, codes, answers, refused_orders)
     if answers == "required":
         _check_ends(worst, flat, codes, allow_ends_on_user)
@@ -285,14 +291,18 @@ def _check_order(
 def _check_ends(
     worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], allow_ends_on_user: bool
 ) -> None:
-    answers = np.concatenate([[0], np.cumsum(codes == ASSISTANT)])
-    worst.add_rows("no_assistant", np.diff(answers[flat.offsets]) == 0)
+    worst.add_rows("no_assistant", ~_has_answer(flat, codes))
     last = np.full(len(flat.counts), -1, np.int8)
     full = flat.counts > 0
     last[full] = codes[flat.offsets[1:][full] - 1]
     if not allow_ends_on_user:
         worst.add_rows("ends_on_user", last == USER)
     worst.add_rows("ends_on_tool", last == _TOOL)
+
+
+def _has_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
+    answers = np.concatenate([[0], np.cumsum(codes == ASSISTANT)])
+    return np.asarray(np.diff(answers[flat.offsets]) > 0)
 
 
 def _check_texts(

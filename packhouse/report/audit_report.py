@@ -36,6 +36,10 @@ MEANINGS = {
     "untrained_answers": ("bytes of answers are not trained", "look at the template"),
     "trained_prompts": ("tokens of prompts are trained", "mask what the assistant does not say"),
     "trained_headers": ("the header of an answer is trained", "begin the mask behind the header"),
+    "missing_headers": (
+        "no header stands before the answer, as in other records",
+        "drop them or raise the limit of tokens: the prompt was cut",
+    ),
     "double_bos": ("two BOS", "tokenize rendered text with add_special_tokens=False"),
     "missing_bos": ("no BOS, and the tokenizer puts one", "add it: the model expects it"),
     "double_ends": (

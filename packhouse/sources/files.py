@@ -74,7 +74,27 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
             f".zst){near_files(path, *endings_of_data) if scheme == '' else ''}",
             path=path,
         )
-    return sorted(files, key=lambda file: file.uri)
+    return sorted(_without_saved_state(files), key=lambda file: file.uri)
+
+
+def _without_saved_state(files: list[SourceFile]) -> list[SourceFile]:
+    """Files without what `save_to_disk` of `datasets` writes beside its rows.
+
+    saved/{dataset_dict.json, train/{data-00000-of-00001.arrow, state.json, cache-1f.arrow}}
+    -> saved/train/data-00000-of-00001.arrow
+    """
+    split = [(*file.uri.rpartition("/")[::2], file) for file in files]
+    saved = {folder for folder, name, _ in split if name == "state.json"}
+    saved &= {folder for folder, name, _ in split if re.fullmatch(r"data-.*\.arrow", name)}
+    if not saved:
+        return files
+    above = {folder.rpartition("/")[0] for folder in saved}
+    return [
+        file
+        for folder, name, file in split
+        if not (folder in saved and not name.startswith("data-"))
+        and not (folder in above and name == "dataset_dict.json")
+    ]
 
 
 def source_name(config: SourceConfig) -> str:

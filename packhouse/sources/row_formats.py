@@ -32,6 +32,7 @@ from packhouse.sources.conversation_formats import CONVERSATION_FORMATS, FlatMes
 from packhouse.sources.records import Rows
 from packhouse.sources.row_format import MESSAGE_FIELDS, Adapted, Found, RowFormat
 from packhouse.sources.text_formats import TEXT_FORMATS, TextFields, class_index
+from packhouse.sources.token_rows import TOKEN_FORMATS
 
 __all__ = [
     "ROW_FORMATS",
@@ -71,6 +72,7 @@ class Mixed(RowFormat):
 
 
 ROW_FORMATS: dict[str, RowFormat] = {
+    **TOKEN_FORMATS,
     **CONVERSATION_FORMATS,
     **TEXT_FORMATS,
     "mixed": Mixed(required={}),

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from packhouse import auditing
 from packhouse.auditing import (
+    audit_given,
     audit_packs,
     audit_records,
     audit_shard,
@@ -27,6 +28,7 @@ from packhouse.auditing import (
 from packhouse.auditing.turns import TokenBytes
 from packhouse.engine.step import Job, Step, Work
 from packhouse.plugins import find_plugin, plugin_key
+from packhouse.probes import learn_template
 from packhouse.quality import combine_quality, count_quality, language_key
 from packhouse.recipe import AuditConfig, Recipe
 from packhouse.records.tables import read_table
@@ -127,12 +129,18 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
 
 
 def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
-    formatted = work.input(FORMAT)
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
+    snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
+    if "tokens.arrow" in validated.files:  # ids were given
+        pipeline = read_pipeline(snapshot.backend)
+        turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
+        return audit_given(tokenized, snapshot, turns)
     return audit_shard(
-        conversations(work.input(VALIDATE), formatted),
+        conversations(validated, formatted),
         read_table(formatted.path("formatted.arrow")),
-        read_table(work.input(TOKENIZE).path("tokenized.arrow")),
-        load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers),
+        tokenized,
+        snapshot,
         work.recipe.format,
         work.parameters.label_names,
     )

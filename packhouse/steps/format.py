@@ -29,6 +29,7 @@ from packhouse.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
 from packhouse.templates import rewrites
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN
+from packhouse.tokenization.given import text_of_given
 from packhouse.tokenization.loading import check_unchanged
 from packhouse.tokenization.names import tokenizer_folder
 
@@ -141,6 +142,10 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     told, recipe = work.parameters, work.recipe
     validated = work.input(VALIDATE)
     path = validated.path("validated.arrow")
+    rows_in = validated.facts.rows_out
+    if told.shard.row_format == "tokenized":  # no template writes what is there
+        write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
+        return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers
     call = partial(render_shard, path, recipe, told.label_names, tokenizers, folder)
     done = run_template(call, recipe, max(work.job.size, path.stat().st_size))
@@ -150,7 +155,7 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
             f"format.template '{recipe.format.template}' changed while the run worked with it; "
             "what was made since is not kept. Run again"
         )
-    rows_in, rows_out = validated.facts.rows_out, read_table(folder / "formatted.arrow").num_rows
+    rows_out = read_table(folder / "formatted.arrow").num_rows
     quarantined = take_refused(folder, told.shard, recipe.validate_)
     put_out = rows_out + sum(quarantined.values())
     if put_out != rows_in + sum(done["added"].values()):

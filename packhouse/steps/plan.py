@@ -107,7 +107,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
             "msgpack", "msgpack", "export format 'msgpack'"
         )  # now, and not when all other work is done
     tokenizer = fingerprint_tokenizer(recipe.tokenizer)
-    validated = tuple(validate.jobs(recipe))
+    validated = tuple(validate.jobs(recipe, tokenizer))
     benchmarks = benchmarks_of(recipe)
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)

@@ -201,6 +201,8 @@ def _source_facts(validated: ValidateFacts) -> dict[str, Any]:
     facts = {**asdict(validated.origin), "rows": validated.rows_in}
     if validated.dropped:
         facts["dropped"] = dict(validated.dropped)
+    if not validated.origin.is_tokenized:  # manifests of other sources stay as they were
+        del facts["is_tokenized"]
     unused = validated.extra_fields
     return facts | ({"unused_fields": unused} if unused else {})
 

@@ -17,6 +17,7 @@ from packhouse.records.tables import read_table
 from packhouse.sources import SourceShard
 from packhouse.steps.format import FORMAT, FormatParameters
 from packhouse.steps.shard_io import ShardCounts, take_refused
+from packhouse.steps.validate import VALIDATE
 from packhouse.tokenization.loading import check_unchanged, tokenizer_bytes
 
 __all__ = ["TOKENIZE", "TokenizeFacts", "TokenizeParameters", "TokenizerFacts", "job"]
@@ -64,20 +65,28 @@ def job(
 ) -> Job[TokenizeParameters]:
     """Return the job that tokenizes a rendered shard; `tokenizer` is a fingerprint."""
     told = formatted.parameters
+    given = formatted.inputs if told.shard.row_format == "tokenized" else ()
     return TOKENIZE.job(
         TokenizeParameters(shard=told.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
         inputs=[formatted.ref],
+        also_reads=given,
         label=formatted.label,
         size=formatted.size,
     )
 
 
 def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
-    """Write `tokenized.arrow`, and `quarantined.arrow` where nothing of a row is trained."""
+    """Write `tokenized.arrow`, and `quarantined.arrow` where nothing of a row is trained.
+
+    Rows that were tokenized before keep their ids.
+    """
     told, tokenizer = work.parameters, work.recipe.tokenizer
     formatted = work.input(FORMAT)
     path = formatted.path("formatted.arrow")
-    call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder)
+    given = None
+    if told.shard.row_format == "tokenized":
+        given = work.input(VALIDATE).path("tokens.arrow")
+    call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder, given)
     done = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
     check_unchanged(tokenizer, told.tokenizer)
     table, rows_in = read_table(folder / "tokenized.arrow"), formatted.facts.rows_out

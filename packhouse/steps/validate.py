@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import pyarrow as pa
+
 from packhouse import sources
 from packhouse.engine.step import Job, Step, Work
 from packhouse.errors import ConfigError
@@ -17,9 +19,12 @@ from packhouse.records import messages
 from packhouse.records.identity import GroupBy
 from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
-from packhouse.sources import SourceShard, read_shard, scan_source
+from packhouse.sources import SourceShard, read_shard, scan_source, with_raw_rows
 from packhouse.sources.reshaping import expression_key
 from packhouse.steps.shard_io import ShardCounts, write_dropped, write_quarantined
+from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.given import GIVEN_VERSION, read_given
+from packhouse.tokenization.loading import check_unchanged
 
 __all__ = [
     "SHARD_BYTES",
@@ -44,6 +49,8 @@ class ValidateParameters:
     source: SourceConfig
     rules: ValidateConfig
     group_by: GroupBy
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer that the rows' ids are of, where rows are tokenized."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key: the rows of the shard, not their path."""
@@ -55,6 +62,7 @@ class ValidateParameters:
             **expression_key(self.source),
             **plugin_key("row_formats", self.source.format, get_args(RowFormat)),
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
+            **({"given": [self.tokenizer, GIVEN_VERSION]} if self.tokenizer else {}),
         }
 
 
@@ -68,6 +76,8 @@ class Origin:
     sha256: str
     settings: dict[str, Any]
     """Of the source, as plain JSON."""
+    is_tokenized: bool = False
+    """True if its rows came with their ids."""
 
     @property
     def source(self) -> str:
@@ -84,8 +94,11 @@ class ValidateFacts(ShardCounts):
     origin: Origin
 
 
-def jobs(recipe: Recipe) -> Iterator[Job[ValidateParameters]]:
-    """Scan the sources; yield a job for each shard, in the order of files, not of the recipe."""
+def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
+    """Scan the sources; yield a job for each shard, in the order of files, not of the recipe.
+
+    `tokenizer` is a fingerprint.
+    """
     size = SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
     scanned = [(source, scan_source(source, size)) for source in recipe.sources]
     _refuse_same_names(scanned)
@@ -98,6 +111,7 @@ def jobs(recipe: Recipe) -> Iterator[Job[ValidateParameters]]:
                 source=source,
                 rules=recipe.validate_,
                 group_by=recipe.split.group_by,
+                tokenizer=tokenizer if shard.row_format == "tokenized" else None,
             ),
             inputs=[],
             label=for_terminal(f"{shard.file} from byte {shard.byte_start:,}"),
@@ -128,16 +142,28 @@ def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) ->
 
 
 def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
-    """Write `validated.arrow`; `quarantined.arrow` and `dropped.arrow` where rows are."""
+    """Write `validated.arrow`; `quarantined.arrow` and `dropped.arrow` where rows are.
+
+    Where the rows are tokenized, `tokens.arrow` holds what tokenize passes on.
+    """
     start_early()  # format comes next
     told = work.parameters
     rows = read_shard(told.shard, told.source, told.rules, told.group_by)
-    write_table(folder / "validated.arrow", rows.validated)
+    validated, quarantined = rows.validated, rows.quarantined
+    if told.tokenizer is not None:
+        snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
+        given = read_given(validated, snapshot)
+        validated = given.conversations
+        bad = with_raw_rows(given.quarantined, told.shard, told.rules)
+        quarantined = pa.concat_tables([quarantined, bad]).sort_by("row")
+        write_table(folder / "tokens.arrow", given.tokenized)
+        check_unchanged(work.recipe.tokenizer, told.tokenizer)
+    write_table(folder / "validated.arrow", validated)
     return ValidateFacts(
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
-        rows_out=rows.validated.num_rows,
+        rows_out=validated.num_rows,
         added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
-        quarantined=write_quarantined(folder, rows.quarantined),
+        quarantined=write_quarantined(folder, quarantined),
         dropped=write_dropped(folder, rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
@@ -146,6 +172,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
             row_start=told.shard.row_start,
             sha256=told.shard.sha256,
             settings=told.source.model_dump(mode="json", exclude={"path", "name", *MIXING}),
+            is_tokenized=told.tokenizer is not None,
         ),
     )
 
@@ -159,6 +186,7 @@ VALIDATE = Step(
     compute=compute,
     contracts={
         "validated.arrow": "validated",
+        "tokens.arrow": "tokenized",
         "quarantined.arrow": "quarantined",
         "dropped.arrow": "dropped",
     },

@@ -101,7 +101,16 @@ def test_broken_orders_have_their_reason(case):
 
 
 def test_every_reason_is_tested():
-    assert {reason for _, reason in BROKEN.values()} | {"too_many_chars"} == set(REASONS)
+    elsewhere = {"too_many_chars", "nothing_trained"}
+    assert {reason for _, reason in BROKEN.values()} | elsewhere == set(REASONS)
+
+
+def test_runs_of_tokens_may_stand_in_any_order_and_one_must_be_trained():
+    rows = conversations([U, A, U], [A], [A, A, U], [U], [S])
+    found = role_violations(rows, refused_orders=ORDERS, answers="tokens", max_chars=1)
+
+    why = ("nothing_trained", "no token of the record is trained")
+    assert found == {3: why, 4: why}
 
 
 def test_all_cases_at_once_give_what_each_gives_alone():

@@ -50,7 +50,8 @@ CASES = {
 
 
 def test_a_recipe_can_name_every_format():
-    names = {*CASES, "oasst_flat", "mixed", "auto"}  # that takes several rows: test_trees.py
+    # oasst_flat takes several rows: test_trees.py; tokenized ones are no texts: test_token_rows.py
+    names = {*CASES, "oasst_flat", "tokenized", "mixed", "auto"}
     assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormat)) == names
 
 

@@ -1,0 +1,41 @@
+"""What a recipe's template writes around contents, learnt from conversations that it renders."""
+
+from pathlib import Path
+
+from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
+from packhouse.errors import TemplateError
+from packhouse.golden import pin
+from packhouse.recipe import Recipe
+from packhouse.tokenization import TokenizerSnapshot
+from packhouse.tokenization.pipeline import Pipeline
+
+__all__ = ["learn_template"]
+
+
+def learn_template(
+    recipe: Recipe | None, snapshot: TokenizerSnapshot, pipeline: Pipeline, tokenizers: Path
+) -> tuple[Turns, list[str]]:
+    """Return what a template writes, and what of it could not be learnt.
+
+    Args:
+        recipe: names template and tokenizer; None: the template is not known.
+        snapshot: the tokenizer.
+        pipeline: of the tokenizer.
+        tokenizers: folder of tokenizer snapshots.
+    """
+    named = snapshot.special_tokens
+    ids = [snapshot.added_tokens.get(named.get(f"{kind}_token", "")) for kind in ("eos", "bos")]
+    table = TokenBytes.of(pipeline)
+    if recipe is None:
+        note = "no template, so prompts and headers were not looked at: give the one of the rows"
+        return learn_turns([], table, *ids), [note]
+    if pipeline.token_bytes is None:
+        note = "the tokenizer's ids do not spell text, so prompts and headers were not looked at"
+        return learn_turns([], table, *ids), [note]
+    rendered, notes = [], []
+    try:
+        made = pin(PROBES, recipe, tokenizers)
+        rendered = [item["input_ids"] for item in made if "input_ids" in item]
+    except TemplateError as error:
+        notes.append(f"prompts and headers were not looked at: {error}")
+    return learn_turns(rendered, table, *ids), notes

@@ -1,0 +1,231 @@
+"""Rows that came with their ids, through the whole chain: the ids that are published are those."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packhouse.api import open_version
+from packhouse.chain import Prepared
+from packhouse.errors import AuditError
+from packhouse.golden import pin
+from packhouse.recipe import parse_recipe
+from packhouse.steps.plan import plan_jobs
+from packhouse.tokenization import load_snapshot
+from tests.chain.conftest import DEMO, Project, question
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def made() -> Rows:
+    """Rows as another tool makes them: chats of the demo's tokenizer, answers with their end."""
+    recipe = parse_recipe(
+        {
+            "dataset": "given",
+            "tokenizer": str(DEMO / "tokenizer"),
+            "sources": [{"path": "rows"}],
+            "format": {"template": "chat"},
+        },
+        where="test",
+    )
+    asked = [question(number) for number in range(40)]
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": each["instruction"]},
+                {"role": "assistant", "content": each["output"]},
+            ]
+        }
+        for each in asked
+    ]
+    rows = []
+    for item in pin(chats, recipe):
+        labels = [-100] * len(item["input_ids"])
+        for start, end in item["trained"]:
+            labels[start:end] = item["input_ids"][start:end]
+        rows.append({"input_ids": item["input_ids"], "labels": labels})
+    return rows
+
+
+def write(path: Path, rows: Rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def prepared(project: Project, rows: Rows, *overrides: str) -> Prepared:
+    write(project.root / "given.jsonl", rows)
+    sources = 'sources=[{"path": "given.jsonl"}]'
+    return project.prepare(sources, "format.template=chat", *overrides)
+
+
+def published(project: Project, done: Prepared) -> Counter[tuple[tuple[int, ...], ...]]:
+    """Ids and labels of every record of a version."""
+    found: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    for path in sorted((project.folder(done) / "data").glob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            at = 0
+            for length in row["seq_lengths"]:
+                part = slice(at, at + length)
+                found[tuple(row["input_ids"][part]), tuple(row["labels"][part])] += 1
+                at += length
+    return found
+
+
+def as_given(rows: Rows) -> Counter[tuple[tuple[int, ...], ...]]:
+    return Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+def test_the_ids_published_are_the_ids_given(project: Project, made: Rows, kind: str) -> None:
+    from datasets import Dataset
+
+    write(project.root / "given.jsonl", made)
+    pq.write_table(pa.Table.from_pylist(made), project.root / "given.parquet")
+    Dataset.from_list(made).save_to_disk(project.root / "saved")
+    path = "saved" if kind == "saved" else f"given.{kind}"
+
+    done = project.prepare(f'sources=[{{"path": "{path}"}}]', "format.template=chat")
+
+    assert published(project, done) == as_given(made)
+    assert done.ledger[0].rows_in == 40
+    assert done.published.audit["dataset"]["turns"] == 40
+
+
+def test_ids_and_raw_rows_mix_in_one_recipe(project: Project, made: Rows) -> None:
+    write(project.root / "given.jsonl", made)
+    sources = 'sources=[{"path": "given.jsonl"}, {"path": "rows.jsonl"}]'
+    done = project.prepare(sources, "format.template=chat")
+
+    found = published(project, done)
+    assert not as_given(made) - found
+    # The raw rows 0 to 39 are the same conversations, and get the same ids.
+    assert sum(found.values()) == 100
+    assert all(found[each] == 2 for each in as_given(made))
+
+
+def test_a_published_version_is_a_source(project: Project, made: Rows) -> None:
+    first = prepared(project, made)
+    (project.root / "packs").mkdir()
+    for path in (project.folder(first) / "data").glob("*.parquet"):
+        (project.root / "packs" / path.name).write_bytes(path.read_bytes())
+
+    done = project.prepare(
+        'sources=[{"path": "packs/*.parquet"}]', "format.template=chat", "pack.seq_len=512"
+    )
+
+    assert published(project, done) == as_given(made)
+    (line,) = [line for line in done.ledger if line.step == "validate"]
+    assert line.rows_out == 40 == line.rows_in + line.added["extra_paths"]
+
+
+def test_bad_rows_are_quarantined_with_their_bytes(project: Project, made: Rows) -> None:
+    vocab = load_snapshot(str(DEMO / "tokenizer")).vocab_size
+    snapshot = load_snapshot(str(DEMO / "tokenizer"))
+    pad = snapshot.added_tokens[snapshot.special_tokens["pad_token"]]
+    rows = [dict(row) for row in made]
+    rows[3] = {"input_ids": [*rows[3]["input_ids"], vocab], "labels": [*rows[3]["labels"], -100]}
+    rows[5] = {"input_ids": [*rows[5]["input_ids"], *[pad] * 3],
+               "labels": [*rows[5]["labels"], *[-100] * 3]}  # fmt: skip
+    rows[7] = {"input_ids": rows[7]["input_ids"], "labels": [-100] * len(rows[7]["labels"])}
+    rows[9] = {"input_ids": rows[9]["input_ids"], "labels": [*rows[9]["labels"][1:], -100]}
+
+    done = prepared(project, rows, "validate.max_quarantined=0.2")
+
+    (path,) = (project.folder(done) / "quarantine").glob("*.parquet")
+    bad = pq.read_table(path).to_pylist()
+    assert [(row["row"], row["reason"]) for row in bad] == [
+        (3, "vocabulary"),
+        (5, "padding"),
+        (7, "nothing_trained"),
+        (9, "labels"),
+    ]
+    assert [json.loads(row["raw"]) for row in bad] == [rows[n] for n in (3, 5, 7, 9)]
+    assert f"its ids are under {vocab:,}" in bad[0]["detail"]
+    good = [row for number, row in enumerate(rows) if number not in (3, 5, 7, 9)]
+    assert published(project, done) == as_given(good)
+
+
+def test_weights_of_the_mask_are_published(project: Project, made: Rows) -> None:
+    rows = [
+        {"input_ids": row["input_ids"], "loss_mask": [0.5 * (x >= 0) for x in row["labels"]]}
+        for row in made
+    ]
+    done = prepared(project, rows)
+
+    (path, *_) = sorted((project.folder(done) / "data").glob("train*.parquet"))
+    table = pq.read_table(path)
+    for row in table.to_pylist():
+        weights = [0.5 if label >= 0 else 0 for label in row["labels"]]
+        assert row["loss_weights"] == weights
+
+
+def _end_untrained(row: dict[str, Any]) -> None:
+    last = max(n for n, label in enumerate(row["labels"]) if label >= 0)
+    row["labels"][last] = -100
+
+
+def _prompt_trained(row: dict[str, Any]) -> None:
+    first = next(n for n, label in enumerate(row["labels"]) if label >= 0)
+    row["labels"][first - 6] = row["input_ids"][first - 6]
+
+
+def _prompt_cut(row: dict[str, Any]) -> None:
+    first = next(n for n, label in enumerate(row["labels"]) if label >= 0)
+    for column in row.values():
+        del column[first - 4 : first]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "limit"),
+    [
+        (_end_untrained, "max_unterminated_turns"),
+        (_prompt_trained, "max_trained_prompts"),
+        (_prompt_cut, "max_missing_headers"),
+    ],
+)
+def test_what_another_tool_did_wrong_stops_publication(
+    project: Project, made: Rows, spoil: Any, limit: str
+) -> None:
+    rows = [{name: list(values) for name, values in row.items()} for row in made]
+    spoil(rows[11])
+
+    with pytest.raises(AuditError, match=limit) as stopped:
+        prepared(project, rows)
+    named = [row["row"] for breach in stopped.value.facts["breaches"] for row in breach["rows"]]
+    assert set(named) == {11}
+    lifted = (f"audit.{name}=1" for name in (limit, "max_unterminated_turns", "max_cut_sequences"))
+    done = prepared(project, rows, *lifted)
+    assert published(project, done) == as_given(rows)
+
+
+def test_the_keys_of_such_rows_hold_the_tokenizer_and_those_of_others_do_not(
+    project: Project, made: Rows, tmp_path: Path
+) -> None:
+    write(project.root / "given.jsonl", made)
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    for file in (DEMO / "tokenizer").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 77}))
+
+    def keys(source: str, *overrides: str) -> list[str]:
+        plan = plan_jobs(project.recipe(f'sources=[{{"path": "{source}"}}]', *overrides))
+        return [job.key for job in plan.validate]
+
+    of_other = f"tokenizer={other}"
+    assert keys("rows.jsonl") == keys("rows.jsonl", of_other)
+    assert keys("given.jsonl") != keys("given.jsonl", of_other)
+
+
+def test_texts_are_decoded_for_people(project: Project, made: Rows) -> None:
+    prepared(project, made)
+    version = open_version(str(project.root / "store" / "sums"))
+
+    (row,) = version.sql("SELECT text, num_tokens FROM records WHERE row = 4").to_pylist()
+    assert "What is 4 plus 5?" in row["text"]
+    assert row["num_tokens"] == len(made[4]["input_ids"])

@@ -1,0 +1,285 @@
+"""Rows that other tools tokenized, as a source: which are read, and why others are not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig
+from packhouse.sources.chat_messages import BadRowError
+from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
+from tests.sources.conftest import read_source
+
+IDS = [1, 5, 6, 7, 8, 2]
+LABELS = [-100, -100, -100, 7, 8, 2]
+TURNS = [("system", [1, 5, 6]), ("assistant", [7, 8, 2])]
+
+Records = list[list[tuple[str, list[int]]]]
+
+
+def read(row: dict[str, Any], **config: Any) -> list[list[tuple[str, list[int], float | None]]]:
+    reader = ROW_FORMATS["tokenized"]
+    told = SourceConfig(path="", **config)
+    found = reader.read(row, reader.names(row, told.fields), told)
+    return [[(turn[0], ids_of(turn[1]), turn[7]) for turn in each.turns] for each in found]
+
+
+def ids_of(content: str) -> list[int]:
+    return np.frombuffer(bytes.fromhex(content), ">u4").tolist()
+
+
+def records(row: dict[str, Any], **config: Any) -> Records:
+    return [[(role, ids) for role, ids, _ in turns] for turns in read(row, **config)]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"labels": LABELS},
+        {"loss_mask": [0, 0, 0, 1, 1, 1]},
+        {"assistant_masks": [False, False, False, True, True, True]},
+        {"assistant_mask": [0, 0, 0, 1, 1, 1]},
+        {"completion_mask": [0, 0, 0, 1, 1, 1]},
+        {"labels": IDS, "completion_mask": [0, 0, 0, 1, 1, 1]},
+        {"labels": [-100, -100, -100, 7, 8, 2], "assistant_masks": [1] * 6},
+        {"labels": LABELS, "attention_mask": [1] * 6, "position_ids": [0, 1, 2, 3, 4, 5]},
+        {"labels": LABELS, "seq_lengths": [6], "position_ids": None},
+    ],
+)
+def test_whatever_says_what_is_trained_is_read(mask: dict[str, Any]) -> None:
+    row = {"input_ids": IDS, **mask}
+
+    assert row_format_of(row, {}) == "tokenized"
+    assert records(row) == [TURNS]
+
+
+def test_weights_are_those_of_the_mask() -> None:
+    row = {"input_ids": IDS, "loss_mask": [0, 0, 0.5, 0.5, 1.0, 2]}
+
+    assert read(row) == [
+        [
+            ("system", [1, 5], None),
+            ("assistant", [6, 7], 0.5),
+            ("assistant", [8], None),
+            ("assistant", [2], 2.0),
+        ]
+    ]
+
+
+def test_fields_of_other_names_are_told_by_the_recipe() -> None:
+    row = {"tokens": IDS, "targets": LABELS}
+
+    fields = {"input_ids": "tokens", "labels": "targets"}
+    assert records(row, fields=fields) == [TURNS]
+    assert row_format_of(row, fields) == "tokenized"
+
+
+def test_padding_that_a_mask_names_is_no_token() -> None:
+    right = {"input_ids": [*IDS, 0, 0], "labels": [*LABELS, -100, -100],
+             "attention_mask": [1] * 6 + [0, 0], "position_ids": [*range(6), 0, 0]}  # fmt: skip
+    left = {"input_ids": [0, 0, *IDS], "labels": [-100, -100, *LABELS],
+            "attention_mask": [0, 0] + [1] * 6}  # fmt: skip
+
+    assert records(right) == records(left) == [TURNS]
+
+
+PACKED = {"input_ids": [*IDS, 3, 4, 2], "labels": [*LABELS, -100, 4, 2]}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"seq_lengths": [6, 3]},
+        {"cu_seqlens": [0, 6, 9]},
+        {"cu_seq_lens_q": [0, 6, 9]},
+        {"position_ids": [0, 1, 2, 3, 4, 5, 0, 1, 2]},
+        {"attention_mask": [1] * 6 + [2] * 3},
+        {"attention_mask": [1] * 9, "position_ids": [0, 1, 2, 3, 4, 5, 0, 1, 2]},
+        {"seq_lengths": [6, 3], "position_ids": [0, 1, 2, 3, 4, 5, 0, 1, 2]},
+    ],
+)
+def test_packed_rows_are_unpacked_by_whatever_parts_them(told: dict[str, Any]) -> None:
+    assert records(PACKED | told) == [TURNS, [("system", [3]), ("assistant", [4, 2])]]
+
+
+def test_padding_behind_packed_records_is_of_none_of_them() -> None:
+    padded = {
+        "input_ids": [*PACKED["input_ids"], 0, 0],
+        "labels": [*PACKED["labels"], -100, -100],
+        "attention_mask": [1] * 6 + [2] * 3 + [0, 0],
+    }
+    for told in (
+        {},
+        {"seq_lengths": [6, 3]},
+        {"seq_lengths": [6, 3, 2]},
+        {"cu_seqlens": [0, 6, 11]},
+    ):
+        found = records(padded | told)
+        assert found == records(PACKED | {"seq_lengths": [6, 3]}), told
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "says"),
+    [
+        ({"labels": [*LABELS[1:], -100]}, "labels", "each is the token behind its own"),
+        ({"labels": [-100, *LABELS[:-1]]}, "labels", "each is the token before its own"),
+        ({"labels": [-100, -100, -100, 7, 9, 2]}, "labels", "label 4 is 9, and the token there 8"),
+        ({"labels": [-1, -1, -1, 7, 8, 2]}, "labels", "label 0 is -1"),
+        ({"labels": None}, "labels", "nothing says which tokens are trained"),
+        ({"labels": LABELS[1:]}, "uneven", "labels has 5 values, 6 tokens"),
+        ({"position_ids": [0, 1]}, "uneven", "position_ids has 2 values"),
+        ({"labels": None, "loss_mask": [0, 0, 0, 1, 1, -1.0]}, "labels", "no weight"),
+        ({"labels": "7 8"}, "type", "labels is text"),
+        ({"input_ids": [IDS], "labels": [LABELS]}, "type", "write each of these as a row"),
+        ({"input_ids": [float(i) for i in IDS]}, "type", "input_ids holds a number at place 0"),
+        ({"input_ids": [*IDS[:5], None]}, "type", "at place 5"),
+        ({"input_ids": [*IDS[:5], "2"]}, "type", "at place 5"),
+        ({"input_ids": [], "labels": []}, "token_ids", "holds no token"),
+        ({"input_ids": [-1, *IDS[1:]]}, "token_ids", "token 0 is -1"),
+        ({"input_ids": [2**31, *IDS[1:]]}, "token_ids", "which is no id"),
+        ({"input_ids": [2**70, *IDS[1:]]}, "token_ids", "over 64 bits"),
+        ({"attention_mask": [1, 1, 1, 1, 1, 0]}, "labels", "attention_mask leaves out"),
+        ({"attention_mask": [1, 0, 1, 1, 1, 1]}, "boundaries", "not at the ends"),
+        ({"seq_lengths": [3, 2]}, "boundaries", "do not add up to the row's 6 tokens"),
+        ({"seq_lengths": [6, 0]}, "boundaries", "do not add up"),
+        ({"cu_seqlens": [0, 4]}, "boundaries", "do not add up"),
+        ({"position_ids": [0, 1, 2, 5, 6, 7]}, "boundaries", "go on with 5 at token 3"),
+        (
+            {"seq_lengths": [2, 4], "position_ids": [0, 1, 2, 3, 4, 5]},
+            "boundaries",
+            "leave out the one that is wrong",
+        ),
+    ],
+)
+def test_what_is_wrong_has_its_reason_and_place(
+    change: dict[str, Any], reason: str, says: str
+) -> None:
+    with pytest.raises(BadRowError) as bad:
+        read({"input_ids": IDS, "labels": LABELS} | change)
+
+    assert bad.value.reason == reason
+    assert says in bad.value.detail
+
+
+def test_labels_that_equal_ids_by_chance_when_shifted_are_no_shift() -> None:
+    assert records({"input_ids": [4, 4, 4], "labels": [-100, 4, 4]}) == [
+        [("system", [4]), ("assistant", [4, 4])]
+    ]
+
+
+def test_a_long_prompt_groups_records_and_a_header_does_not(tmp_path: Path) -> None:
+    prompt = list(range(20, 30))
+    rows = [
+        {"input_ids": [*prompt, 3, 2], "labels": [*[-100] * 10, 3, 2]},
+        {"input_ids": [*prompt, 4, 2], "labels": [*[-100] * 10, 4, 2]},
+        {"input_ids": [1, 9, 3, 2], "labels": [-100, 9, -100, 2]},
+        {"input_ids": [1, 8, 3, 2], "labels": [-100, 8, -100, 2]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    keys = read_source(path).validated["group_key"].to_pylist()
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+def test_files_of_every_kind_give_the_same_records(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    rows = [
+        {"input_ids": [*IDS, 10 + number], "labels": [*LABELS, 10 + number], "length": 7}
+        for number in range(20)
+    ]
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+
+    found = []
+    for name in ("rows.parquet", "rows.jsonl", "rows.json", "saved/*.arrow"):
+        source = read_source(tmp_path / name)
+        assert {shard.row_format for shard in source.shards} == {"tokenized"}
+        assert not source.quarantined.num_rows
+        assert not source.extra_fields
+        found.append(source.validated["record_id"].to_pylist())
+    assert all(each == found[0] for each in found)
+
+
+def test_a_name_is_of_ids_and_mask(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": IDS, "labels": LABELS},
+        {"input_ids": IDS, "loss_mask": [0, 0, 0, 1, 1, 1]},
+        {"input_ids": IDS, "labels": [-100, -100, 6, 7, 8, 2]},
+        {"input_ids": IDS, "loss_mask": [0, 0, 0, 1, 1, 0.5]},
+        {"input_ids": [1, 5, 6, 7, 9, 2], "labels": [-100, -100, -100, 7, 9, 2]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    names = read_source(path).validated["record_id"].to_pylist()
+    assert names[0] == names[1]
+    assert len(set(names)) == 4
+
+
+def test_texts_beside_ids_are_not_read_and_images_are_refused(tmp_path: Path) -> None:
+    row = {"input_ids": IDS, "labels": LABELS, "messages": [{"role": "user", "content": "x"}]}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"images": ["a.png"]}) + "\n")
+
+    source = read_source(path)
+    assert source.reasons == ["media"]
+    assert source.extra_fields == {"images": 1, "messages": 2}
+
+
+def test_ids_beside_a_text_without_a_mask_are_left_to_the_text(tmp_path: Path) -> None:
+    assert row_format_of({"input_ids": IDS, "attention_mask": [1] * 6, "text": "a"}, {}) == "text"
+    assert row_format_of({"input_ids": IDS, "attention_mask": [1] * 6}, {}) == "tokenized"
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"input_ids": IDS}) + "\n")
+    assert read_source(path).reasons == ["labels"]
+
+
+def test_a_file_of_ids_and_of_conversations_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"input_ids": IDS, "labels": LABELS}, {"question": "a", "answer": "b"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    with pytest.raises(SourceError, match="mixes shapes: it is tokenized"):
+        read_source(path)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1)))
+def test_no_token_and_no_mask_is_lost(rows: list[list[tuple[int, bool]]]) -> None:
+    for row in rows:
+        ids = [each for each, _ in row]
+        labels = [each if trained else -100 for each, trained in row]
+        ((turns),) = read({"input_ids": ids, "labels": labels})
+        again = [(i, role == "assistant") for role, own, _ in turns for i in own]
+        assert again == row
+
+
+def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them() -> None:
+    axolotl = {"input_ids": IDS, "labels": LABELS, "attention_mask": [1] * 6,
+               "position_ids": [0, 1, 2, 3, 4, 5], "length": 6}  # fmt: skip
+    assert records(axolotl) == [TURNS]
+
+    # `packing: true` pads with a mask of ones; `neat_packing: true` numbers the records.
+    media = {"images": None, "videos": None, "audios": None}
+    packed = {
+        "input_ids": [*PACKED["input_ids"], 9, 9],
+        "labels": [*PACKED["labels"], -100, -100],
+        "position_ids": [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 0],
+        **media,
+    }
+    both = records(PACKED | {"seq_lengths": [6, 3]})
+    assert records(packed | {"attention_mask": [1] * 11}) == both
+    assert records(packed | {"attention_mask": [1] * 6 + [2] * 3 + [0] * 2}) == both
+    assert row_format_of(packed, {}) == "tokenized"

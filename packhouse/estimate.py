@@ -19,7 +19,7 @@ from packhouse.engine.workspace import Workspace
 from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.packing import apply_over_length, plan_packs
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.tables import read_table, write_table
+from packhouse.records.tables import read_table
 from packhouse.report.other_seq_lens import Alternative, alternatives
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
@@ -244,7 +244,7 @@ def sample_rows(
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
     num_bytes = shards[0].byte_end - shards[0].byte_start
     with temporary_folder("sample") as folder:
-        write_table(folder / "validated.arrow", rows.validated)
+        rows.write(folder)
         call = partial(try_rows, recipe, source.label_names, workspace.tokenizers, folder)
         run_template(call, recipe, num_bytes)
         tokenized = read_table(folder / "tokenized.arrow")

@@ -7,7 +7,7 @@ Each section is handed to the step of the same name and is part of that step's c
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,10 @@ from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
 from packhouse.recipe.section import Name, Section, Uri
 from packhouse.recipe.source import RowFormat, SourceConfig
 
-__all__ = ["Recipe", "plugins_of"]
+__all__ = ["Preferences", "Recipe", "plugins_of"]
+
+Preferences = Literal["pairs", "kto"]
+"""Formats of rows that say which answers are better; all sources are of one, or none is."""
 
 
 class Recipe(Section):
@@ -54,6 +57,12 @@ class Recipe(Section):
 
     publish: PublishConfig = PublishConfig()
 
+    @property
+    def preferences(self) -> Preferences | None:
+        """What the rows prefer: `pairs` of answers, single answers (`kto`); None: they do not."""
+        formats = {source.format for source in self.sources}
+        return next((name for name in get_args(Preferences) if name in formats), None)
+
     def _repr_html_(self) -> str:
         """Show in a notebook what is set, as it is set, and what a run would make of it.
 
@@ -74,6 +83,33 @@ class Recipe(Section):
                 "format.template sequence_classification needs pack.strategy none: a pack of many "
                 "records has no one label"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _preferences_stay_whole(self) -> Self:
+        """A pair is one record of two sequences, each a prompt and one trained answer."""
+        kind = self.preferences
+        if kind is None:
+            return self
+        if others := sorted({source.format for source in self.sources} - {kind}):
+            raise ValueError(f"sources of format {kind} and {others[0]} make no one dataset")
+        pack, format_ = self.pack, self.format
+        refused = {
+            "format.template text": format_.template == "text",
+            "format.template classification": "classification" in format_.template,
+            f"format.train_on {format_.train_on}": format_.train_on != "assistant",
+            "format.one_example_per_turn": format_.one_example_per_turn,
+            "format.reasoning strip": format_.reasoning == "strip",
+            f"pack.over_length {pack.over_length}": pack.over_length not in ("drop", "error"),
+            "pack.strategy concat": pack.strategy == "concat",
+            "pack.pad_record_to_multiple_of": pack.pad_record_to_multiple_of > 1,
+        }
+        for setting in (name for name, is_set in refused.items() if is_set):
+            raise ValueError(f"{setting} is not for sources of format {kind}: each answer is whole")
+        if kind == "kto" and pack.strategy != "none":
+            raise ValueError("format kto needs pack.strategy none: a pack has no one label")
+        for name in set(self.publish.exports) - {"arrow", "trl"}:
+            raise ValueError(f"export {name} would train rejected answers like chosen ones")
         return self
 
     @model_validator(mode="after")

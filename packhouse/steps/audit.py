@@ -26,9 +26,11 @@ from packhouse.auditing import (
     run_check,
 )
 from packhouse.engine.step import Job, Step, Work
+from packhouse.foreign import REJECTED
 from packhouse.plugins import find_plugin, plugin_key
 from packhouse.quality import combine_quality, count_quality, language_key
 from packhouse.recipe import AuditConfig, Recipe
+from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
 from packhouse.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.steps.format import FORMAT, FormatParameters, conversations
@@ -127,11 +129,16 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
 
 
 def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
-    formatted = work.input(FORMAT)
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    texts = read_table(formatted.path("formatted.arrow"))
+    tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
+    sides = [(conversations(validated, formatted), texts, tokenized)]
+    if REJECTED in formatted.files:
+        chosen, rejected = split_sides(tokenized)
+        others = (read_table(each.path(REJECTED)) for each in (validated, formatted))
+        sides = [(*sides[0][:2], chosen), (*others, rejected)]
     return audit_shard(
-        conversations(work.input(VALIDATE), formatted),
-        read_table(formatted.path("formatted.arrow")),
-        read_table(work.input(TOKENIZE).path("tokenized.arrow")),
+        sides,
         load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers),
         work.recipe.format,
         work.parameters.label_names,

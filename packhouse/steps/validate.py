@@ -15,7 +15,6 @@ from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.source import RowFormat
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
-from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
 from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.reshaping import expression_key
@@ -128,11 +127,11 @@ def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) ->
 
 
 def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
-    """Write `validated.arrow`; `quarantined.arrow` and `dropped.arrow` where rows are."""
+    """Write `validated.arrow`; `rejected.arrow` of pairs; others where rows are in them."""
     start_early()  # format comes next
     told = work.parameters
     rows = read_shard(told.shard, told.source, told.rules, told.group_by)
-    write_table(folder / "validated.arrow", rows.validated)
+    rows.write(folder)
     return ValidateFacts(
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
         rows_out=rows.validated.num_rows,
@@ -159,6 +158,7 @@ VALIDATE = Step(
     compute=compute,
     contracts={
         "validated.arrow": "validated",
+        "rejected.arrow": "validated",
         "quarantined.arrow": "quarantined",
         "dropped.arrow": "dropped",
     },

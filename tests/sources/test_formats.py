@@ -50,7 +50,8 @@ CASES = {
 
 
 def test_a_recipe_can_name_every_format():
-    names = {*CASES, "oasst_flat", "mixed", "auto"}  # that takes several rows: test_trees.py
+    of_several_rows, stated = {"oasst_flat"}, {"pairs", "kto"}  # test_trees, test_preference_rows
+    names = {*CASES, *of_several_rows, *stated, "mixed", "auto"}
     assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormat)) == names
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.api import Version, open_version, plan, prepare
     from packhouse.data_audit import audit
     from packhouse.errors import PackhouseError
+    from packhouse.loaders.preferences import load_preferences
     from packhouse.loaders.versions import load_packed
     from packhouse.recipe import Recipe, load_recipe
     from packhouse.report.audit_report import AuditReport
@@ -28,6 +29,7 @@ _MODULES = {
     "Version": "packhouse.api",
     "audit": "packhouse.data_audit",
     "load_packed": "packhouse.loaders",
+    "load_preferences": "packhouse.loaders",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
     "plan": "packhouse.api",
@@ -42,6 +44,7 @@ __all__ = [
     "__version__",
     "audit",
     "load_packed",
+    "load_preferences",
     "load_recipe",
     "open_version",
     "plan",

@@ -37,7 +37,7 @@ from packhouse.given import (
     read_recipe,
     tokenizer_name,
 )
-from packhouse.loaders import load_packed
+from packhouse.loaders import load_packed, load_preferences
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.recipe.reading import (
@@ -93,7 +93,10 @@ class Version:
 
     @cached_property
     def train(self) -> Any:
-        """The `datasets.Dataset` of the training split, memory-mapped; see `load_packed`."""
+        """The `datasets.Dataset` of the training split, memory-mapped; see `load_packed`.
+
+        Of pairs and verdicts, the rows that TRL takes; see `load_preferences`.
+        """
         return self._load("train")
 
     @cached_property
@@ -102,7 +105,8 @@ class Version:
         return self._load("eval") if any(f.rows for f in self._opened.files(split="eval")) else None
 
     def _load(self, split: str) -> Any:
-        return load_packed(self.uri, split=split, cache=self._cache)
+        load = load_preferences if self._opened.manifest.preferences else load_packed
+        return load(self.uri, split=split, cache=self._cache)
 
     @property
     def ledger(self) -> list[dict[str, Any]]:

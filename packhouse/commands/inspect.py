@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def _show_packs(
 ) -> None:
     decode = _decoder(opened, tokenizer, cache)
     out = console()
+    sides = (", chosen", ", rejected") if opened.manifest.preferences == "pairs" else ("",)
 
     def blocks() -> Iterator[Any]:
         for number, row in packed:
@@ -136,10 +138,10 @@ def _show_packs(
             if as_json:
                 echo(json.dumps(_as_json(number, row, runs, texts)))
                 continue
-            yield _rule(_title(split, number, row, runs))
+            yield _rule(_title(split, number, row, runs, len(row["seq_lengths"]) // len(sides)))
             borders = np.cumsum([0, *row["seq_lengths"]]).tolist()
-            names = zip(borders, row["record_ids"], strict=False)
-            titles = {at: f"-- record {name} --" for at, name in names}
+            names = zip(borders, row["record_ids"], cycle(sides), strict=False)
+            titles = {at: f"-- record {name}{side} --" for at, name, side in names}
             yield drawn(runs, texts, titles, in_colour=out.is_terminal)
 
     if as_json:
@@ -291,12 +293,16 @@ def _rule(title: str, about: str = "") -> Any:
 
 
 def _title(
-    split: str, number: int, row: Mapping[str, Any], runs: Sequence[tuple[int, int, bool]]
+    split: str,
+    number: int,
+    row: Mapping[str, Any],
+    runs: Sequence[tuple[int, int, bool]],
+    num_records: int,
 ) -> str:
     num_trained = sum(b - a for a, b, trained in runs if trained)
     return (
         f"{split} pack {number:,}: {len(row['input_ids']):,} tokens, {num_trained:,} trained, "
-        f"{len(row['seq_lengths'])} records"
+        f"{num_records} records"
     )
 
 

@@ -5,7 +5,7 @@ run form; hence flat enums, optional fields, and URIs as `str` (`Path` turns `s3
 Each section is handed to the step of the same name and is part of that step's cache key.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -20,7 +20,7 @@ from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
 from packhouse.recipe.section import Name, Section, Uri
 from packhouse.recipe.source import RowFormat, SourceConfig
 
-__all__ = ["Preferences", "Recipe", "plugins_of"]
+__all__ = ["Preferences", "Recipe", "plugins_of", "preferences_in"]
 
 Preferences = Literal["pairs", "kto"]
 """Formats of rows that say which answers are better; all sources are of one, or none is."""
@@ -60,8 +60,7 @@ class Recipe(Section):
     @property
     def preferences(self) -> Preferences | None:
         """What the rows prefer: `pairs` of answers, single answers (`kto`); None: they do not."""
-        formats = {source.format for source in self.sources}
-        return next((name for name in get_args(Preferences) if name in formats), None)
+        return preferences_in(source.format for source in self.sources)
 
     def _repr_html_(self) -> str:
         """Show in a notebook what is set, as it is set, and what a run would make of it.
@@ -95,8 +94,8 @@ class Recipe(Section):
             raise ValueError(f"sources of format {kind} and {others[0]} make no one dataset")
         pack, format_ = self.pack, self.format
         refused = {
-            "format.template text": format_.template == "text",
-            "format.template classification": "classification" in format_.template,
+            f"format.template {format_.template}": format_.template
+            in ("text", "classification", "sequence_classification"),
             f"format.train_on {format_.train_on}": format_.train_on != "assistant",
             "format.one_example_per_turn": format_.one_example_per_turn,
             "format.reasoning strip": format_.reasoning == "strip",
@@ -121,6 +120,18 @@ class Recipe(Section):
                 "split.eval_fraction or split.eval_count, or take on_match drop"
             )
         return self
+
+
+def preferences_in(formats: Iterable[str]) -> Preferences | None:
+    """Return what rows prefer whose sources have these formats.
+
+    Example:
+        >>> preferences_in(["pairs"]), preferences_in(["preference", "chat"])
+        ('pairs', None)
+    """
+    known: tuple[Preferences, ...] = get_args(Preferences)
+    given = set(formats)
+    return next((name for name in known if name in given), None)
 
 
 def plugins_of(recipe: Recipe) -> list[Plugin]:

@@ -310,7 +310,8 @@ def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: 
         paths = [receipt.path(file.name) for file, receipt in files]
         rows = itertools.chain.from_iterable(map(read_rows, paths))
         multiple = work.recipe.pack.pad_record_to_multiple_of
-        for path in write_export(rows, told.format, split, staged, multiple):
+        kind = work.recipe.preferences
+        for path in write_export(rows, told.format, split, staged, multiple, preferences=kind):
             inner = path.relative_to(staged).as_posix()
             name = f"{told.format}-{inner.replace('/', '-')}"
             os.replace(path, folder / name)

@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from typing_extensions import TypedDict
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.recipe.model import Preferences, preferences_in
 from packhouse.runtime.fingerprint import canonical_json, digest
 from packhouse.store.layout import check_name, check_vid, split_version, version_name
 
@@ -295,6 +296,13 @@ class Manifest:
     def num_bytes(self) -> int:
         """Size of all files together."""
         return sum(entry.size for entry in self.files)
+
+    @property
+    def preferences(self) -> Preferences | None:
+        """What the rows prefer, as `Recipe.preferences`: `pairs`, `kto`, or None."""
+        settings = [source.get("settings") for source in self.lineage.get("sources", ())]
+        formats = [str(each.get("format")) for each in settings if isinstance(each, Mapping)]
+        return preferences_in(formats)
 
     def splits(self) -> list[str]:
         """Names of the splits of the data files, in order of first file."""

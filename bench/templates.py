@@ -137,7 +137,7 @@ def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
     conversations = Conversations.from_table(table, FormatConfig())
     given = [
         (chat_messages(messages), tools)
-        for messages, tools in conversations.messages_of(np.arange(table.num_rows))
+        for messages, (tools, _) in conversations.messages_of(np.arange(table.num_rows))
     ]
 
     def theirs() -> list[str | None]:

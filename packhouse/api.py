@@ -153,7 +153,7 @@ class Version:
         --help` names their columns.
 
         Raises:
-            ConfigError: the query does not run; the message lists all views and columns.
+            ConfigError: the query does not run; the message says which views or columns there are.
 
         Example:
             >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -186,15 +186,15 @@ class Version:
 
     def show(self, height: int = 900) -> Any:
         """Return the report for a notebook, which shows it in a frame of `height` pixels."""
-        from packhouse.report.framed import FramedPage
+        from packhouse.report.notebook import FramedPage
 
         return FramedPage(self.report(), height)
 
     def _repr_html_(self) -> str:
-        from packhouse.report.version_page import version_html
+        from packhouse.report.notebook import version_cell
 
         workspace = Workspace(cache=self._cache or default_cache())
-        return version_html(self._opened, workspace.tokenizers)
+        return version_cell(self._opened, workspace.tokenizers)
 
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]

@@ -29,7 +29,7 @@ from packhouse.runtime.progress import start_phase
 from packhouse.steps.plan import Plan, plan_jobs
 from packhouse.steps.publish import configuration_of
 from packhouse.store import OpenVersion
-from packhouse.store.diff import changed_keys
+from packhouse.views.diff import changed_keys
 
 __all__ = ["run_job"]
 

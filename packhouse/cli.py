@@ -30,6 +30,7 @@ COMMANDS = {
     "audit": ("packhouse.commands.audit", "Audit anyone's data: what its tokens would teach."),
     "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
     "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
+    "stats": ("packhouse.commands.stats", "Count rows, tokens and lengths by source and split."),
     "report": ("packhouse.commands.report", "Write a page with charts and samples of a version."),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
     "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),

@@ -107,6 +107,7 @@ def _validated(table: pa.Table) -> Rules:
     yield from _keys(table)
     yield "row is below 0", _below(table["row"], 0)
     yield "label is below 0", _below(table["label"], 0)
+    yield "weight is not over 0", ~_mask(pc.fill_null(pc.greater(table["weight"], 0), True))
     messages = table["messages"].combine_chunks()
     counts = messages.value_lengths().to_numpy()
     yield "messages is empty", counts == 0

@@ -33,10 +33,10 @@ from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.records.tables import read_table
 from packhouse.report.audit_report import MEANINGS, AuditReport, Example, make_report
+from packhouse.report.tokens import runs_of
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored
-from packhouse.token_runs import runs_of
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
@@ -176,7 +176,7 @@ def _report_tokens(
     counts |= {name: found.counts[name] for name in names}
 
     def example(sample: Sample) -> Example:
-        runs = runs_of(sample.ids, sample.trained, pipeline.token_bytes, pipeline.is_control)
+        runs = runs_of(sample.ids.tolist(), sample.trained, pipeline)
         return Example(place=f"row {sample.row:,}, token {sample.token:,}", runs=runs)
 
     examples = {
@@ -281,6 +281,6 @@ def _example(row: Mapping[str, Any], done: Prepared, pipeline: Pipeline) -> Exam
             trained = expand_labels(batch)[start:end] >= 0
             return Example(
                 place=place,
-                runs=runs_of(ids[:160], trained[:160], pipeline.token_bytes, pipeline.is_control),
+                runs=runs_of(ids[:160].tolist(), trained[:160], pipeline),
             )
     return Example(place=place)

@@ -6,7 +6,7 @@ estimate is as good as the sample is like the rest: a file sorted by length is e
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from packhouse.engine.workspace import Workspace
 from packhouse.foreign import REFUSED, run_template, try_rows
-from packhouse.packing import apply_over_length, plan_packs
+from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
+from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import read_table
-from packhouse.report.other_seq_lens import Alternative, alternatives
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
@@ -59,10 +59,10 @@ class Estimate:
     """Rows (of split ones, all examples or windows) and tokens by source file, before any are
     dropped and sources are mixed."""
     notes: tuple[str, ...] = ()
-    """What is not in the numbers."""
+    """What the numbers are based on, and what is not in them."""
     refusals: tuple[str, ...] = ()
     """Why the run would publish nothing, as far as the numbers show it."""
-    seq_lens: tuple[Alternative, ...] = ()
+    seq_lens: tuple[SeqLenTrial, ...] = ()
     """What other `pack.seq_len` would give, by the planner of the run, without `over_length`."""
 
 
@@ -105,6 +105,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     lengths: dict[str, list[_Lengths]] = {}
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
+    num_bytes = 0
     every: dict[str, list[_Lengths]] = {}
     num_over = num_bad = 0
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
@@ -125,6 +126,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             sample = samples[shard.uri]
             checked = VALIDATE.peek(validate.key, workspace)
             size = shard.byte_end - shard.byte_start
+            num_bytes += size
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
         lengths.setdefault(source_name(source), []).append(counted.packed)
@@ -136,14 +138,20 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         line["tokens"] += int(counted.every.sum())
     mixed = _mixed(recipe, lengths)
     tokens = sum(int(each.sum()) for each in mixed)
+    packs, balance_notes = _packs(recipe, mixed)
     return Estimate(
         rows=sum(len(each) for each in mixed),
         tokens=tokens,
-        packs=_packs(recipe, mixed),
+        packs=packs,
         bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
         is_exact=not samples,
         sources=sources,
-        notes=(*_on_over_length(recipe, num_over), *_not_counted(recipe)),
+        notes=(
+            *_on_sample(samples.values(), num_bytes),
+            *_on_over_length(recipe, num_over),
+            *_not_counted(recipe),
+            *balance_notes,
+        ),
         refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every)),
         seq_lens=_other_seq_lens(recipe, every),
     )
@@ -173,13 +181,13 @@ def _refusals(
         yield "nothing is left to pack"
 
 
-def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Lengths]]) -> tuple[Alternative, ...]:
+def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Lengths]]) -> tuple[SeqLenTrial, ...]:
     counts: Counter[int] = Counter()
     for lengths in _mixed(recipe, every):
         values, numbers = np.unique(lengths, return_counts=True)
         counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
     pack = recipe.pack
-    return tuple(alternatives([counts], pack.seq_len, pack.strategy, pack.seed))
+    return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed))
 
 
 def bytes_needed(plan: Plan, workspace: Workspace) -> int:
@@ -196,6 +204,17 @@ def bytes_needed(plan: Plan, workspace: Workspace) -> int:
     if PUBLISH.peek(plan.publish.key, workspace) is None:
         needed += _WRITTEN_BEHIND_PACK * raw
     return round(needed)
+
+
+def _on_sample(samples: Collection[_Counted], num_bytes: int) -> Iterator[str]:
+    """Say what was read, of shards of `num_bytes` that are not tokenized yet."""
+    if samples:
+        rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
+        files = "1 file" if len(samples) == 1 else f"{len(samples):,} files"
+        yield (
+            f"an estimate from {rows:,} rows, the first {read / 1e6:,.2f} MB of {files} with "
+            f"{num_bytes / 1e6:,.2f} MB: the other rows are taken to be like them"
+        )
 
 
 _OVER_LENGTH = {
@@ -253,10 +272,24 @@ def sample_rows(
     return tokenized, read
 
 
-def _packs(recipe: Recipe, lengths: list[_Lengths]) -> int:
-    """Packs of all lengths in one plan, as the run would plan them (but for the two sides)."""
-    every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int32)
+def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
+    """Packs of all lengths in one plan, as the run would plan them (but for the two sides).
+
+    With `pack.balance`, a note says what it gains.
+    """
+    every = np.concatenate([np.zeros(0, dtype=np.int32), *lengths])
     if not len(every):
-        return 0
-    plan = plan_packs(every, recipe.pack.seq_len, recipe.pack.strategy, recipe.pack.seed)
-    return plan.num_packs
+        return 0, []
+    pack = recipe.pack
+    multiple = pack.pad_record_to_multiple_of
+    plan = partial(plan_packs, every, pack.seq_len, pack.strategy, pack.seed, multiple)
+    if pack.balance == 1:
+        return plan().num_packs, []
+    balanced = plan(pack.balance)
+    without, with_ = (
+        step_imbalance(pack_costs(each, every), pack.balance) for each in (plan(), balanced)
+    )
+    return balanced.num_packs, [
+        f"pack.balance: in steps of {pack.balance} packs the costliest takes {with_:.2f} times the "
+        f"attention of the mean, and {without:.2f} times without"
+    ]

@@ -32,7 +32,7 @@ from packhouse.tokenization import load_snapshot, tokenize_table
 
 __all__ = ["GIVEN", "check_golden", "pin", "read_golden", "write_golden"]
 
-GIVEN = ("name", "source", "messages", "tools", "label")
+GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
 """What a conversation is; all else in the file is what must come of it."""
 
 _PINNED = ("text", "input_ids", "trained", "trained_text", "weights")
@@ -225,12 +225,15 @@ def _check_form(item: Any, where: str) -> None:
 def _validated(items: Sequence[Mapping[str, Any]], numbers: list[int]) -> pa.Table:
     """The items as the validate step would hand them on; `row` is their number."""
     messages = pa.array([items[i]["messages"] for i in numbers], CONVERSATION)
-    tools = pa.array([items[i].get("tools") for i in numbers], pa.string())
-    labels = pa.array([items[i].get("label") for i in numbers], pa.int64())
-    ids = conversation_ids(messages, tools, labels)
+    tools, arguments, weights, labels = (
+        pa.array([items[i].get(name) for i in numbers], VALIDATED.field(name).type)
+        for name in ("tools", "arguments", "weight", "label")
+    )
+    ids = conversation_ids(messages, tools, labels, arguments, weights)
     source = pa.array(["golden"] * len(numbers)).dictionary_encode()
     rows = pa.array(numbers, pa.int64())
-    return pa.table([ids, source, rows, messages, tools, labels, ids], schema=VALIDATED)
+    columns = [ids, source, rows, messages, tools, arguments, weights, labels, ids]
+    return pa.table(columns, schema=VALIDATED)
 
 
 def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,14 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "label": Reason(
             "a label is no class", "write 0, 1, ... or one of `label_names`, all in one way"
         ),
+        "arguments": Reason(
+            "arguments of the chat template that no template can have, or documents that are no "
+            "list of objects",
+            "write them as transformers takes them, or leave the field out: `allowed_fields`",
+        ),
+        "loss_weight": Reason(
+            "a row's loss weight is no number over 0", "write a number, or filter with `where`"
+        ),
         "tools": Reason("tool definitions are no list of objects", "write them as OpenAI does"),
         "tool_calls": Reason(
             "a tool call has no name, or arguments that are no object",

@@ -1,34 +1,43 @@
-"""The report of a recipe: of its version where it ran, else of what a run would make.
+"""What a run of a recipe would make: as a page, and in a cell of a notebook.
 
-What a run would make is the estimate of `packhouse plan`, with lengths and records of the first
-megabyte of each source. Nothing is written but the tokenizer's snapshot in the cache.
+Of a recipe that ran, the page is the report of its version. Of another it is the estimate of
+`packhouse plan`, from the first megabyte of each source, with lengths and records of that sample.
+Nothing is written but the tokenizer's snapshot in the cache.
 """
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from packhouse.api import recipe_for
+from packhouse.cache.places import check_cache, find_cache
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import VersionNotFoundError
 from packhouse.estimate import Estimate, estimate, sample_rows
+from packhouse.packing.statistics import PackStatistics, length_histogram
 from packhouse.pages import html_text
 from packhouse.recipe import Recipe
 from packhouse.report.figures import length_figures, seq_len_figure
 from packhouse.report.html import figure, header, numbers, page, preformatted, section, table, tiles
-from packhouse.report.measure import MAX_RECORD_TOKENS
-from packhouse.report.other_seq_lens import alternatives
-from packhouse.report.sections import samples_section
-from packhouse.report.version_report import pipeline_of, version_report, with_texts
-from packhouse.sources.files import source_name
+from packhouse.report.notebook import Record, cell
+from packhouse.report.samples import page_record, rows_with_masks
+from packhouse.report.sections import samples_section, short_number
+from packhouse.report.tokens import pipeline_of
+from packhouse.report.version_report import version_report, with_texts
+from packhouse.sources.files import find_files, source_name
 from packhouse.steps.plan import Plan, plan_jobs
 from packhouse.store import open_version
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenization.pipeline import Pipeline
 
-__all__ = ["recipe_report"]
+__all__ = ["recipe_cell", "recipe_report"]
 
 _SOURCES = 8
 _SHOWN_TOKENS = 4_000  # of a source
+_MOST_BYTES = 2**26  # of sources that a notebook reads
 
 
 def recipe_report(recipe: Recipe, cache: Path) -> str:
@@ -46,96 +55,136 @@ def recipe_report(recipe: Recipe, cache: Path) -> str:
     try:
         opened = open_version(recipe.publish.store, recipe.dataset, plan.version_id)
     except VersionNotFoundError:
-        return _foreseen(recipe, plan, workspace)
+        return _estimate_page(recipe, plan, workspace)
     return version_report(opened, workspace.tokenizers)
 
 
-def _foreseen(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
+def recipe_cell(recipe: Recipe) -> str:
+    """Return what a notebook shows of a recipe; empty where that takes a network or much time.
+
+    Takes a second or two, so it is for files of this machine up to 64 MiB, and a tokenizer that is
+    here.
+
+    Raises:
+        PackhouseError: the sources, the tokenizer or the template cannot be used.
+    """
+    if not Path(recipe.tokenizer).is_dir() or any("://" in each.path for each in recipe.sources):
+        return ""
+    if sum(file.size for each in recipe.sources for file in find_files(each)) > _MOST_BYTES:
+        return ""
+    workspace = Workspace(cache=check_cache(find_cache(None).folder))
+    recipe = recipe_for(recipe, cache=workspace.cache, settings={})
+    plan = plan_jobs(recipe)
     expected = estimate(recipe, plan, workspace)
-    lengths: dict[str, Counter[int]] = {}
-    groups: list[dict[str, Any]] = []
-    for source in recipe.sources[:_SOURCES]:
-        name = source_name(source)
+    ((name, sample),) = _first_rows(recipe, plan, workspace, 1).items()
+    about = "" if expected.is_exact else "about "
+    made = (
+        f"{about}{expected.rows:,} rows, {expected.tokens:,} tokens, {expected.packs:,} packs of "
+        f"{recipe.pack.seq_len:,} tokens, {expected.bytes / 2**20:,.1f} MiB"
+    )
+    drawn = PackStatistics(
+        seq_len=recipe.pack.seq_len,
+        strategy=recipe.pack.strategy,
+        num_sequences=sample.num_rows,
+        num_packs=expected.packs,
+        num_tokens=expected.tokens,
+        lower_bound=0,
+        length_histogram=length_histogram(sample["num_tokens"].to_numpy()),
+    )
+    rows = rows_with_masks(sample.slice(0, 3))
+    return cell(
+        [("a run would make", made), *(("note", note) for note in expected.notes)],
+        {f"first rows of {name}": drawn},
+        [Record(f"row {row['row']}", row["input_ids"], row["trained"]) for row in rows],
+        _pipeline(recipe, workspace),
+    )
+
+
+def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> dict[str, pa.Table]:
+    """Tokenized rows of the first megabyte of the first sources, by the name of the source."""
+    rows = {}
+    for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
-        sample, _ = sample_rows(recipe, source, uri, workspace)
-        lengths[name] = Counter(sample["num_tokens"].to_pylist())
-        groups.append({"name": name, "packs": [_sample(name, sample)]})
-    load = find_snapshot(fingerprint_tokenizer(recipe.tokenizer), workspace.tokenizers)
-    pipeline = pipeline_of(lambda: load)
-    for group in groups:
-        group["packs"] = [with_texts(each, pipeline) for each in group["packs"] if each["records"]]
-    shown = sum(len(r["ids"]) for g in groups for p in g["packs"] for r in p["records"])
-    parts = [
-        _lengths_section(recipe, lengths),
-        samples_section(
-            sum(len(group["packs"]) for group in groups),
-            shown,
-            pipeline is not None and pipeline.token_bytes is not None,
-            f"The first rows of each source, {numbers(shown, 'token')}, as a run would train them.",
-        ),
-        _settings_section(recipe, expected),
-    ]
+        rows[source_name(source)], _ = sample_rows(recipe, source, uri, workspace)
+    return rows
+
+
+def _pipeline(recipe: Recipe, workspace: Workspace) -> Pipeline | None:
+    fingerprint = fingerprint_tokenizer(recipe.tokenizer)
+    return pipeline_of(lambda: find_snapshot(fingerprint, workspace.tokenizers))
+
+
+def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
+    expected = estimate(recipe, plan, workspace)
+    pipeline = _pipeline(recipe, workspace)
+    rows = _first_rows(recipe, plan, workspace, _SOURCES)
+    packs = {name: with_texts(_as_pack(name, own), pipeline) for name, own in rows.items()}
+    shown = sum(pack["num_tokens"] for pack in packs.values())
+    said = f"The first rows of each source, {numbers(shown, 'token')}, as a run would train them."
     return page(
         f"{recipe.dataset} - packhouse report",
         _head(recipe, plan.version_id, expected),
-        parts,
-        {"samples-data": groups},
+        [
+            _lengths_section(recipe, expected, rows),
+            samples_section(len(packs), shown, pipeline is not None, said),
+            _settings_section(recipe, expected),
+        ],
+        {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]},
     )
 
 
 def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
-    about = "" if expected.is_exact else "about "
-    notes = "".join(f"<p class=quiet>Note: {html_text(note)}.</p>" for note in expected.notes)
+    about = "" if expected.is_exact else "about; "
+    said = (
+        "Counted from what is tokenized already; this recipe has no version yet."
+        if expected.is_exact
+        else "An estimate from a sample; this recipe has no version yet."
+    )
+    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{said}</p>")
+    refusals = "".join(
+        f"<p class=warning>The run would be refused: {html_text(each)}.</p>"
+        for each in expected.refusals
+    )
     boxes = tiles(
         [
-            ("Rows", f"{about}{expected.rows:,}", numbers(len(recipe.sources), "source")),
-            ("Tokens", f"{about}{expected.tokens:,}", ""),
-            ("Packs", f"{about}{expected.packs:,}", f"of {recipe.pack.seq_len:,} tokens"),
-            ("Size", f"{about}{expected.bytes / 2**20:,.1f} MiB", "of data files"),
+            ("Rows", f"{expected.rows:,}", about + numbers(len(recipe.sources), "source")),
+            ("Tokens", short_number(expected.tokens), f"{about}{expected.tokens:,}"),
+            ("Packs", f"{expected.packs:,}", f"{about}of {recipe.pack.seq_len:,} tokens"),
+            ("Size", f"{expected.bytes / 2**20:,.1f} MiB", f"{about}of data files"),
         ]
     )
-    said = "<p>A recipe that was not run: what a run would make.</p>"
-    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code>{said}")
-    return f"{top}{boxes}{notes}"
+    notes = "".join(f"<li>{html_text(note)}</li>" for note in expected.notes)
+    return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
 
 
-def _sample(name: str, sample: Any) -> dict[str, Any]:
+def _as_pack(name: str, rows: pa.Table) -> dict[str, Any]:
     """The first rows of a source as the page's script takes a pack."""
     records: list[dict[str, Any]] = []
     tokens = 0
-    for row in sample.slice(0, 200).to_pylist():
+    for row in rows_with_masks(rows.slice(0, 200)):
         if tokens >= _SHOWN_TOKENS:
             break
-        cut = row["input_ids"][:MAX_RECORD_TOKENS]
-        spans = [[span["start"], min(span["end"], len(cut))] for span in row["trained_ranges"]]
-        records.append(
-            {
-                "id": row["record_id"],
-                "place": f"{row['source']}:{row['row']}",
-                "start": 0,
-                "length": len(row["input_ids"]),
-                "num_trained": row["num_trained"],
-                "ids": cut,
-                "trained": [span for span in spans if span[0] < span[1]],
-            }
-        )
-        tokens += len(cut)
-    label = f"the front of {name}"
+        record = page_record(row["record_id"], row["input_ids"], row["trained"])
+        records.append({**record, "place": f"{row['source']}:{row['row']}"})
+        tokens += len(record["ids"])
+    label = f"the first rows of {name}"
     counts = {"num_tokens": tokens, "num_records": len(records)}
     return {"pack": 0, "label": label, **counts, "records": records}
 
 
-def _lengths_section(recipe: Recipe, lengths: dict[str, Counter[int]]) -> str:
+def _lengths_section(recipe: Recipe, expected: Estimate, rows: dict[str, pa.Table]) -> str:
+    lengths = {name: Counter(own["num_tokens"].to_pylist()) for name, own in rows.items()}
     if not any(lengths.values()):
         return ""
     seq_len = recipe.pack.seq_len
     drawn = "".join(figure(each) for each in length_figures(lengths, seq_len))
-    whole: Counter[int] = Counter()
-    for own in lengths.values():
-        whole.update(own)
-    choices = alternatives([whole], seq_len, recipe.pack.strategy, recipe.pack.seed)
-    other = figure(seq_len_figure(choices, seq_len)) if choices else ""
-    said = "<p class=quiet>Of the first megabyte of each source.</p>"
+    other = (
+        figure(seq_len_figure(expected.seq_lens, seq_len, "this recipe"))
+        if expected.seq_lens
+        else ""
+    )
+    num_rows = sum(own.num_rows for own in rows.values())
+    said = f"<p class=quiet>Of {numbers(num_rows, 'row')}, the first megabyte of each source.</p>"
     return section("lengths", "Lengths", said, f"<div class=grid>{drawn}</div><br>", other)
 
 

@@ -44,12 +44,12 @@ from packhouse.store import (
     open_version,
     set_ref,
 )
-from packhouse.store.diff import Diff, diff_versions
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.layout import split_version
 from packhouse.store.refs import changed_manifest
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
+from packhouse.views.diff import Diff, diff_versions
 
 __all__ = [
     "Look",

@@ -15,6 +15,7 @@ VALIDATED = pandera.DataFrameSchema(
     {
         "record_id": pandera.Column(pl.String, pandera.Check.str_matches(HEX20)),
         "row": pandera.Column(pl.Int64, pandera.Check.ge(0)),
+        "weight": pandera.Column(pl.Float32, pandera.Check.gt(0), nullable=True),
         "label": pandera.Column(pl.Int64, pandera.Check.ge(0), nullable=True),
         "group_key": pandera.Column(pl.String, pandera.Check.str_matches(HEX20)),
     },
@@ -34,5 +35,5 @@ VALIDATED = pandera.DataFrameSchema(
 def check(table: pa.Table) -> None:
     """Raise ContractError unless `table` is a table of validated conversations."""
     check_columns("validated", table, tables.VALIDATED)
-    columns = ["record_id", "row", "messages", "label", "group_key"]
+    columns = ["record_id", "row", "messages", "weight", "label", "group_key"]
     check_values("validated", pl.DataFrame(table.select(columns)), VALIDATED)

@@ -35,5 +35,5 @@ __all__ = [
     "run_check",
 ]
 
-VERSION = 7
+VERSION = 8
 """Raised whenever the same tables give another result: it is published, so it is in the key."""

@@ -45,6 +45,7 @@ def answer_bytes(
     # Definitions of tools stand in the system turn.
     is_system = is_trained & np.asarray(pc.equal(fields["role"], "system"), np.bool_)
     tools = 2 * _num_bytes(one_chunk(validated["tools"]))
+    tools += 2 * _num_bytes(one_chunk(validated["arguments"]))
     own += np.where(_sums(is_system.astype(np.int64), offsets) > 0, tools, 0)
     return _sums(due, offsets) + labels, own
 

@@ -49,15 +49,19 @@ _NOTES = ("control_text", "control_text_rows", "straddles_start", "straddles_end
 
 
 def audit_packs(
-    packs: Iterable[pa.RecordBatch], is_control: npt.NDArray[np.bool_]
+    packs: Iterable[pa.RecordBatch],
+    is_control: npt.NDArray[np.bool_],
+    is_blank: npt.NDArray[np.bool_],
 ) -> dict[str, int]:
-    """Look at training rows as they are: packs and sequences without a trained token, cut answers.
+    r"""Look at training rows as they are: packs and sequences without a trained token, cut answers.
 
-    A sequence that ends on a trained token which is no control token teaches the model to go on.
+    A sequence that ends on a trained token which is no control token teaches the model to go on;
+    white space may stand behind it, as in `<|im_end|>\n`.
 
     Args:
         packs: batches of schema `tables.PACKED`.
         is_control: whether an id is of a control token, shape [vocab_size].
+        is_blank: whether an id is nothing but white space, shape [vocab_size].
 
     Returns:
         `packs`, `sequences`, `untrained_packs`, `untrained_sequences`, `cut_sequences`.
@@ -65,11 +69,13 @@ def audit_packs(
     counts: Counter[str] = Counter()
     for batch in packs:
         if batch.num_rows:
-            counts.update(_audit_batch(batch, is_control))
+            counts.update(_audit_batch(batch, is_control, is_blank))
     return dict(counts)
 
 
-def _audit_batch(batch: pa.RecordBatch, is_control: npt.NDArray[np.bool_]) -> dict[str, int]:
+def _audit_batch(
+    batch: pa.RecordBatch, is_control: npt.NDArray[np.bool_], is_blank: npt.NDArray[np.bool_]
+) -> dict[str, int]:
     ids, offsets = zero_based(*flat_list(batch["input_ids"]))
     lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
     ranges = read_ranges(batch["trained_ranges"])
@@ -78,8 +84,13 @@ def _audit_batch(batch: pa.RecordBatch, is_control: npt.NDArray[np.bool_]) -> di
     sequence_ends = np.cumsum(lengths, dtype=np.int64)
     is_trained = np.zeros(len(lengths), np.bool_)
     is_trained[np.searchsorted(sequence_ends, ends - 1, "right")] = True
-    last = sequence_ends - 1
-    is_cut = np.isin(last, ends - 1) & ~is_control[ids[last]]
+    last_range = np.searchsorted(ends, sequence_ends)
+    is_open = np.isin(sequence_ends, ends)  # ends on a trained token
+    starts = (ranges.starts + offsets[rows].astype(np.int64))[last_range[is_open]]
+    # The last token that is no white space, of each; one before the range is not trained.
+    last = np.maximum.accumulate(np.where(is_blank[ids], -1, np.arange(len(ids))))
+    last = last[sequence_ends[is_open] - 1]
+    is_cut = (last < starts) | ~is_control[ids[last]]
     # A label for a model's head is what such a row teaches; its tokens are not.
     has_label = batch["label"].is_valid().to_numpy(zero_copy_only=False)
     return {

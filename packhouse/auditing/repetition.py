@@ -57,8 +57,8 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
 
 
 def _packed(read: Read, *columns: str) -> Iterable[pa.RecordBatch]:
-    for batch in read([*columns, "num_tokens"]):
-        yield batch.filter(pc.greater(batch["num_tokens"], 0))
+    for batch in read([*columns, "times"]):
+        yield batch.filter(pc.greater(batch["times"], 0))
 
 
 def _repeated(read: Read, num_records: int) -> npt.NDArray[np.uint64]:

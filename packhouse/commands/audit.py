@@ -83,7 +83,7 @@ def _print(report: "AuditReport") -> None:
     from rich.text import Text
 
     from packhouse.report.audit_report import headline, indented
-    from packhouse.token_runs import coloured, plain
+    from packhouse.report.tokens import coloured, plain
 
     out = console(soft_wrap=False)
     for line in report.summary():

@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 from packhouse.commands.options import cache_option
 from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.engine.workspace import Workspace
+from packhouse.errors import IntegrityError
 from packhouse.escaping import for_terminal
+from packhouse.runtime.confine import run_confined
+from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion, open_version
 from packhouse.store.address import open_address
-from packhouse.store.diff import Change, Diff, RecordDiff, diff_versions, read_records
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_text
+from packhouse.views.contents import find_records
+from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
 
 __all__ = ["diff"]
 
@@ -107,7 +111,7 @@ def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokeni
         if number := getattr(found, f"num_{kind}"):
             echo(f"{number:>9,} {name}")
         for at, change in enumerate(found.examples.get(kind, ())):
-            echo(f"          {change.place or change.record_id}: {change.detail}".rstrip(": "))
+            print_text(f"{change.place or change.record_id}: {change.detail}".rstrip(": "), 10)
             if at < _MOST_TEXTS and kind in _WITH_TEXT:
                 show(change)
 
@@ -123,8 +127,8 @@ class _Texts:
     ) -> None:
         shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
         self._decoders = (_decoder(old, tokenizers), _decoder(new, tokenizers)) if shown else ()
-        self._old = read_records(old, {change.old_id for change in shown}) if shown else {}
-        self._new = read_records(new, {change.record_id for change in shown}) if shown else {}
+        self._old = _read(old, {change.old_id for change in shown})
+        self._new = _read(new, {change.record_id for change in shown})
 
     def __call__(self, change: Change) -> None:
         sides = self._old.get(change.old_id), self._new.get(change.record_id)
@@ -134,7 +138,20 @@ class _Texts:
         for sign, tokens, decode in zip("-+", sides, self._decoders, strict=True):
             if tokens is not None and decode is not None:
                 text = decode(tokens, start)
-                echo(f"            {sign} {'... ' if start else ''}{text}")
+                print_text(f"{sign} {'... ' if start else ''}{text}", 12)
+
+
+def _read(opened: OpenVersion, record_ids: set[str]) -> dict[str, Tokens]:
+    """Tokens and mask of a few records."""
+    with temporary_folder("diff") as folder:
+        paths = [opened.fetch(each, folder / each.key) for each in opened.files() if record_ids]
+        found = run_confined(
+            partial(find_records, paths, record_ids),
+            what=f"the files of {opened.dataset}",
+            blames=IntegrityError,
+            num_bytes=sum(path.stat().st_size for path in paths),
+        )
+    return {name: (np.array(ids), np.array(mask)) for name, (ids, mask) in found.items()}
 
 
 def _first_difference(old: Tokens, new: Tokens) -> int:

@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,73 +14,102 @@ import pyarrow.compute as pc
 from packhouse.commands.options import cache_option
 from packhouse.engine.last_run import load_last_run
 from packhouse.engine.workspace import Workspace
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, PackhouseError
 from packhouse.escaping import for_terminal
+from packhouse.foreign import decode, run_tokenizer
+from packhouse.recipe import Recipe, ValidateConfig
+from packhouse.recipe.reading import load_recipe
 from packhouse.records.tables import read_table
+from packhouse.sources import SourceShard, raw_rows, scan_source
+from packhouse.sources.files import source_name
 from packhouse.steps.tokenize import TOKENIZE
+from packhouse.steps.validate import SHARD_BYTES
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo, print_text
+from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.views import read_view
+from packhouse.wording import counted
 
-__all__ = ["dropped", "dropped_rows"]
+__all__ = ["dropped"]
 
 _COLUMNS = ("source", "row", "record_id", "reason", "detail", "repeats")
 _TEXT = 400
 """Characters of a text that are printed; --json has all."""
+_ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
+
+Rows = list[dict[str, Any]]
 
 
 @click.command()
 @click.argument("target", metavar="VERSION")
 @click.option("--reason", help="Only rows of this reason.")
 @click.option("--source", help="Only rows of this source, or of this `source/file`.")
-@click.option("--limit", default=5, show_default=True, help="Rows to print of each reason.")
+@click.option("--limit", default=5, show_default=True, help="Rows to print of each reason; 0: all.")
+@click.option("--recipe", type=click.Path(), help="Says where the source files lie now.")
 @cache_option("Folder of tokenizers and finished steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each row.")
 def dropped(
-    target: str, reason: str | None, source: str | None, limit: int, cache: Path, as_json: bool
+    target: str,
+    reason: str | None,
+    source: str | None,
+    limit: int,
+    recipe: str | None,
+    cache: Path,
+    as_json: bool,
 ) -> None:
     """Print the rows that a policy or a filter left out of a VERSION, and why.
 
     Over-length rows have their token counts, duplicates the row that they repeat, filtered rows the
-    expression. Texts and counts come from the cache, if it holds the run that made the version;
-    filtered rows have none.
+    expression. Rows count from 0. Texts and token counts come from the cache, if it holds the run
+    that made the version. Other rows are shown as they stand in their files: where the last run on
+    this machine found these, or where --recipe has them, if they still hold what the version read.
 
     \b
     packhouse dropped ./store/alpaca --reason over_seq_len
+    packhouse dropped ./store/alpaca --recipe recipe.yaml --json
     """
     opened, workspace = open_address(target), Workspace(cache=cache)
-    rows = dropped_rows(opened, workspace, reason, source)
+    rows = _dropped_rows(opened, workspace, reason, source)
+    groups = {name: number for name, number in Counter(r["reason"] for r in rows).most_common()}
+    shown: Rows = rows
+    if limit and not as_json:
+        of_reason = {name: [row for row in rows if row["reason"] == name] for name in groups}
+        shown = [row for each in of_reason.values() for row in each[:limit]]
+    _add_texts(shown, opened, workspace)
+    left = [row for row in shown if "text" not in row]
+    notes = _add_raw(left, opened, workspace, load_recipe(recipe) if recipe else None)
     if as_json:
         for row in rows:
             echo(json.dumps(row))
+        for note in notes:
+            print_text(note, err=True)
         return
-    for name, number in Counter(row["reason"] for row in rows).most_common():
-        of_reason = [row for row in rows if row["reason"] == name]
-        echo(f"{name}: {number:,} {'row' if number == 1 else 'rows'}")
-        for row in of_reason[: limit or None]:
+    for name, number in groups.items():
+        echo(f"{name}: {counted(number, 'row')}")
+        of_this = [row for row in shown if row["reason"] == name]
+        for row in of_this:
             _print(row)
-        if limit and number > limit:
-            echo(f"  ... and {number - limit:,} more; see --limit")
+        if number > len(of_this):
+            echo(f"  ... and {number - len(of_this):,} more; see --limit")
     if not rows:
         echo("no row was dropped" if not (reason or source) else "no row was dropped for that")
-    elif any(row["record_id"] for row in rows) and not any("text" in row for row in rows):
-        echo("The cache does not hold the run that made this version: no texts, no token counts.")
+    for note in notes:
+        print_text(note)
 
 
 def _print(row: dict[str, Any]) -> None:
-    tokens = f", {row['num_tokens']:,} tokens" if "num_tokens" in row else ""
+    tokens = f", {counted(row['num_tokens'], 'token')}" if "num_tokens" in row else ""
     detail = f": {for_terminal(row['detail'])}" if row["detail"] else ""
     print_text(f"{row['source']} row {row['row']:,}{tokens}{detail}", 2)
-    if "text" in row:
-        text = for_terminal(row["text"])
+    if text := for_terminal(row.get("text", row.get("raw", ""))):
         print_text(text if len(text) <= _TEXT else f"{text[: _TEXT - 4]} ...", 4)
 
 
-def dropped_rows(
+def _dropped_rows(
     opened: OpenVersion, workspace: Workspace, reason: str | None, source: str | None
-) -> list[dict[str, Any]]:
-    """Return the dropped rows, with `num_tokens` and `text` where the cache has them.
+) -> Rows:
+    """Return the dropped rows, without texts.
 
     Raises:
         ConfigError: no row is dropped for such a reason.
@@ -89,22 +120,15 @@ def dropped_rows(
         table = table.filter(pc.equal(table["reason"], reason))
         if not table.num_rows:
             raise ConfigError(f"no row was dropped for '{reason}'; reasons: {reasons}")
-    rows = [
+    return [
         row
         for row in table.to_pylist()
         if not source or source in (row["source"], row["source"].partition("/")[0])
     ]
-    _add_texts(rows, opened, workspace)
-    return rows
 
 
-def _add_texts(rows: list[dict[str, Any]], opened: OpenVersion, workspace: Workspace) -> None:
+def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
     """Add token counts and texts from the tokenized shards of the run that made the version."""
-    from functools import partial
-
-    from packhouse.foreign import decode, run_tokenizer
-    from packhouse.tokenization.of_version import tokenizer_of
-
     wanted = {(row["source"], row["row"]): row for row in rows}
     jobs = load_last_run(workspace.cache, opened.dataset).values()
     if not any(job["key"].startswith(opened.manifest.vid) for job in jobs):
@@ -128,3 +152,68 @@ def _add_texts(rows: list[dict[str, Any]], opened: OpenVersion, workspace: Works
         texts = run_tokenizer(partial(decode, load, ids), f"of {opened.dataset}")
         for row, text in zip(found, texts, strict=True):
             row["text"] = text
+
+
+def _add_raw(
+    rows: Rows, opened: OpenVersion, workspace: Workspace, recipe: Recipe | None
+) -> list[str]:
+    """Add `raw` from the source files; return why a file does not give its rows, a line for each.
+
+    A shard of a file is read only where the manifest names its digest for that place, and reading
+    checks the digest again: what is shown is what the version was made of.
+    """
+    wanted: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        wanted.setdefault(row["source"], {})[row["row"]] = row
+    if recipe is None:
+        shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
+        missing = "no run on this machine says where it lies; --recipe RECIPE does"
+    else:
+        shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
+        missing = "no source of the recipe has it"
+    of_version = {
+        (each["file"], each["row_start"], each["sha256"]): each["rows"]
+        for each in opened.manifest.lineage["sources"]
+    }
+    for shard in shards:
+        num_rows = of_version.get((shard.file, shard.row_start, shard.sha256), 0)
+        of_file = wanted.get(shard.file, {})
+        inside = [n for n in of_file if shard.row_start <= n < shard.row_start + num_rows]
+        try:
+            for number, (raw, _) in raw_rows(shard, _ANY_SIZE, inside).items():
+                of_file.pop(number)["raw"] = raw.decode("utf-8", "replace")
+        except PackhouseError as error:  # without what to do about it in a run
+            notes.setdefault(shard.file, str(error).partition("; run again")[0])
+    uris = {shard.file: shard.uri for shard in shards}
+    return [
+        f"no text of {counted(len(of_file), 'row')} of {name}: {notes.get(name) or other}"
+        for name, of_file in wanted.items()
+        if of_file
+        for other in [
+            f"'{uris[name]}' is not the file that the version was made of: its sha256 differs"
+            if name in uris
+            else notes.get(name.partition("/")[0], missing)
+        ]
+    ]
+
+
+def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShard]:
+    """The shards that the last run of the dataset read, as the cache of this machine has them."""
+    jobs = load_last_run(workspace.cache, opened.dataset).values()
+    with suppress(TypeError):  # another release of packhouse wrote it
+        return [SourceShard(**job["shard"]) for job in jobs if "shard" in job]
+    return []
+
+
+def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard], dict[str, str]]:
+    """The shards of the sources of these names, and what is wrong with a source."""
+    shards: list[SourceShard] = []
+    wrong: dict[str, str] = {}
+    size = SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+    for source in recipe.sources:
+        if (name := source_name(source)) in names:
+            try:
+                shards += scan_source(source, size)
+            except PackhouseError as error:
+                wrong[name] = str(error)
+    return shards, wrong

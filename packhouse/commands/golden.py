@@ -119,12 +119,13 @@ def _rows(recipe: Recipe, workspace: Workspace, *, everything: bool) -> Iterator
     """Conversations of every shard, named by source, file and row."""
     for job in plan_jobs(recipe).validate:
         table = read_table(execute(job, recipe, workspace).path("validated.arrow"))
-        table = table.select(["source", "row", "messages", "tools", "label"])
+        asides = ["tools", "arguments", "weight", "label"]
+        table = table.select(["source", "row", "messages", *asides])
         for row in (table if everything else table.slice(0, _LOOK_AT)).to_pylist():
             messages = [
                 {key: value for key, value in message.items() if value is not None}
                 for message in row["messages"]
             ]
             item = {"name": f"{row['source']}:{row['row']}", "source": row["source"].split("/")[0]}
-            extra = {key: row[key] for key in ("tools", "label") if row[key] is not None}
+            extra = {key: row[key] for key in asides if row[key] is not None}
             yield {**item, "messages": messages, **extra}

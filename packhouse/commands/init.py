@@ -15,10 +15,10 @@ from packhouse.errors import ConfigError, SourceError
 from packhouse.proposal.files import Look, look_at
 from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_text
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.report.samples import trained_mask_of
+from packhouse.report.samples import rows_with_masks
+from packhouse.report.tokens import coloured, pipeline_of, plain, runs_of
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import console, echo, print_text
-from packhouse.token_runs import cut_runs, drawn
 
 __all__ = ["init"]
 
@@ -192,7 +192,6 @@ def _of_lengths(lengths: Any) -> str:
 def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
     """Print what was found in a source, and rows of it with trained tokens in green."""
     from packhouse.engine.workspace import Workspace
-    from packhouse.foreign import decode, run_tokenizer
     from packhouse.tokenization import load_snapshot
 
     out = console()
@@ -202,14 +201,15 @@ def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
         print_text(f"{name}: {what}", 2)
     told = json.dumps(look.settings, ensure_ascii=False)
     print_text(f"proposed: {told}" + (" (a guess)" if look.is_guess else ""), 2)
-    load = partial(load_snapshot, recipe.tokenizer, Workspace(cache=cache).tokenizers)
-    for row in sample.slice(0, _SHOWN_ROWS).to_pylist():
-        runs = cut_runs(trained_mask_of(row)[:_SHOWN_TOKENS])
-        pieces = [row["input_ids"][start:end] for start, end, _ in runs]
-        texts = run_tokenizer(partial(decode, load, pieces), recipe.tokenizer)
+    tokenizers = Workspace(cache=cache).tokenizers
+    pipeline = pipeline_of(partial(load_snapshot, recipe.tokenizer, tokenizers))
+    for row in rows_with_masks(sample.slice(0, _SHOWN_ROWS)):
+        ids, trained = (row[name][:_SHOWN_TOKENS] for name in ("input_ids", "trained"))
+        runs = runs_of(ids, np.asarray(trained, np.bool_), pipeline)
         title = (
             f"-- row {row['row'] + 1:,}: {row['num_tokens']:,} tokens, {row['num_trained']:,} "
             "trained (green) --"
         )
-        out.print(drawn(runs, texts, {0: title}, in_colour=out.is_terminal), end="")
+        out.print(f"\n{title}", style="cyan")
+        out.print(coloured(runs) if out.is_terminal else plain(runs))
         out.print("" if row["num_tokens"] <= _SHOWN_TOKENS else " ...")

@@ -1,10 +1,10 @@
 """`packhouse inspect VERSION|RECIPE`: what a trainer will see, trained tokens in green."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,20 @@ import numpy as np
 from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
-from packhouse.report.samples import first_split, read_pack, read_packs, trained_mask_of
+from packhouse.report.samples import (
+    first_split,
+    read_pack,
+    read_packs,
+    record_bounds,
+    rows_with_masks,
+)
+from packhouse.report.tokens import Run, coloured, pipeline_of, plain, runs_of, token_texts
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import console, echo, page
-from packhouse.token_runs import cut_runs, drawn
+from packhouse.tokenization.pipeline import Pipeline
 
 __all__ = ["inspect"]
-
-Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +100,8 @@ def inspect(
         _show_records(*_of_recipe(target, chosen, cache), as_json=as_json)
     elif chosen.is_any:
         opened = open_address(target)
-        decode = _decoder(opened, tokenizer, cache)
-        _show_records(_of_version(opened, chosen, split, cache), decode, as_json=as_json)
+        pipeline = _pipeline(opened, tokenizer, cache)
+        _show_records(_of_version(opened, chosen, split, cache), pipeline, as_json=as_json)
     else:
         opened = open_address(target)
         split = split or first_split(opened)
@@ -104,7 +109,9 @@ def inspect(
             packed = iter([(pack, read_pack(opened, split, pack))])
         else:
             packed = read_packs(opened, split, skip, packs)
-        _show_packs(opened, split, packed, tokenizer, cache, as_json)
+        sides = ("chosen", "rejected") if opened.manifest.preferences == "pairs" else ("",)
+        pipeline = _pipeline(opened, tokenizer, cache)
+        _show_packs(split, packed, pipeline, sides, as_json=as_json)
 
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
@@ -120,64 +127,100 @@ def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: boo
 
 
 def _show_packs(
-    opened: OpenVersion,
     split: str,
     packed: Iterator[tuple[int, dict[str, Any]]],
-    tokenizer: str | None,
-    cache: Path,
+    pipeline: Pipeline | None,
+    sides: Sequence[str],
+    *,
     as_json: bool,
 ) -> None:
-    decode = _decoder(opened, tokenizer, cache)
-    out = console()
-    sides = (", chosen", ", rejected") if opened.manifest.preferences == "pairs" else ("",)
+    """Print packs; `sides` are the names of the sequences of each record."""
 
     def blocks() -> Iterator[Any]:
         for number, row in packed:
-            runs = cut_runs(trained_mask_of(row), np.cumsum(row["seq_lengths"]).tolist())
-            texts = _texts(row["input_ids"], runs, decode)
-            if as_json:
-                echo(json.dumps(_as_json(number, row, runs, texts)))
-                continue
-            yield _rule(_title(split, number, row, runs, len(row["seq_lengths"]) // len(sides)))
-            borders = np.cumsum([0, *row["seq_lengths"]]).tolist()
-            names = zip(borders, row["record_ids"], cycle(sides), strict=False)
-            titles = {at: f"-- record {name}{side} --" for at, name, side in names}
-            yield drawn(runs, texts, titles, in_colour=out.is_terminal)
+            counts = f"{len(row['input_ids']):,} tokens, {sum(row['trained']):,} trained"
+            num_records = len(row["seq_lengths"]) // len(sides)
+            yield _rule(f"{split} pack {number:,}: {counts}, {num_records:,} records")
+            for (name, start, end), side in zip(record_bounds(row), cycle(sides), strict=False):
+                yield _cyan(f"\n-- record {name}{side and ', '}{side} --\n")
+                yield _drawn(_runs(row, pipeline, start, end))
 
-    if as_json:
-        list(blocks())
-    else:
+    if not as_json:
         page(blocks())
+        return
+    for number, row in packed:
+        runs = [
+            run
+            for _, start, end in record_bounds(row)
+            for run in _runs_json(_runs(row, pipeline, start, end), start)
+        ]
+        counts = {"pack": number, "num_tokens": len(row["input_ids"])}
+        told = {name: row[name] for name in ("seq_lengths", "record_ids")}
+        echo(json.dumps({**counts, **told, "runs": runs}))
 
 
 def _show_records(
-    rows: Sequence[Mapping[str, Any]], decode: Decode | None, *, as_json: bool
+    rows: Sequence[Mapping[str, Any]], pipeline: Pipeline | None, *, as_json: bool
 ) -> None:
     """Print records: each has source, row, record_id, input_ids, trained and `about`."""
-    out = console()
     if not rows:
         echo("no record matches", err=True)
 
     def blocks() -> Iterator[Any]:
         for row in rows:
-            runs = cut_runs(np.asarray(row["trained"], np.bool_))
-            texts = _texts(row["input_ids"], runs, decode)
-            if as_json:
-                told = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
-                echo(json.dumps({**told, "runs": _runs_json(runs, texts)}))
-                continue
-            trained = sum(b - a for a, b, is_on in runs if is_on)
-            yield _rule(
-                f"{row['source']} row {row['row']:,}: {len(row['input_ids']):,} tokens, "
-                f"{trained:,} trained",
-                row["about"],
-            )
-            yield drawn(runs, texts, {}, in_colour=out.is_terminal)
+            counts = f"{len(row['input_ids']):,} tokens, {sum(row['trained']):,} trained"
+            yield _rule(f"{row['source']} row {row['row']:,}: {counts}")
+            yield _cyan(f"{row['about']}\n")
+            yield _drawn(_runs(row, pipeline))
 
-    if as_json:
-        list(blocks())
-    else:
+    if not as_json:
         page(blocks())
+        return
+    for row in rows:
+        told = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
+        echo(json.dumps({**told, "runs": _runs_json(_runs(row, pipeline))}))
+
+
+def _runs(
+    row: Mapping[str, Any], pipeline: Pipeline | None, start: int = 0, end: int | None = None
+) -> tuple[Run, ...]:
+    mask = np.asarray(row["trained"][start:end], np.bool_)
+    return runs_of(row["input_ids"][start:end], mask, pipeline)
+
+
+def _drawn(runs: Sequence[Run]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    is_terminal = console().is_terminal
+    return Group(coloured(runs) if is_terminal else Text(plain(runs)), Text())
+
+
+def _rule(title: str) -> Any:
+    from rich.rule import Rule
+    from rich.text import Text
+
+    return Rule(Text(title))
+
+
+def _cyan(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text, "cyan")
+
+
+def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:
+    """Runs that are trained or not; `first` is the place of the record in its pack."""
+    alike = [list(own) for _, own in groupby(runs, key=lambda run: run.is_trained)]
+    return [
+        {
+            "start": first + own[0].start,
+            "end": first + own[-1].end,
+            "trained": own[0].is_trained,
+            "text": "".join(run.text for run in own),
+        }
+        for own in alike
+    ]
 
 
 def _of_version(
@@ -204,27 +247,21 @@ def _of_version(
     return [row for row in rows if row["input_ids"] is not None]
 
 
-def _of_recipe(target: str, wanted: _Wanted, cache: Path) -> tuple[list[dict[str, Any]], Decode]:
-    """The first rows of each source of a recipe, and what decodes them."""
-    from packhouse.foreign import decode, run_tokenizer
+def _of_recipe(
+    target: str, wanted: _Wanted, cache: Path
+) -> tuple[list[dict[str, Any]], Pipeline | None]:
+    """The first rows of each source of a recipe, and what shows them as text."""
     from packhouse.given import read_recipe
     from packhouse.proposal.sampling import try_first_rows
     from packhouse.tokenization import load_snapshot
 
     recipe = read_recipe(target)
     tokenizers = Workspace(cache=cache).tokenizers
-    load = partial(load_snapshot, recipe.tokenizer, tokenizers)
-
-    def texts(rows: Sequence[Sequence[int]]) -> list[str]:
-        return list(run_tokenizer(partial(decode, load, rows), recipe.tokenizer))
-
+    pipeline = pipeline_of(partial(load_snapshot, recipe.tokenizer, tokenizers))
     found: list[dict[str, Any]] = []
     for source in recipe.sources:
         tokenized, refused = try_first_rows(recipe, source, tokenizers)
-        rows = [row for row in tokenized.to_pylist() if _is_wanted(row, wanted)]
-        if wanted.grep is not None:
-            whole = texts([row["input_ids"] for row in rows])
-            rows = [row for row, text in zip(rows, whole, strict=True) if wanted.grep in text]
+        rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
         found += [_sampled(row, recipe.pack.seq_len) for row in rows[: wanted.limit]]
         if refused:
             first = refused[0]
@@ -234,92 +271,39 @@ def _of_recipe(target: str, wanted: _Wanted, cache: Path) -> tuple[list[dict[str
                 f"{first['row']:,}: {first['reason']}: {first['detail']}",
                 err=True,
             )
-    return found, texts
+    return found, pipeline
 
 
-def _is_wanted(row: Mapping[str, Any], wanted: _Wanted) -> bool:
+def _is_wanted(row: Mapping[str, Any], wanted: _Wanted, pipeline: Pipeline | None) -> bool:
     sources = (None, row["source"], row["source"].partition("/")[0])
     is_record = wanted.record in (None, row["record_id"])
-    return wanted.source in sources and wanted.row in (None, row["row"]) and is_record
+    is_it = wanted.source in sources and wanted.row in (None, row["row"]) and is_record
+    grep = wanted.grep
+    return is_it and (grep is None or grep in "".join(token_texts(row["input_ids"], pipeline)))
 
 
 def _sampled(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
     over = f"; longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else ""
-    names = ("source", "row", "record_id", "input_ids")
-    made = {name: row[name] for name in names}
-    mask = trained_mask_of(row).tolist()
-    return {**made, "trained": mask, "about": f"record {row['record_id']}{over}"}
+    names = ("source", "row", "record_id", "input_ids", "trained")
+    return {**{name: row[name] for name in names}, "about": f"record {row['record_id']}{over}"}
 
 
-def _decoder(opened: OpenVersion, folder: str | None, cache: Path) -> Decode | None:
-    """Return lists of ids -> their texts; None: the tokenizer is unknown, print ids."""
-    from packhouse.foreign import decode, run_tokenizer
+def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
+    """Return what shows ids as text; None: the tokenizer is unknown, print ids."""
     from packhouse.tokenization import fingerprint_tokenizer, load_snapshot
-    from packhouse.tokenization.of_version import LoadSnapshot, tokenizer_of
+    from packhouse.tokenization.of_version import tokenizer_of
 
     tokenizers = Workspace(cache=cache).tokenizers
-    load: LoadSnapshot | None
     if folder:
-        load = partial(load_snapshot, folder, tokenizers)
         wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
         if fingerprint_tokenizer(folder) != wanted:
             echo("warning: this is not the tokenizer the version was made with", err=True)
-    else:
-        load = tokenizer_of(opened, tokenizers)
-    if load is None:
+        return pipeline_of(partial(load_snapshot, folder, tokenizers))
+    pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
+    if pipeline is None:
         echo(
             "printing ids: neither the cache nor the store has the tokenizer; give --tokenizer "
             "FOLDER for text",
             err=True,
         )
-        return None
-    name = folder or f"of {opened.dataset}"
-    return lambda rows: list(run_tokenizer(partial(decode, load, rows), name))
-
-
-def _texts(
-    ids: Sequence[int], runs: Sequence[tuple[int, int, bool]], decode: Decode | None
-) -> list[str]:
-    pieces = [list(ids[start:end]) for start, end, _ in runs]
-    return decode(pieces) if decode else [" ".join(map(str, own)) + " " for own in pieces]
-
-
-def _rule(title: str, about: str = "") -> Any:
-    from rich.console import Group
-    from rich.rule import Rule
-    from rich.text import Text
-
-    return Group(Rule(Text(title)), Text(f"{about}\n" if about else "", "cyan"))
-
-
-def _title(
-    split: str,
-    number: int,
-    row: Mapping[str, Any],
-    runs: Sequence[tuple[int, int, bool]],
-    num_records: int,
-) -> str:
-    num_trained = sum(b - a for a, b, trained in runs if trained)
-    return (
-        f"{split} pack {number:,}: {len(row['input_ids']):,} tokens, {num_trained:,} trained, "
-        f"{num_records} records"
-    )
-
-
-def _as_json(
-    number: int, row: dict[str, Any], runs: list[tuple[int, int, bool]], texts: list[str]
-) -> dict[str, Any]:
-    return {
-        "pack": number,
-        "num_tokens": len(row["input_ids"]),
-        "seq_lengths": row["seq_lengths"],
-        "record_ids": row["record_ids"],
-        "runs": _runs_json(runs, texts),
-    }
-
-
-def _runs_json(runs: Sequence[tuple[int, int, bool]], texts: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {"start": a, "end": b, "trained": trained, "text": text}
-        for (a, b, trained), text in zip(runs, texts, strict=True)
-    ]
+    return pipeline

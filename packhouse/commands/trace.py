@@ -10,11 +10,11 @@ import numpy as np
 from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.report.samples import first_split, read_pack, trained_mask_of
+from packhouse.report.samples import first_split, read_pack, record_bounds
+from packhouse.report.tokens import trained_ranges
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
-from packhouse.token_runs import cut_runs
 from packhouse.views import read_view
 
 __all__ = ["trace"]
@@ -85,19 +85,19 @@ def _of_token(
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"
         raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
-    ends = np.cumsum(row["seq_lengths"])
-    at = int(np.searchsorted(ends, token, "right"))
-    start = int(ends[at]) - row["seq_lengths"][at]
-    mask = trained_mask_of(row)[start : int(ends[at])]
-    record_id = row["record_ids"][at]
+    number, (record_id, start, end) = next(
+        each for each in enumerate(record_bounds(row)) if token < each[1][2]
+    )
+    is_paired = opened.manifest.preferences == "pairs"
+    mask = np.asarray(row["trained"][start:end], np.bool_)
     places = read_view(
         opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": record_id}
     ).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
-    runs = [(a, b) for a, b, is_on in cut_runs(mask) if is_on]
+    answers = trained_ranges(mask)
     inner = token - start
-    answer = 1 + sum(b <= inner for _, b in runs)
+    answer = 1 + sum(b <= inner for _, b in answers)
     is_trained = bool(mask[inner])
     return {
         "file": kept[0]["source"] if kept else None,
@@ -105,9 +105,10 @@ def _of_token(
         "line": kept[0]["row"] + 1 if kept and kept[0]["source"].endswith(".jsonl") else None,
         "rows of equal content": max(len(kept) - 1, 0),
         "record": record_id,
-        "token of the record": inner,
+        **({"side": ("chosen", "rejected")[number % 2]} if is_paired else {}),
+        f"token of the {'side' if is_paired else 'record'}": inner,
         "token id": row["input_ids"][token],
-        "turn": _turn(answer, len(runs), is_trained=is_trained),
+        "turn": _turn(answer, len(answers), is_trained=is_trained),
         "trained": "yes" if is_trained else "no",
         "rule": f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})",
     }

@@ -99,7 +99,8 @@ def _normal_ids(validated: pa.Table) -> pa.Array:
     for name in ("content", "context", "reasoning"):
         columns[name] = _normal(columns[name])
     normal = assemble(columns, np.diff(bounds))
-    return conversation_ids(normal, one_chunk(validated["tools"]), one_chunk(validated["label"]))
+    asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
+    return conversation_ids(normal, *asides)
 
 
 def _normal(texts: pa.Array) -> pa.Array:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ _OF_ALL_SHARDS = ("quarantine", "dropped")
 
 
 def save_last_run(cache: Path, dataset: str, done: Iterable[AnyJob]) -> None:
-    """Remember every job's key and what it was made of."""
-    jobs = [
-        {"step": job.step.name, "label": job.label, "key": job.key, "parts": job.parts}
-        for job in done
-    ]
+    """Remember every job's key and what it was made of; and where the rows of shards lay."""
+    jobs = []
+    for job in done:
+        about = {"step": job.step.name, "label": job.label, "key": job.key, "parts": job.parts}
+        shard = getattr(job.parameters, "shard", None)
+        jobs.append(about | ({"shard": asdict(shard)} if isinstance(shard, SourceShard) else {}))
     write_whole(_path(cache, dataset), canonical_json(jobs))
 
 

@@ -10,6 +10,9 @@
 | `msgpack`, `jsonl` | small collate tools, one file in | unshifted, -100; `position_ids` |
 | `arrow` | `datasets.Dataset.from_file` | unshifted, -100; all columns |
 
+A split that the version holds by source (`split.eval_by_source`) is a set for each source, in every
+format: `eval-chats.parquet`, `eval-mmlu.parquet`.
+
 An export is written beside its destination and moved there whole. `.packhouse.json` in it says
 which version it is and the sha256 of its files. A version that was published with `publish.exports`
 carries the same files itself, and an export of it is a verified copy of them.
@@ -22,7 +25,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,15 @@ from packhouse.loaders.versions import cache_folder, read_rows, verified_file
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
 
-__all__ = ["FORMATS", "FORMAT_KEYS", "VERSION", "Export", "export_version", "write_export"]
+__all__ = [
+    "FORMATS",
+    "FORMAT_KEYS",
+    "VERSION",
+    "Export",
+    "export_version",
+    "set_name",
+    "write_export",
+]
 
 VERSION = 1
 """Raised whenever an export of the same rows has other bytes in every format."""
@@ -42,8 +53,8 @@ VERSION = 1
 FORMATS = ("trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow")
 """Names that `export_version` takes."""
 
-FORMAT_KEYS = {"msgpack": "msgpack.2"}
-"""Name in the keys of a run of a format whose bytes changed; `.1` was a writer of our own."""
+FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
+"""Name in the keys of a run of a format whose bytes changed."""
 
 MARKER = ".packhouse.json"
 """Hidden, so that `datasets.load_dataset(folder)` does not take it for data."""
@@ -152,11 +163,29 @@ def _write_split(
             f"{opened.dataset} {opened.version} has no split '{split}'; it has "
             f"{', '.join(opened.manifest.splits())}"
         )
-    rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in entries)
     pack = opened.manifest.configuration.get("pack", {})
     multiple = pack.get("pad_record_to_multiple_of", 1)
-    kind = opened.manifest.preferences
-    write_export(rows, export_format, split, folder, multiple, preferences=kind)
+    for source, own in groupby(entries, key=lambda entry: entry.source):
+        rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
+        write_export(
+            rows,
+            export_format,
+            set_name(split, source),
+            folder,
+            multiple,
+            pack.get("seq_len"),
+            preferences=opened.manifest.preferences,
+        )
+
+
+def set_name(split: str, source: str | None) -> str:
+    """Name of an export's files: those of a source have its name where eval is by source.
+
+    Example:
+        >>> set_name("train", None), set_name("eval", "chats")
+        ('train', 'eval-chats')
+    """
+    return split if source is None else f"{split}-{source}"
 
 
 def write_export(
@@ -165,6 +194,7 @@ def write_export(
     split: str,
     folder: Path,
     multiple: int = 1,
+    seq_len: int | None = None,
     *,
     preferences: str | None = None,
 ) -> list[Path]:
@@ -173,10 +203,11 @@ def write_export(
     Args:
         batches: as `read_rows` yields them.
         export_format: one of `FORMATS`.
-        split: name of the split.
+        split: name of the split, or of a source's part of it: `set_name`.
         folder: where to write.
         multiple: `pack.pad_record_to_multiple_of`; `megatron` pads records to it, other formats
             hold no pads.
+        seq_len: `pack.seq_len`, for `megatron`'s metadata; None: that of the longest pack.
         preferences: what the rows prefer, as `Recipe.preferences`. `trl` has the columns of its
             trainers then, `arrow` all columns; the others would train bad answers like good ones.
 
@@ -192,9 +223,9 @@ def write_export(
             "good ones; export to 'trl'"
         )
     before = set(folder.rglob("*"))
-    module = "mds" if export_format == "mds" else "formats"
+    module = export_format if export_format in ("mds", "megatron") else "formats"
     write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
-    settings = {"multiple": multiple} if export_format == "megatron" else {}
+    settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
     if preferences and export_format == "trl":
         batches = map(preference_columns, batches)
     else:
@@ -214,6 +245,12 @@ def _check_place(opened: OpenVersion, dest: Path) -> None:
             raise ConfigError(f"'{dest}' lies in the store '{store}'; export outside of it")
 
 
+_WITHOUT_WEIGHTS = {
+    "axolotl": "every trained token would weigh the same",
+    "megatron": "Megatron-Bridge reads its loss_mask as whole numbers, so that 0.5 would be 0",
+}
+
+
 def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[pa.RecordBatch]:
     """Yield the rows, unless they have a class or weights that the format cannot hold."""
     for batch in rows:
@@ -222,9 +259,9 @@ def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterato
                 f"format '{export_format}' has no place for the class of classification rows; "
                 "export to 'arrow'"
             )
-        if export_format == "axolotl" and "loss_weights" in batch.schema.names:
+        if export_format in _WITHOUT_WEIGHTS and "loss_weights" in batch.schema.names:
             raise ConfigError(
-                "format 'axolotl' has no place for loss weights: every trained token would weigh "
-                "the same; export to 'trl', 'arrow', 'megatron', 'mds' or 'jsonl'"
+                f"format '{export_format}' has no place for loss weights: "
+                f"{_WITHOUT_WEIGHTS[export_format]}; export to 'trl', 'arrow', 'mds' or 'jsonl'"
             )
         yield batch

@@ -2,10 +2,10 @@
 
 Every writer takes batches with `input_ids`, `labels` (unshifted), `position_ids` and `seq_lengths`,
 as `packhouse.loaders.versions.read_rows` gives them, and writes one split into a folder. Arrays
-are handled whole, a batch of packs at a time; `mds.py` has MosaicML's format.
+are handled whole, a batch of packs at a time; `mds.py` has MosaicML's format, `megatron.py`
+Megatron-Bridge's.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.packing.plan import round_up
-from packhouse.records.lists import count_up, flat_list, list_array, zero_based
+from packhouse.records.lists import flat_list, list_array, zero_based
 from packhouse.runtime.extras import import_extra
 
 __all__ = [
     "split_rows",
-    "to_megatron",
     "to_records",
     "write_arrow",
     "write_axolotl",
     "write_jsonl",
-    "write_megatron",
     "write_msgpack",
+    "write_parquet",
     "write_trl",
 ]
 
@@ -45,7 +42,7 @@ def write_trl(batches: Batches, split: str, folder: Path) -> None:
         *("input_ids", "labels", "seq_lengths", "position_ids", "loss_weights"),
         *("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "label", "record_id"),
     )
-    _write_parquet(
+    write_parquet(
         batches,
         folder / f"{split}.parquet",
         lambda batch: batch.select([name for name in columns if name in batch.schema.names]),
@@ -54,13 +51,7 @@ def write_trl(batches: Batches, split: str, folder: Path) -> None:
 
 def write_axolotl(batches: Batches, split: str, folder: Path) -> None:
     """`<split>.parquet` of records, one a row."""
-    _write_parquet(batches, folder / f"{split}.parquet", to_records)
-
-
-def write_megatron(batches: Batches, split: str, folder: Path, *, multiple: int = 1) -> None:
-    """`<split>.idx.parquet` of packs; the name tells Megatron-Bridge that they are packed."""
-    convert = functools.partial(to_megatron, multiple=multiple)
-    _write_parquet(batches, folder / f"{split}.idx.parquet", convert)
+    write_parquet(batches, folder / f"{split}.parquet", to_records)
 
 
 def write_arrow(batches: Batches, split: str, folder: Path) -> None:
@@ -136,72 +127,15 @@ def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
-    """Packs for Megatron-Bridge: unshifted ids, a loss mask already moved to the predicting token.
-
-    Its reader makes inputs `ids[:-1]` and targets `ids[1:]` of each sequence, with `mask[:-1]`: so
-    `mask[t]` says whether token `t + 1` is trained; with loss weights, how much.
-
-    With `multiple`, each record is padded with its last token (an answer's EOS, by whose first copy
-    the reader finds its end) until its inputs are a multiple, that is to `k * multiple + 1` ids.
-    `seq_start_id` is that of the padded records then, and `cu_seqlens` and `cu_seqlens_padded` are
-    the bounds of all inputs without and with pads.
-
-    Example:
-        >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9, 5, 6],
-        ...     "labels": [-100, 8, 9, -100, 6], "seq_lengths": [3, 2]}])
-        >>> to_megatron(batch.cast(_PACK)).to_pylist()[0]
-        {'input_ids': [7, 8, 9, 5, 6], 'loss_mask': [1, 1, 0, 1, 0], 'seq_start_id': [0, 3]}
-    """
-    labels, offsets = zero_based(*flat_list(batch["labels"]))
-    lengths, pack_offsets = zero_based(*flat_list(batch["seq_lengths"]))
-    # A record's last token gets the mark of the next record's first one, which is never trained.
-    mask = np.append(labels[1:] != IGNORE_INDEX, False).astype(np.uint8)
-    if "loss_weights" in batch.schema.names:
-        weights, _ = zero_based(*flat_list(batch["loss_weights"]))
-        mask = np.append(weights[1:], np.float32(0))
-    ids, _ = zero_based(*flat_list(batch["input_ids"]))
-    real = lengths
-    if multiple > 1:
-        lengths = round_up(real - 1, multiple) + 1
-        first = np.repeat(np.cumsum(real) - real, lengths)
-        token = first + np.minimum(count_up(lengths), np.repeat(real - 1, lengths))
-        ids, mask = ids[token], mask[token]  # the mask at a record's last token is 0
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        offsets = ends[pack_offsets]
-    # Starts in a row: lengths [3, 2 | 4] -> starts [0, 3, 5], less the row's own [0, 0, 5].
-    starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    starts -= np.repeat(offsets[:-1], np.diff(pack_offsets))
-    columns = {
-        "input_ids": list_array(pa.array(ids), offsets, pa.int32()),
-        "loss_mask": list_array(pa.array(mask), offsets, pa.from_numpy_dtype(mask.dtype)),
-        "seq_start_id": list_array(pa.array(starts.astype(np.int32)), pack_offsets, pa.int32()),
-    }
-    if multiple > 1:
-        columns["cu_seqlens"] = _input_bounds(real, pack_offsets)
-        columns["cu_seqlens_padded"] = _input_bounds(lengths, pack_offsets)
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def _input_bounds(lengths: npt.NDArray[Any], pack_offsets: npt.NDArray[Any]) -> pa.Array:
-    """Bounds of the inputs (a token less than the ids) of each pack's records, from 0.
-
-    Lengths [3, 2 | 4] in packs [0, 2, 3] -> [0, 2, 3], [0, 3].
-    """
-    packs = np.split(lengths - 1, pack_offsets[1:-1])
-    bounds = [np.concatenate([[0], np.cumsum(pack)]).astype(np.int32) for pack in packs]
-    return pa.array([each.tolist() for each in bounds], pa.list_(pa.int32()))
-
-
 _PACK = pa.schema(
     [(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")]
 )  # of the examples
 
 
-def _write_parquet(
+def write_parquet(
     batches: Batches, path: Path, convert: Callable[[pa.RecordBatch], pa.RecordBatch]
 ) -> None:
-    """Write a row group per batch, with the settings of published files."""
+    """Write a row group for each batch, with the settings of published files."""
     writer = None
     for batch in batches:
         rows = convert(batch)

@@ -21,7 +21,8 @@ import torch
 from packhouse.errors import ConfigError, ContractError
 from packhouse.loaders.rows import ArrowRows, Row, open_rows
 from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.packing.plan import PackPlan, plan_packs
+from packhouse.packing.pack_plan import PackPlan
+from packhouse.packing.plan import plan_packs
 from packhouse.packing.shuffle import permutation, splitmix64
 from packhouse.records.ledger import LedgerLine
 
@@ -81,6 +82,8 @@ class PackedDataset(torch.utils.data.Dataset):
             changes it.
         pad_record_to_multiple_of: leave room for `PackedCollator` to pad each record to a multiple;
             `seq_len` must be one.
+        balance: packs of a step over all ranks; each so many neighbours cost about the same
+            attention. Read them in order: a sampler that shuffles undoes it, `epoch` does not.
 
     Raises:
         SequenceTooLongError: a record exceeds `seq_len`.
@@ -105,6 +108,7 @@ class PackedDataset(torch.utils.data.Dataset):
         seed: int = 0,
         over_length: Literal["error", "drop"] = "error",
         pad_record_to_multiple_of: int = 1,
+        balance: int = 1,
         repack: bool = False,
         epoch: int = 0,
     ) -> None:
@@ -128,7 +132,7 @@ class PackedDataset(torch.utils.data.Dataset):
             kept = np.flatnonzero(lengths <= seq_len if over_length == "drop" else lengths > 0)
             self.num_dropped = len(lengths) - len(kept)
             self._lengths, self._kept = lengths[kept], kept
-            self._settings = (seq_len, strategy, seed, pad_record_to_multiple_of)
+            self._settings = (seq_len, strategy, seed, pad_record_to_multiple_of, balance)
             self.set_epoch(epoch)
         _refuse_shifted(self._rows)
 
@@ -142,10 +146,10 @@ class PackedDataset(torch.utils.data.Dataset):
             raise ConfigError(f"epoch is {epoch}; it must not be negative")
         if self.seq_len is None:
             return
-        seq_len, strategy, seed, multiple = self._settings
+        seq_len, strategy, seed, multiple, balance = self._settings
         if epoch:
             seed = splitmix64(splitmix64(seed & (2**64 - 1)) ^ epoch) >> 1
-        self._plan = plan_packs(self._lengths, seq_len, strategy, seed, multiple)
+        self._plan = plan_packs(self._lengths, seq_len, strategy, seed, multiple, balance)
         self._order = self._kept[self._plan.order]
 
     def _open(self) -> Sequence[Row]:

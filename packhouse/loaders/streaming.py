@@ -15,6 +15,7 @@ reads, and `prefetch` rows. A file is fetched and its digest checked when a lane
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -103,6 +104,13 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             raise ConfigError(
                 f"batch_size {batch_size} and lanes {lanes} must be positive, and prefetch "
                 f"{prefetch} not negative"
+            )
+        balance = self._opened.manifest.configuration.get("pack", {}).get("balance", 1)
+        if shuffle and balance > 1:
+            warnings.warn(
+                f"this version has pack.balance {balance}, which shuffle=True undoes: set "
+                "shuffle=False to keep packs of one cost in one step",
+                stacklevel=2,
             )
         self._cache = cache_folder(cache)
         self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven

@@ -15,14 +15,14 @@ from packhouse.packing.layout import (
     to_layout,
 )
 from packhouse.packing.overlength import Admitted, apply_over_length
-from packhouse.packing.plan import (
-    STRATEGIES,
+from packhouse.packing.pack_plan import (
     IndexArray,
     PackPlan,
     join_plans,
-    lower_bound,
-    plan_packs,
+    pack_costs,
+    step_imbalance,
 )
+from packhouse.packing.plan import STRATEGIES, lower_bound, plan_packs
 from packhouse.packing.statistics import PackStatistics
 
 __all__ = [
@@ -41,9 +41,11 @@ __all__ = [
     "gather",
     "join_plans",
     "lower_bound",
+    "pack_costs",
     "plan_packs",
     "position_ids",
     "published_schema",
+    "step_imbalance",
     "to_layout",
 ]
 

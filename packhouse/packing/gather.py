@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.packing.plan import PackPlan
+from packhouse.packing.pack_plan import PackPlan
 from packhouse.records.lists import (
     Ranges,
     count_up,

@@ -8,12 +8,14 @@ the shift no token is predicted from another record. Layout `compact` keeps rang
 Cost: labels 2 ns a token, positions 2 ns.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.errors import ContractError
 from packhouse.records.lists import (
     Int32s,
     count_up,
@@ -33,7 +35,10 @@ __all__ = [
     "expand_weights",
     "position_ids",
     "published_schema",
+    "records_of",
     "to_layout",
+    "trained_mask",
+    "trained_tokens",
 ]
 
 IGNORE_INDEX = -100
@@ -132,10 +137,33 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
         [-100, 8, 9, -100, 6]
     """
     ids, offsets = zero_based(*flat_list(batch["input_ids"]))
+    return np.where(trained_tokens(batch, offsets), ids, np.int32(IGNORE_INDEX))
+
+
+def trained_tokens(
+    batch: pa.RecordBatch | pa.Table, offsets: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Return which tokens of rows are trained, flat, shape [num_tokens]; of either layout.
+
+    Args:
+        batch: published or packed rows, or single records: with `labels` or `trained_ranges`.
+        offsets: where the tokens of each row begin, and the last ones end; shape [num_rows + 1].
+
+    Raises:
+        IndexError: a range ends behind all tokens.
+
+    Example:
+        >>> ranges = pa.array([[(1, 3)], [(0, 1)]], PACKED.field("trained_ranges").type)
+        >>> batch = pa.record_batch({"trained_ranges": ranges})  # of rows of 3 and of 2 tokens
+        >>> trained_tokens(batch, np.array([0, 3, 5])).tolist()
+        [False, True, True, True, False]
+    """
+    if "labels" in batch.schema.names:
+        labels, _ = zero_based(*flat_list(batch["labels"]))
+        return np.asarray(labels != IGNORE_INDEX)
     ranges = read_ranges(batch["trained_ranges"])
     base = offsets[:-1][ranges.row_of_each()]
-    is_trained = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
-    return np.where(is_trained, ids, np.int32(IGNORE_INDEX))
+    return trained_mask(ranges.starts + base, ranges.ends + base, int(offsets[-1]))
 
 
 def expand_weights(batch: pa.RecordBatch) -> npt.NDArray[np.float32]:
@@ -172,7 +200,37 @@ def trained_mask(starts: Any, ends: Any, num_tokens: int) -> npt.NDArray[np.bool
     steps = np.zeros(num_tokens + 1, dtype=np.int8)
     steps[starts] += 1
     steps[ends] -= 1
-    return np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
+    return np.cumsum(steps[:-1], dtype=np.int8) > 0
+
+
+def records_of(
+    batch: pa.RecordBatch,
+) -> Iterator[tuple[str, Int32s, npt.NDArray[np.bool_]]]:
+    """Yield id, token ids and trained mask of each record, or piece of one, of published packs.
+
+    Raises:
+        ContractError: a column is missing, or columns do not fit together.
+    """
+    names = set(batch.schema.names)
+    if not {"input_ids", "record_ids", "seq_lengths"} <= names:
+        raise ContractError("no record_ids in the data files; records cannot be compared")
+    flat = {
+        name: batch[name].flatten().to_numpy(zero_copy_only=False)
+        for name in ("input_ids", "seq_lengths", "record_ids")
+    }
+    ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
+    if "labels" in names:
+        mask = batch["labels"].flatten().to_numpy(zero_copy_only=False) != IGNORE_INDEX
+    else:
+        ranges = read_ranges(batch["trained_ranges"])
+        _, offsets = zero_based(*flat_list(batch["input_ids"]))
+        base = offsets[:-1][ranges.row_of_each()]
+        mask = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
+    if not len(ids) == len(mask) == (ends[-1] if len(ends) else 0):
+        raise ContractError("lengths of records do not add up to those of their packs")
+    places = zip([0, *ends.tolist()], ends.tolist(), strict=False)
+    for record_id, (start, end) in zip(flat["record_ids"].tolist(), places, strict=True):
+        yield record_id, ids[start:end], mask[start:end]
 
 
 def position_ids(

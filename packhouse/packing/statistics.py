@@ -1,5 +1,6 @@
 """What a plan and its gather come to, as plain numbers for the ledger, the report and plots."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.packing.gather import GatherTally
-from packhouse.packing.plan import PackPlan, lower_bound
+from packhouse.packing.pack_plan import PackPlan
+from packhouse.packing.plan import lower_bound
 
-__all__ = ["PackStatistics", "length_histogram"]
+__all__ = ["PackStatistics", "length_class", "length_histogram"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,24 +84,29 @@ class PackStatistics:
         return {**asdict(self), "num_padding": self.num_padding, "fill": round(self.fill, 6)}
 
 
+def length_class(length: int) -> tuple[int, int]:
+    """Return the least and the largest length of a length's class; a power of 2 has four classes.
+
+    Classes end at 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ..., and so at every `seq_len` that
+    is a power of 2.
+
+    Example:
+        >>> length_class(6), length_class(9), length_class(10), length_class(2048)
+        ((6, 6), (9, 10), (9, 10), (1793, 2048))
+    """
+    width = max(1, (1 << (length - 1).bit_length()) // 8)
+    largest = -(-length // width) * width
+    return largest - width + 1, largest
+
+
 def length_histogram(lengths: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-    """Count sequences by length class: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ...
+    """Count sequences by length class: (largest length, sequences).
 
     Example:
         >>> length_histogram(np.array([5, 9, 10, 100], dtype=np.int32))
         [(5, 1), (10, 2), (112, 1)]
     """
-    longest = int(lengths.max(initial=1))
-    edges = [*range(1, 5)] + [
-        2**octave * (4 + step) // 4
-        for octave in range(2, longest.bit_length() + 1)
-        for step in range(1, 5)
-    ]
-    if longest <= len(lengths):
-        of_each = np.bincount(lengths)
-        different = np.arange(len(of_each))
-    else:  # `concat` packs books: a count for every length would take more than the lengths do
-        different, of_each = np.unique(lengths, return_counts=True)
-    places = np.searchsorted(edges, different)
-    counts = np.bincount(places, of_each, minlength=len(edges)).astype(np.int64)
-    return [(edge, int(count)) for edge, count in zip(edges, counts, strict=True) if count]
+    counts: Counter[int] = Counter()
+    for length, count in zip(*np.unique(lengths, return_counts=True), strict=True):
+        counts[length_class(int(length))[1]] += int(count)
+    return sorted(counts.items())

@@ -1,13 +1,14 @@
 """Quality of texts: empty answers, refusals, repetition, HTML, personal data, secrets, language.
 
 Each function takes Arrow texts and returns an answer for each, null for null, from the text alone:
-regular expressions of RE2 and numpy, in time linear in the text. `FUNCTIONS` has those that `where`
-and `select` of a source know by name; the audit counts rows by them.
+regular expressions of RE2 and numpy, in time linear in the text. `FUNCTIONS` has those that SQL
+knows by name; the audit counts rows by them.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -24,6 +25,8 @@ __all__ = [
     "FUNCTIONS",
     "VERSION",
     "TextFunction",
+    "add_functions",
+    "check_installed",
     "combine_quality",
     "count_quality",
     "language_key",
@@ -66,4 +69,23 @@ FUNCTIONS = {
     "repetition": TextFunction(_of_columns(repetition), "DOUBLE"),
     "language": TextFunction(_of_columns(language), "VARCHAR"),
 }
-"""By the names that `where` and `select` of a source know; docs/quality.md defines each."""
+"""By the names that SQL knows: `where` and `select` of a source, and `packhouse sql`."""
+
+
+def add_functions(connection: Any) -> None:
+    """Add all of `FUNCTIONS` to a connection of DuckDB, before its configuration is locked."""
+    for name, (function, kind) in FUNCTIONS.items():
+        arguments = ["VARCHAR"] * len(inspect.signature(function).parameters)
+        how = {"type": "arrow", "null_handling": "special"}
+        connection.create_function(name, function, arguments, kind, **how)
+
+
+def check_installed(name: str) -> None:
+    """Call one of `FUNCTIONS` once.
+
+    Raises:
+        ConfigError: the package that it needs is not installed.
+    """
+    function = FUNCTIONS[name].call
+    text = pa.array(["a text that is long enough to have a language"])
+    function(*[text] * len(inspect.signature(function).parameters))

@@ -10,7 +10,7 @@ from packhouse.recipe.section import Section
 __all__ = ["DedupConfig", "PackConfig", "SplitConfig"]
 
 
-Strategy = Literal["best_fit", "first_fit", "next_fit", "concat", "none"]
+Strategy = Literal["best_fit", "first_fit", "first_fit_shuffle", "next_fit", "concat", "none"]
 
 
 class PackConfig(Section):
@@ -35,6 +35,11 @@ class PackConfig(Section):
     context parallelism; 16, 32 or 128 for FP8 and tensor parallelism. Files hold no pads:
     `PackedCollator` and the export `megatron` add them. `seq_len` must be a multiple, too."""
 
+    balance: Annotated[int, Field(ge=1, le=2**16)] = 1
+    """Packs of a step of training over all data-parallel ranks: each so many neighbours cost about
+    the same attention (sum of squared lengths). The packs are the same ones in another order, for
+    trainers that read them in the order of the files."""
+
     @model_validator(mode="after")
     def _multiples_fit(self) -> Self:
         multiple = self.pad_record_to_multiple_of
@@ -48,8 +53,9 @@ class PackConfig(Section):
     def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Keys and manifests hold settings: those of older recipes must stay as they were."""
         settings: dict[str, Any] = write(self)
-        if settings.get("pad_record_to_multiple_of") == 1:
-            del settings["pad_record_to_multiple_of"]
+        for name in ("pad_record_to_multiple_of", "balance"):
+            if settings.get(name) == 1:
+                del settings[name]
         return settings
 
 

@@ -70,7 +70,7 @@ class Recipe(Section):
         """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         try:
-            preview = import_module("packhouse.preview").preview_html(self)
+            preview = import_module("packhouse.recipe_report").recipe_cell(self)
         except Exception as error:  # whatever it is, a notebook shows the recipe
             preview = f'<div class="quiet">{html_text(f"not tried: {error}"[:500])}</div>'
         return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'
@@ -102,6 +102,9 @@ class Recipe(Section):
             f"pack.over_length {pack.over_length}": pack.over_length not in ("drop", "error"),
             "pack.strategy concat": pack.strategy == "concat",
             "pack.pad_record_to_multiple_of": pack.pad_record_to_multiple_of > 1,
+            "loss_weight": any(
+                source.loss_weight != 1 or "loss_weight" in source.fields for source in self.sources
+            ),
         }
         for setting in (name for name, is_set in refused.items() if is_set):
             raise ValueError(f"{setting} is not for sources of format {kind}: each answer is whole")
@@ -109,6 +112,20 @@ class Recipe(Section):
             raise ValueError("format kto needs pack.strategy none: a pack has no one label")
         for name in set(self.publish.exports) - {"arrow", "trl"}:
             raise ValueError(f"export {name} would train rejected answers like chosen ones")
+        return self
+
+    @model_validator(mode="after")
+    def _a_weight_is_of_trained_tokens(self) -> Self:
+        weighted = [
+            source.path
+            for source in self.sources
+            if source.loss_weight != 1 or "loss_weight" in source.fields
+        ]
+        if weighted and self.format.template == "sequence_classification":
+            raise ValueError(
+                f"source '{weighted[0]}' has a loss_weight, and sequence_classification trains no "
+                "tokens: leave it out, and weigh classes in the trainer"
+            )
         return self
 
     @model_validator(mode="after")

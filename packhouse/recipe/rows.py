@@ -1,6 +1,7 @@
 """The sections that decide what becomes of one row: `validate`, `format`, `tokenize`."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -51,8 +52,19 @@ TEMPLATES = (
 """Built-in templates; `packhouse.templates` has them."""
 
 
-_OWN_ARGUMENTS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+_OWN_ARGUMENTS = {"messages", "add_generation_prompt", "continue_final_message"}
 _MAX_ARGUMENTS = 2**16
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse names that no chat template is given by a row or a recipe.
+
+    Raises:
+        ValueError: says which.
+    """
+    for name in arguments:
+        if not name.isidentifier() or name in _OWN_ARGUMENTS or name.endswith("_token"):
+            raise ValueError(f"'{name[:60]}' is no argument of a chat template")
 
 
 class FormatConfig(Section):
@@ -74,8 +86,9 @@ class FormatConfig(Section):
     template has it, but trained only behind the last user turn."""
 
     chat_template_kwargs: dict[str, Any] = {}
-    """Arguments of the chat template, such as `{enable_thinking: false}`; give them to
-    `apply_chat_template` at inference as well."""
+    """Arguments of the chat template, such as `{enable_thinking: false}`; `tools` and `documents`
+    are those of rows without any. A row's own (`chat_template_kwargs`, `documents`, `tools`) go
+    before. Give them to `apply_chat_template` at inference as well."""
 
     one_example_per_turn: bool = False
     """Each answer becomes an example of its own, behind exactly the prompt that inference gives:
@@ -101,11 +114,13 @@ class FormatConfig(Section):
     @classmethod
     def _are_json(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         """Names that a template may have, and values that JSON has; in one order."""
-        for name in arguments:
-            if not name.isidentifier() or name in _OWN_ARGUMENTS or name.endswith("_token"):
-                raise ValueError(f"'{name[:60]}' is no argument that a recipe can give a template")
+        check_arguments(arguments)
+        for name in ("tools", "documents"):
+            items = arguments.get(name, [])
+            if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+                raise ValueError(f"'{name}' are no list of objects")
         try:
-            text = json.dumps(arguments, sort_keys=True, allow_nan=False)
+            text = json.dumps(dict(sorted(arguments.items())), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the arguments are no JSON: {error}") from None
         if len(text) > _MAX_ARGUMENTS:

@@ -115,6 +115,10 @@ class SourceConfig(Section):
     max_records: Annotated[int | None, Field(ge=0)] = None
     """At most this many different records, chosen by hash; `weight` then applies to them."""
 
+    loss_weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    """Factor of the loss weights of all its records: 0.5 lets each trained token count half. (How
+    often records are trained is `weight`.) A row's own is the field `loss_weight` of `fields`."""
+
     mix_seed: int = 0
     """Another seed is another choice by `weight` and `max_records`."""
 
@@ -136,7 +140,10 @@ class SourceConfig(Section):
         return settings
 
 
-_NEW = ("encoding", "rows_at", "unwrap", "roles", "where", "select", "table", "eval_only")
+_NEW = (
+    *("encoding", "rows_at", "unwrap", "roles", "where", "select", "table", "eval_only"),
+    "loss_weight",
+)
 """Settings that came after versions were published; at their default they are not written."""
 
 

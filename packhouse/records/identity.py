@@ -5,8 +5,9 @@ buffer: 52,002 Alpaca rows take about 0.1 s.
 """
 
 import hashlib
+import struct
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -28,23 +29,31 @@ __all__ = ["GroupBy", "conversation_ids", "group_keys", "pair_ids"]
 
 GroupBy = Literal["prompt", "record"]
 
-_TOOLS_TAG, _LABEL_TAG = 100, 101
+_TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG = range(100, 104)
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
-def conversation_ids(messages: pa.Array, tools: pa.Array, labels: pa.Array) -> pa.Array:
+def conversation_ids(
+    messages: pa.Array,
+    tools: pa.Array,
+    labels: pa.Array,
+    arguments: pa.Array | None = None,
+    weights: pa.Array | None = None,
+) -> pa.Array:
     """Name each conversation by its content: the first 20 hex digits of a sha256.
 
     Equal conversations have equal names, whatever file, shard or order they come from. What is
     hashed is unambiguous: every message is its role, the byte length of each text field (-1: null)
-    and its weight, then these texts; `tools` and `label` follow under their own tags.
+    and its weight, then these texts; what else a row has follows, each under its own tag.
 
     Args:
         messages: array of `list<MESSAGE>`, roles in `ROLES`.
         tools: canonical JSON text or null per conversation.
         labels: class index or null per conversation.
+        arguments: canonical JSON text or null per conversation; None: no row has any.
+        weights: float32 or null per conversation; None: no row has one.
 
     Returns:
         Array of strings, 20 hex digits each. 80 bits: among 10 million conversations the chance
@@ -62,9 +71,12 @@ def conversation_ids(messages: pa.Array, tools: pa.Array, labels: pa.Array) -> p
     offsets, data = string_buffers(joined)
     view = memoryview(data.data)
     bounds = offsets[flat.offsets].tolist() if len(joined) else [0] * len(flat.offsets)
-    if tools.null_count == len(tools) and labels.null_count == len(labels):
+    asides = [(tools, _TOOLS_TAG), (labels, _LABEL_TAG)]
+    asides += [(arguments, _ARGUMENTS_TAG), (weights, _WEIGHT_TAG)]
+    given = [(a, tag) for a, tag in asides if a is not None and a.null_count < len(a)]
+    if not given:
         return _names(view[start:end] for start, end in pairwise(bounds))
-    tails = _tails(tools, labels)
+    tails = _tails(given, len(messages))
     parts = zip(pairwise(bounds), tails, strict=True)
     return _names(b"".join((view[start:end], tail)) for (start, end), tail in parts)
 
@@ -115,16 +127,19 @@ def _join_messages(flat: FlatMessages) -> pa.Array:
     return pc.binary_join_element_wise(heads, *texts, pa.scalar(b"", pa.binary()))
 
 
-def _tails(tools: pa.Array, labels: pa.Array) -> list[bytes]:
-    tails = []
-    for text, label in zip(tools.to_pylist(), labels.to_pylist(), strict=True):
-        tail = b""
-        if text is not None:
-            raw = text.encode()
-            tail += _TOOLS_TAG.to_bytes(4, "little") + len(raw).to_bytes(8, "little") + raw
-        if label is not None:
-            tail += _LABEL_TAG.to_bytes(4, "little") + label.to_bytes(8, "little", signed=True)
-        tails.append(tail)
+def _tails(asides: Sequence[tuple[pa.Array, int]], num_rows: int) -> list[bytes]:
+    tails = [b""] * num_rows
+    for values, tag in asides:
+        for row, value in enumerate(values.to_pylist()):
+            if isinstance(value, str):
+                raw = value.encode()
+                raw = len(raw).to_bytes(8, "little") + raw
+            elif isinstance(value, float):
+                raw = struct.pack("<f", value)
+            elif value is not None:
+                raw = value.to_bytes(8, "little", signed=True)
+            if value is not None:
+                tails[row] += tag.to_bytes(4, "little") + raw
     return tails
 
 

@@ -68,6 +68,9 @@ VALIDATED = pa.schema(
         *_ORIGIN,
         pa.field("messages", CONVERSATION, nullable=False),
         pa.field("tools", pa.string()),  # canonical JSON list of tool definitions
+        # JSON object: what else the row gives a chat template, {"enable_thinking": false}
+        pa.field("arguments", pa.string()),
+        pa.field("weight", pa.float32()),  # of the row: a factor of its messages'; null: 1
         _LABEL,
         _GROUP,
     ]

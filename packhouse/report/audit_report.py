@@ -6,7 +6,7 @@ from typing import Any
 
 from packhouse.pages import PAGE_STYLE, html_text
 from packhouse.recipe import AuditConfig
-from packhouse.token_runs import Run, html_runs, plain
+from packhouse.report.tokens import Run, html_runs, plain
 
 __all__ = [
     "MEANINGS",

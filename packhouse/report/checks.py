@@ -11,9 +11,9 @@ from packhouse.pages import html_text
 from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
+from packhouse.report.counts import sum_by_reason
 from packhouse.report.figures import reasons_figure
 from packhouse.report.html import details, figure, numbers, section, table
-from packhouse.report.sections import sum_by_reason
 from packhouse.store.manifest import Manifest
 
 __all__ = ["audit_section", "duplicates_section", "left_out_section", "quality_section"]

@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import IntegrityError
+from packhouse.packing.layout import records_of
 from packhouse.pages import html_text
+from packhouse.report.counts import splits_of, sum_by_reason
 from packhouse.report.figures import compare_figure
 from packhouse.report.html import details, figure, header, numbers, page, section, table
-from packhouse.report.pieces import piece_texts
-from packhouse.report.version_report import measured_of, pipeline_of
+from packhouse.report.tokens import pipeline_of, token_texts
+from packhouse.report.version_report import measured_of
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
-from packhouse.store.diff import Change, Diff, diff_versions, records_of
 from packhouse.store.manifest import FileEntry
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.diff import Change, Diff, diff_versions
 
 __all__ = ["diff_report", "mask_runs"]
 
@@ -60,15 +62,15 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
     found = diff_versions(old, new)
     names = _names(old, new)
     with temporary_folder("report") as folder:
-        sides = [
-            _Side(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
+        versions = [
+            _Version(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
             for number, each in enumerate((old, new))
         ]
     parts = [
-        _numbers_section(sides, names),
+        _numbers_section(versions, names),
         _settings_section(found, names),
-        _lengths_section(sides, names),
-        _records_section(found, sides),
+        _lengths_section(versions, names),
+        _records_section(found, versions),
     ]
     title = f"{names[0]} and {names[1]}"
     said = "The rows of both versions are the same." if found.is_same_content else ""
@@ -81,7 +83,7 @@ def _names(old: OpenVersion, new: OpenVersion) -> tuple[str, str]:
     return f"{old.dataset} {old.version}", f"{new.dataset} {new.version}"
 
 
-class _Side:
+class _Version:
     """What is read of one of the versions."""
 
     def __init__(
@@ -112,15 +114,14 @@ class _Side:
     def numbers(self) -> dict[str, int]:
         """Counts of the whole version."""
         ledger = self.manifest.counts.get("ledger", [])
-        counts: Counter[str] = Counter()
-        counts["rows read"] = ledger[0].get("rows_in", 0) if ledger else 0
+        counts: Counter[str] = Counter({"rows read": ledger[0].get("rows_in", 0) if ledger else 0})
         for kind in ("quarantined", "dropped"):
-            counts[kind] = sum(sum(line.get(kind, {}).values()) for line in ledger)
-        for side in self.manifest.counts.get("statistics", {}).values():
-            counts["records packed"] += side.get("num_sequences", 0)
-            counts["packs"] += side.get("num_packs", 0)
-            counts["tokens"] += side.get("num_tokens", 0)
-            counts["trained tokens"] += side.get("num_trained", 0)
+            counts[kind] = sum_by_reason(ledger, kind).total()
+        for split in splits_of(self.manifest).values():
+            counts["records packed"] += split.num_sequences
+            counts["packs"] += split.num_packs
+            counts["tokens"] += split.num_tokens
+            counts["trained tokens"] += split.num_trained
         return dict(counts)
 
     def lengths(self) -> dict[int, int]:
@@ -156,8 +157,8 @@ def _find_records(paths: Sequence[Path], wanted: Sequence[str]) -> dict[str, dic
     return found
 
 
-def _numbers_section(sides: Sequence[_Side], names: tuple[str, str]) -> str:
-    before, after = (side.numbers() for side in sides)
+def _numbers_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
+    before, after = (version.numbers() for version in versions)
     rows = []
     for name in before:
         change = after.get(name, 0) - before[name]
@@ -184,9 +185,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
-def _lengths_section(sides: Sequence[_Side], names: tuple[str, str]) -> str:
-    lengths = {name: side.lengths() for name, side in zip(names, sides, strict=True)}
-    trained = {name: side.trained() for name, side in zip(names, sides, strict=True)}
+def _lengths_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
+    lengths = {name: version.lengths() for name, version in zip(names, versions, strict=True)}
+    trained = {name: version.trained() for name, version in zip(names, versions, strict=True)}
     figures = []
     if any(lengths.values()):
         says = "Shares of each version's own records; bins double in width every four."
@@ -200,7 +201,7 @@ def _lengths_section(sides: Sequence[_Side], names: tuple[str, str]) -> str:
     return section("lengths", "Lengths", f"<div class=grid>{inner}</div>" if inner else "")
 
 
-def _records_section(found: Diff, sides: Sequence[_Side]) -> str:
+def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
     if found.records is None:
         said = "<p>The data files hold no record ids, so records cannot be compared.</p>"
         return section("records", "Records", said)
@@ -213,7 +214,7 @@ def _records_section(found: Diff, sides: Sequence[_Side]) -> str:
         changes = found.records.examples.get(name, ())[:_PER_KIND]
         if name != "same" and changes:
             parts.append(f"<h3>{html_text(name.replace('_', ' '))}</h3>")
-            parts += [_record(each, sides) for each in changes]
+            parts += [_record(each, versions) for each in changes]
     legend = (
         "<div class=legend><i class=t>trained</i><i class=gain>newly trained</i>"
         "<i class=loss>no longer trained</i><i><ins>added</ins></i><i><del>removed</del></i></div>"
@@ -222,12 +223,12 @@ def _records_section(found: Diff, sides: Sequence[_Side]) -> str:
     return section("records", "Records", head, legend if parts else "", *parts)
 
 
-def _record(change: Change, sides: Sequence[_Side]) -> str:
-    old = sides[0].records.get(change.old_id)
-    new = sides[1].records.get(change.record_id)
+def _record(change: Change, versions: Sequence[_Version]) -> str:
+    old = versions[0].records.get(change.old_id)
+    new = versions[1].records.get(change.record_id)
     texts = [
-        piece_texts(record["ids"], side.pipeline) if record else []
-        for record, side in zip((old, new), sides, strict=True)
+        token_texts(record["ids"], version.pipeline) if record else []
+        for record, version in zip((old, new), versions, strict=True)
     ]
     runs = mask_runs(old, new, texts[0], texts[1])
     length = max(each["length"] for each in (old, new) if each) if old or new else 0

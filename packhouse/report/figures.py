@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packhouse.report.other_seq_lens import Alternative
+from packhouse.packing.other_seq_lens import SeqLenTrial
+from packhouse.packing.statistics import length_class
 
 __all__ = [
     "KIND_COLORS",
@@ -24,7 +25,7 @@ __all__ = [
 
 Spec = Mapping[str, Any]
 Bins = Mapping[str, Mapping[int, int]]
-"""Series -> lower bound in tokens -> count."""
+"""Series -> largest length of a class -> count."""
 
 _HEIGHT = 220
 KIND_COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
@@ -54,33 +55,37 @@ def _axis(title: str | None, **more: Any) -> dict[str, Any]:
     return {"title": title, "labelOverlap": "greedy", **more}
 
 
+def _counts(title: str) -> dict[str, Any]:
+    """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k and 0.5k."""
+    return _axis(title, labelExpr="format(datum.value, '~s')", tickCount=5)
+
+
 def _q(field: str, title: str, **more: Any) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
-def octave_bins(lengths: Mapping[int, int], *, weigh: bool = False) -> dict[int, int]:
-    """Count lengths in bins a quarter octave wide: lower bound -> records, or tokens in them.
+def class_counts(lengths: Mapping[int, int], *, weigh: bool = False) -> dict[int, int]:
+    """Count lengths by class: largest length -> records, or tokens in them.
 
     Example:
-        >>> octave_bins({5: 1, 100: 2, 101: 1}), octave_bins({100: 2}, weigh=True)
-        ({5: 1, 96: 3}, {96: 200})
+        >>> class_counts({5: 1, 100: 2, 101: 1}), class_counts({100: 2}, weigh=True)
+        ({5: 1, 112: 3}, {112: 200})
     """
-    bins: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for length, count in lengths.items():
-        bins[_lower(length)] += count * length if weigh else count
-    return dict(sorted(bins.items()))
+        top = length_class(length)[1] if length else 0
+        counts[top] += count * length if weigh else count
+    return dict(sorted(counts.items()))
 
 
-def _lower(length: int) -> int:
-    """Lower bound of the bin of a length: 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ..."""
-    if length < 8:
-        return length
-    step = 1 << (length.bit_length() - 3)
-    return length // step * step
+def _range(top: int) -> str:
+    low, top = length_class(top) if top else (0, 0)
+    return f"{low:,}" if low == top else f"{low:,} to {top:,}"
 
 
-def _upper(lower: int) -> int:
-    return lower + 1 if lower < 8 else lower + (1 << (lower.bit_length() - 3))
+def _left(top: int) -> float:
+    """Where the bar of a class begins on a logarithmic axis: behind the class before it."""
+    return max(length_class(top)[0] - 1, 0.7) if top else 0.5
 
 
 def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> list[Figure]:
@@ -90,8 +95,10 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
         ("records", "Records by length", False),
         ("tokens", "Tokens by length of their record", True),
     ):
-        bins = {source: octave_bins(own, weigh=weigh) for source, own in lengths.items()}
-        says = "Bars are stacked by source; bins double in width every four."
+        bins = {source: class_counts(own, weigh=weigh) for source, own in lengths.items()}
+        says = "Bins double in width every four."
+        if len(bins) > 1:
+            says = f"Bars are stacked by source. {says}"
         if weigh:
             says = "Where the tokens are: few long records may hold most of them."
         found.append(
@@ -104,7 +111,7 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
 
 def trained_figure(splits: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     """Records by number of trained tokens, by split."""
-    bins = {name: octave_bins(dict((a, b) for a, b in each)) for name, each in splits.items()}
+    bins = {name: class_counts(dict((a, b) for a, b in each)) for name, each in splits.items()}
     return _histogram(
         "trained-lengths",
         "Records by trained tokens",
@@ -128,14 +135,14 @@ def _histogram(
     series: str,
 ) -> Figure:
     values: list[dict[str, Any]] = [
-        {"from": max(low, 0.7), "to": _upper(low), "n": n, "of": each, "bin": _range(low)}
+        {"from": _left(top), "to": max(top, 0.7), "n": n, "of": each, "bin": _range(top)}
         for each, own in bins.items()
-        for low, n in own.items()
+        for top, n in own.items()
     ]
-    top = max([*(value["to"] for value in values), seq_len or 1])
+    most = max([*(value["to"] for value in values), seq_len or 1])
     x = {
         **_q("from", measured, bin="binned"),
-        "scale": {"type": "log", "base": 2, "nice": False, "domainMax": top * 1.06},
+        "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
         "axis": _axis(measured, format=",d", tickCount=8),
     }
     bars = {
@@ -143,7 +150,7 @@ def _histogram(
         "encoding": {
             "x": x,
             "x2": {"field": "to"},
-            "y": _q("n", counts, stack="zero", axis=_axis(counts, format="~s", tickCount=5)),
+            "y": _q("n", counts, stack="zero", axis=_counts(counts)),
             "color": _color(series, bins),
             "tooltip": [
                 {"field": "of", "title": series, "type": "nominal"},
@@ -156,21 +163,15 @@ def _histogram(
     if seq_len:
         layers.append(_rule(seq_len))
         says = f"{says} The dashed line is seq_len, {seq_len:,}."
-    lows = sorted({low for own in bins.values() for low in own})
-    rows = [[_range(low), *(bins[each].get(low, 0) for each in bins)] for low in lows]
+    spec = _spec(values, layer=layers)
     return Figure(
-        name=name,
-        title=title,
-        says=says,
-        spec=_spec(values, layer=layers),
-        columns=(measured, *bins),
-        rows=rows,
+        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
     )
 
 
-def _range(low: int) -> str:
-    high = _upper(low) - 1
-    return f"{low:,}" if high == low else f"{low:,} to {high:,}"
+def _rows(bins: Bins) -> list[list[Any]]:
+    tops = sorted({top for own in bins.values() for top in own})
+    return [[_range(top), *(own.get(top, 0) for own in bins.values())] for top in tops]
 
 
 def _rule(seq_len: int) -> Spec:
@@ -187,8 +188,10 @@ def _color(title: str, series: Iterable[str], **scale: Any) -> dict[str, Any]:
     return {"field": "of", "type": "nominal", "title": title, "legend": legend, **domain}
 
 
-def seq_len_figure(choices: Sequence[Alternative], seq_len: int) -> Figure:
-    """What other pack sizes would give."""
+def seq_len_figure(
+    choices: Sequence[SeqLenTrial], seq_len: int, shown: str = "this version"
+) -> Figure:
+    """What other pack sizes than that of what is shown would give."""
     values: list[dict[str, Any]] = [
         {
             "seq_len": each.seq_len,
@@ -232,12 +235,12 @@ def seq_len_figure(choices: Sequence[Alternative], seq_len: int) -> Figure:
     return Figure(
         name="seq-len",
         title="Other seq_len",
-        says="Packed anew with the planner of a run. The large marks are this version.",
+        says=f"Packed anew with the planner of a run. The large marks are {shown}.",
         spec=spec,
         columns=("seq_len", "packs", "fill", "padding tokens", "rows too long", "their tokens"),
         rows=[
             [
-                f"{each.seq_len:,}{' (this version)' if each.seq_len == seq_len else ''}",
+                f"{each.seq_len:,}{f' ({shown})' if each.seq_len == seq_len else ''}",
                 each.num_packs,
                 f"{each.fill:.2%}",
                 each.num_padding,
@@ -253,19 +256,19 @@ def compare_figure(
     name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
 ) -> Figure:
     """Two distributions of lengths, each as shares of its own records."""
-    bins = {each: octave_bins(own) for each, own in series.items()}
-    lows = sorted({low for own in bins.values() for low in own})
+    bins = {each: class_counts(own) for each, own in series.items()}
+    tops = sorted({top for own in bins.values() for top in own})
     totals = {each: max(sum(own.values()), 1) for each, own in bins.items()}
     values: list[dict[str, Any]] = [
         {
-            "from": max(low, 0.7),
-            "bin": _range(low),
+            "from": at,
+            "bin": _range(top),
             "of": each,
-            "n": own.get(low, 0),
-            "share": own.get(low, 0) / totals[each],
+            "n": own.get(top, 0),
+            "share": own.get(top, 0) / totals[each],
         }
         for each, own in bins.items()
-        for low in (*lows, *([_upper(lows[-1])] if lows else []))
+        for at, top in (*((_left(top), top) for top in tops), *((top, top) for top in tops[-1:]))
     ]
     spec = _spec(
         values,
@@ -286,9 +289,8 @@ def compare_figure(
             ],
         },
     )
-    rows = [[_range(low), *(bins[each].get(low, 0) for each in bins)] for low in lows]
     return Figure(
-        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=rows
+        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
     )
 
 
@@ -319,7 +321,7 @@ def _shares(
             "x": {**_q("from", "share", bin="binned"), "axis": _axis(None, format="%"),
                   "scale": {"domain": [0, 1]}},
             "x2": {"field": "to"},
-            "y": _q("n", counts, stack="zero", axis=_axis(counts, format="~s", tickCount=5)),
+            "y": _q("n", counts, stack="zero", axis=_counts(counts)),
             "color": _color("split", splits),
             "tooltip": [
                 {"field": "of", "title": "split", "type": "nominal"},
@@ -357,7 +359,7 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
         encoding={
             "x": {"field": "turn", "type": "ordinal", "sort": {"field": "at"},
                   "axis": _axis("answer of its record", labelAngle=0)},
-            "y": _q("tokens", "trained tokens", axis=_axis("trained tokens", format="~s")),
+            "y": _q("tokens", "trained tokens", axis=_counts("trained tokens")),
             "tooltip": tooltip,
         },
     )  # fmt: skip
@@ -385,7 +387,7 @@ def reasons_figure(
         encoding={
             "y": {"field": "reason", "type": "nominal", "sort": "-x", "title": None,
                   "axis": {"labelLimit": 130}},
-            "x": _q("n", "rows", axis=_axis("rows", format="~s", tickCount=5)),
+            "x": _q("n", "rows", axis=_counts("rows")),
             "color": _color("kind", kinds, range=[KIND_COLORS.get(kind, "#888") for kind in kinds]),
             "tooltip": [
                 {"field": "reason", "type": "nominal"},

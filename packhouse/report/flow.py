@@ -24,7 +24,8 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
     for i, line in enumerate(drawn):
         came, left = line["rows_in"] / most, line["rows_out"] / most
         bands += _band("rows", i, 1, 1 - came, 1, 1 - left, f"{line['rows_out']:,} rows")
-        labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
+        if not i or line["rows_in"] != drawn[i - 1]["rows_in"]:
+            labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
         low = 1 - came
         for kind in ("quarantined", "dropped"):
             lost = sum(line.get(kind, {}).values())

@@ -8,7 +8,6 @@ tokens of each split, which packing has shuffled; the report says when that is n
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.report.samples import trained_mask_of
+from packhouse.packing.layout import trained_tokens
+from packhouse.records.lists import list_offsets
+from packhouse.report.samples import page_record, record_bounds, rows_with_masks
 from packhouse.store.contracts import read_batches
-from packhouse.token_runs import cut_runs
 
-__all__ = ["MAX_READ_TOKENS", "MAX_RECORD_TOKENS", "Files", "measure"]
+__all__ = ["MAX_READ_TOKENS", "Files", "measure"]
 
 MAX_READ_TOKENS = 2**24
 """Tokens of a split whose masks are read."""
 _SHOWN_TOKENS = 40_000  # in all samples
 _PACKS = 40  # of a split, at most
 _PACK_TOKENS = 16_000
-MAX_RECORD_TOKENS = 3_000
-"""Tokens of a record that samples show."""
 _EXAMPLES = 3  # rows of each reason
 _RAW_BYTES = 400  # of a bad row
+_TOO_LONG = pa.array(["over_seq_len", "first_turn_too_long"])  # outcomes
 _BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
 _TURNS = 12
 
@@ -69,16 +67,18 @@ def measure(files: Files) -> dict[str, Any]:
 
     Returns:
         `lengths`: `[source, split, tokens, records]` of each length that occurs, copies included.
+        `too_long`: `[split, tokens, records]` of those that were left out for their length.
         `dropped`: examples by reason. `quarantine`: examples by step and reason.
         `splits`: packs, fill, records per pack, trained shares, tokens by answer, samples.
     """
     splits = {name: _read_split(name, files) for name in files.data}
     shown = {r["id"]: r for each in splits.values() for p in each["samples"] for r in p["records"]}
-    lengths, dropped = _read_records(files.records, shown)
+    lengths, too_long, dropped = _read_records(files.records, shown)
     for reason, rows in _read_dropped(files.dropped).items():
         dropped.setdefault(reason, []).extend(rows)
     return {
         "lengths": lengths,
+        "too_long": too_long,
         "dropped": dropped,
         "quarantine": _read_quarantine(files.quarantine),
         "splits": splits,
@@ -87,9 +87,10 @@ def measure(files: Files) -> dict[str, Any]:
 
 def _read_records(
     paths: Sequence[Path], shown: Mapping[str, dict[str, Any]]
-) -> tuple[list[list[Any]], dict[str, list[dict[str, Any]]]]:
+) -> tuple[list[list[Any]], list[list[Any]], dict[str, list[dict[str, Any]]]]:
     """Count lengths, keep examples of dropped rows, and put the place of each shown record in."""
     counts: Counter[tuple[str, str, int]] = Counter()
+    too_long: Counter[tuple[str, int]] = Counter()
     dropped: dict[str, list[dict[str, Any]]] = {}
     wanted = pa.array(sorted(shown), pa.string())
     columns = ["record_id", "source", "row", "split", "outcome", "num_tokens", "times", "repeats"]
@@ -101,6 +102,9 @@ def _read_records(
             for row in groups.aggregate([("times", "sum")]).to_pylist():
                 name = str(row["source"]).partition("/")[0]
                 counts[name, str(row["split"]), row["num_tokens"]] += row["times_sum"]
+            is_too_long = pc.is_in(table["outcome"].cast(pa.string()), _TOO_LONG)
+            for row in table.filter(is_too_long).select(["split", "num_tokens"]).to_pylist():
+                too_long[str(row["split"]), row["num_tokens"]] += 1
             for row in table.filter(pc.is_in(table["record_id"], wanted)).to_pylist():
                 shown[row["record_id"]].setdefault("place", f"{row['source']}:{row['row']}")
             for reason, rows in _by(table.filter(pc.equal(table["times"], 0)), ["outcome"]):
@@ -109,7 +113,11 @@ def _read_records(
                     what = "shares words with" if reason[0] == "contaminated" else "repeats record"
                     said = f"{what} {row['repeats']}" if row["repeats"] else ""
                     found.append({"source": str(row["source"]), "row": row["row"], "detail": said})
-    return [[*key, number] for key, number in sorted(counts.items())], dropped
+    return _lines(counts), _lines(too_long), dropped
+
+
+def _lines(counts: Counter[Any]) -> list[list[Any]]:
+    return [[*key, number] for key, number in sorted(counts.items())]
 
 
 def _read_dropped(paths: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
@@ -167,7 +175,7 @@ def _read_split(name: str, files: Files) -> dict[str, Any]:
         first = -seen % step
         for number in range(first, batch.num_rows, step):
             if shown < budget and len(samples) < _PACKS:
-                samples.append(_sample(seen + number, batch.slice(number, 1).to_pylist()[0]))
+                samples.append(_sample(seen + number, batch.slice(number, 1)))
                 shown += sum(len(record["ids"]) for record in samples[-1]["records"])
         seen += batch.num_rows
         if tokens >= MAX_READ_TOKENS:
@@ -196,7 +204,7 @@ class _Tally:
         if not batch.num_rows:
             return 0
         offsets = _offsets(batch["input_ids"])
-        flags = _trained(batch, offsets)
+        flags = trained_tokens(batch, offsets)
         lengths = pc.list_flatten(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
         lengths = lengths.astype(np.int64)
         share = np.minimum(np.diff(offsets) * _BINS // max(self.seq_len, 1), _BINS - 1)
@@ -240,47 +248,19 @@ class _Tally:
 
 
 def _offsets(lists: pa.ListArray) -> Ints:
-    offsets: Ints = lists.offsets.to_numpy().astype(np.int64)  # a copy
-    offsets -= offsets[0].item()
-    return offsets
+    offsets = list_offsets(lists).astype(np.int64)
+    return np.asarray(offsets - offsets[0])
 
 
-def _trained(batch: pa.RecordBatch, offsets: Ints) -> npt.NDArray[np.bool_]:
-    """Return the mask of all tokens of a batch, whichever layout it has."""
-    if "labels" in batch.schema.names:
-        labels = pc.list_flatten(batch["labels"]).to_numpy(zero_copy_only=False)
-        mask: npt.NDArray[np.bool_] = labels != IGNORE_INDEX
-        return mask
-    ranges = pc.list_flatten(batch["trained_ranges"])
-    rows = np.repeat(offsets[:-1], np.diff(_offsets(batch["trained_ranges"])))
-    edges = np.zeros(offsets[-1] + 1, np.int64)
-    for field, sign in (("start", 1), ("end", -1)):
-        at = rows + ranges.field(field).to_numpy(zero_copy_only=False)
-        np.add.at(edges, at, sign)
-    return np.cumsum(edges[:-1]) > 0
-
-
-def _sample(number: int, row: dict[str, Any]) -> dict[str, Any]:
-    """A pack as JSON: its records with ids and trained ranges, the long ones cut."""
-    mask = trained_mask_of(row)
+def _sample(number: int, batch: pa.RecordBatch) -> dict[str, Any]:
+    """A pack as the page's script takes it; of a long one, the first records."""
+    (row,) = rows_with_masks(batch)
+    ids, trained = row["input_ids"], row["trained"]
     records, room = [], _PACK_TOKENS
-    names = row.get("record_ids") or [""] * len(row["seq_lengths"])
-    edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
-    for name, (start, end) in zip(names, pairwise(edges), strict=False):
+    for name, start, end in record_bounds(row):
         if room <= 0:
             break
-        cut = min(end, start + min(MAX_RECORD_TOKENS, room))
-        room -= cut - start
-        runs = cut_runs(mask[start:cut])
-        records.append(
-            {
-                "id": name,
-                "start": start,
-                "length": end - start,
-                "num_trained": int(mask[start:end].sum()),
-                "ids": row["input_ids"][start:cut],
-                "trained": [[first, last] for first, last, is_trained in runs if is_trained],
-            }
-        )
-    counts = {"num_tokens": len(row["input_ids"]), "num_records": len(row["seq_lengths"])}
+        records.append(page_record(name, ids[start:end], trained[start:end], start, room))
+        room -= len(records[-1]["ids"])
+    counts = {"num_tokens": len(ids), "num_records": len(row["seq_lengths"])}
     return {"pack": number, **counts, "records": records}

@@ -5,6 +5,7 @@
   const root = document.documentElement;
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const count = (n) => n.toLocaleString("en-US");
+  const counted = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
   const make = (tag, text, names) => {
     const node = document.createElement(tag);
     if (text !== undefined) node.textContent = text;
@@ -127,7 +128,7 @@
     if (!query) {
       const pack = packs[at];
       where.textContent = `${label(pack)}: sample ${at + 1} of ${packs.length}, ` +
-        `${count(pack.num_tokens)} tokens, ${count(pack.num_records)} records`;
+        `${counted(pack.num_tokens, "token")}, ${counted(pack.num_records, "record")}`;
       for (const record of pack.records) show(pack, record, "");
       const more = pack.num_records - pack.records.length;
       if (more > 0) box.append(make("p", `${count(more)} more records are not shown`));

@@ -1,21 +1,34 @@
-"""Some packs of a published version, to be looked at by people."""
+"""Some packs of a published version, and some records of a sample, to be looked at by people."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.packing.layout import trained_tokens
+from packhouse.records.lists import list_offsets
+from packhouse.report.tokens import trained_ranges
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
 
-__all__ = ["first_split", "read_pack", "read_packs", "trained_mask_of"]
+__all__ = [
+    "MAX_RECORD_TOKENS",
+    "first_split",
+    "page_record",
+    "read_pack",
+    "read_packs",
+    "record_bounds",
+    "rows_with_masks",
+]
+
+MAX_RECORD_TOKENS = 3_000
+"""Tokens of a record that a page shows."""
 
 
 def first_split(opened: OpenVersion) -> str:
@@ -29,6 +42,8 @@ def read_packs(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, row) of `count` packs behind `skip`; fetches only the files that hold them.
 
+    A row has `trained`, a mask of its tokens, whichever layout the files have.
+
     Raises:
         ConfigError: there is no such split.
         IntegrityError: a file is damaged.
@@ -40,10 +55,10 @@ def read_packs(
             f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
         )
     first = 0
-    with temporary_folder("inspect") as folder:
-        for entry in entries:
-            low, high = max(skip, first), min(skip + count, first + entry.rows)
-            if low < high:
+    for entry in entries:
+        low, high = max(skip, first), min(skip + count, first + entry.rows)
+        if low < high:
+            with temporary_folder("inspect") as folder:  # gone before a reader may stop listening
                 path = opened.fetch(entry, folder / Path(entry.key).name)
                 rows = run_confined(  # some kilobytes of a file may stand for gigabytes
                     partial(_read_rows, path, low - first, high - low),
@@ -51,8 +66,8 @@ def read_packs(
                     blames=IntegrityError,
                     num_bytes=entry.size,
                 )
-                yield from zip(range(low, high), rows, strict=True)
-            first += entry.rows
+            yield from zip(range(low, high), rows, strict=True)
+        first += entry.rows
 
 
 def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
@@ -75,18 +90,62 @@ def _read_rows(path: Path, start: int, count: int) -> list[dict[str, Any]]:
     for batch in read_batches(path):
         low, high = max(start - first, 0), min(start + count - first, batch.num_rows)
         if low < high:
-            rows += batch.slice(low, high - low).to_pylist()
+            rows += rows_with_masks(batch.slice(low, high - low))
         first += batch.num_rows
         if first >= start + count:
             break
     return rows
 
 
-def trained_mask_of(row: dict[str, Any]) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a pack are trained, whichever layout it has."""
-    trained = np.zeros(len(row["input_ids"]), dtype=bool)
-    if "labels" in row:
-        trained[:] = np.asarray(row["labels"]) != IGNORE_INDEX
-    for span in row.get("trained_ranges") or ():
-        trained[span["start"] : span["end"]] = True
-    return trained
+def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return packed or tokenized rows as plain Python, with `trained`: a mask of their tokens.
+
+    Example:
+        >>> batch = pa.record_batch({"input_ids": [[7, 8], [9]], "labels": [[-100, 8], [-100]]})
+        >>> rows_with_masks(batch)
+        [{'input_ids': [7, 8], 'trained': [False, True]}, {'input_ids': [9], 'trained': [False]}]
+    """
+    offsets = list_offsets(rows["input_ids"])
+    offsets = offsets - offsets[0]
+    trained = trained_tokens(rows, offsets).tolist()
+    names = {"labels", "trained_ranges", "range_weights", "loss_weights", "position_ids"}
+    others = rows.select([name for name in rows.schema.names if name not in names])
+    return [
+        {**row, "trained": trained[start:end]}
+        for row, start, end in zip(others.to_pylist(), offsets, offsets[1:], strict=False)
+    ]
+
+
+def record_bounds(row: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yield the id of each record of a pack, and its first token and its end in the pack.
+
+    Example:
+        >>> list(record_bounds({"seq_lengths": [3, 2], "record_ids": ["x", "y"]}))
+        [('x', 0, 3), ('y', 3, 5)]
+    """
+    edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
+    names = row.get("record_ids") or [""] * len(row["seq_lengths"])
+    yield from zip(names, edges, edges[1:], strict=False)
+
+
+def page_record(
+    name: str, ids: Sequence[int], trained: Sequence[bool], start: int = 0, room: int = 2**31
+) -> dict[str, Any]:
+    """Return a record as the page's script takes it, without its texts; a long one is cut.
+
+    Args:
+        name: its id.
+        ids: its tokens.
+        trained: which of them are trained.
+        start: where it begins in its pack.
+        room: tokens that there is room for.
+    """
+    size = min(len(ids), MAX_RECORD_TOKENS, room)
+    return {
+        "id": name,
+        "start": start,
+        "length": len(ids),
+        "num_trained": sum(trained),
+        "ids": list(ids[:size]),
+        "trained": trained_ranges(np.asarray(trained[:size], np.bool_)),
+    }

@@ -2,10 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.pages import html_text
+from packhouse.report.counts import splits_of, sum_by_reason
 from packhouse.report.figures import (
     fill_figure,
     length_figures,
@@ -25,7 +27,6 @@ from packhouse.report.html import (
     table,
     tiles,
 )
-from packhouse.report.other_seq_lens import alternatives
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
     "packs_section",
     "recipe_section",
     "samples_section",
-    "sum_by_reason",
+    "short_number",
     "trained_section",
 ]
 
@@ -61,64 +62,50 @@ def heading(manifest: Manifest) -> str:
 def overview(manifest: Manifest) -> str:
     """Numbers of the whole."""
     ledger = manifest.counts.get("ledger", [])
-    sides = _sides(manifest)
+    splits = splits_of(manifest)
     rows = ledger[0]["rows_in"] if ledger else 0
-    total = Counter[str]()
-    for side in sides.values():
-        total.update({k: v for k, v in side.items() if isinstance(v, int)})
-    room = total["num_packs"] * max((s["seq_len"] for s in sides.values()), default=1)
+    packs, records, tokens, trained, padding = (
+        sum(getattr(each, name) for each in splits.values())
+        for name in ("num_packs", "num_sequences", "num_tokens", "num_trained", "num_padding")
+    )
     lost = {kind: sum(sum_by_reason(ledger, kind).values()) for kind in ("quarantined", "dropped")}
-    by_side = ", ".join(f"{name} {side['num_packs']:,}" for name, side in sides.items())
+    by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
             ("Rows read", f"{rows:,}", numbers(len(manifest.counts.get("sources", {})), "source")),
-            ("Records packed", f"{total['num_sequences']:,}", ""),
+            ("Records packed", f"{records:,}", ""),
             ("Quarantined", f"{lost['quarantined']:,}", _share(lost["quarantined"], rows)),
             ("Dropped", f"{lost['dropped']:,}", _share(lost["dropped"], rows)),
-            ("Packs", f"{total['num_packs']:,}", by_side if len(sides) > 1 else ""),
-            ("Tokens", _short(total["num_tokens"]), f"{total['num_tokens']:,}"),
-            ("Trained", _share(total["num_trained"], total["num_tokens"]),
-             f"{total['num_trained']:,} tokens"),
-            ("Fill", f"{total['num_tokens'] / max(room, 1):.2%}",
-             f"{room - total['num_tokens']:,} tokens of padding"),
+            ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
+            ("Tokens", short_number(tokens), f"{tokens:,}"),
+            ("Trained", _share(trained, tokens), f"{trained:,} tokens"),
+            ("Fill", _share(tokens, tokens + padding, 2), f"{padding:,} tokens of padding"),
         ]
-    )  # fmt: skip
+    )
 
 
-def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str]:
-    """Rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
-    sums: Counter[str] = Counter()
-    for line in ledger:
-        sums.update(line.get(kind, {}))
-    return sums
-
-
-def _share(part: int, whole: int) -> str:
+def _share(part: int, whole: int, digits: int = 1) -> str:
     share = part / whole if whole else 0.0
-    return f"{share:.1%}" if not part or share >= 0.001 else "under 0.1%"
+    return f"{share:.{digits}%}" if not part or share >= 0.001 else "under 0.1%"
 
 
-def _short(number: int) -> str:
+def short_number(number: int) -> str:
+    """Return a number in a few letters.
+
+    Example:
+        >>> short_number(9_999), short_number(5_021_910)
+        ('9,999', '5.02M')
+    """
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
         if number >= 10 * size or (unit != "k" and number >= size):
             return f"{number / size:.{2 if number < 10 * size else 1}f}{unit}"
     return f"{number:,}"
 
 
-def _sides(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
-    """Statistics of the splits that have packs, train first."""
-    found = manifest.counts.get("statistics", {})
-    return {
-        name: {"seq_len": 1, "num_sequences": 0, "num_tokens": 0, "num_trained": 0, **found[name]}
-        for name in sorted(found, reverse=True)
-        if found[name].get("num_packs")
-    }
-
-
 def load_section(manifest: Manifest, uri: str | None) -> str:
     """How a trainer and a shell read the version."""
     where = uri or f"STORE/{manifest.dataset}@{manifest.version}"
-    split = next(iter(_sides(manifest)), "train")
+    split = next(iter(splits_of(manifest)), "train")
     python = (
         "import packhouse\n\n"
         f"version = packhouse.open_version({where!r})\n"
@@ -156,21 +143,28 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     if not by_source:
         return ""
     pack = manifest.configuration.get("pack", {})
-    seq_len = int(pack.get("seq_len") or max(s["seq_len"] for s in _sides(manifest).values()))
+    seq_len = int(pack.get("seq_len") or max(s.seq_len for s in splits_of(manifest).values()))
     figures = "".join(figure(each) for each in length_figures(by_source, seq_len))
-    choices = alternatives(
+    over = Counter[bool]()
+    for split, length, count in measured["too_long"]:
+        over[length > 0] += count
+        if length:  # versions of older steps do not say it
+            by_split.setdefault(split, Counter())[length] += count
+    choices = try_seq_lens(
         list(by_split.values()),
         seq_len,
         str(pack.get("strategy", "best_fit")),
         int(pack.get("seed", 0)),
     )
-    over = sum_by_reason(manifest.counts.get("ledger", []), "dropped")["over_seq_len"]
-    note = (
-        f"<p class=quiet>{numbers(over, 'row')} over seq_len {seq_len:,} left the data "
-        "before this: a larger seq_len would take them in, and they are not counted here.</p>"
-        if over
-        else ""
-    )
+    note = ""
+    if over[True]:
+        note = f"Counts the {numbers(over[True], 'row')} that this version left out as too long."
+    elif over[False]:
+        note = (
+            f"{numbers(over[False], 'row')} over seq_len {seq_len:,} are not counted here: this "
+            "version does not say how long they are."
+        )
+    note = f"<p class=quiet>{note}</p>" if note else ""
     other = figure(seq_len_figure(choices, seq_len)) + note if choices else ""
     return section("lengths", "Lengths", f"<div class=grid>{figures}</div><br>", other)
 
@@ -178,21 +172,20 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
 def packs_section(manifest: Manifest, measured: Measured) -> str:
     """Fill and records per pack."""
     splits = measured["splits"]
-    sides = _sides(manifest)
     if not splits:
         return ""
     rows = []
-    for name, side in sides.items():
-        counts = Counter(dict(map(tuple, splits.get(name, {}).get("per_pack", []))))
+    for name, side in splits_of(manifest).items():
+        counts = dict(splits.get(name, {}).get("per_pack", []))
         rows.append(
             [
                 name,
-                side["num_packs"],
-                side.get("lower_bound", ""),
-                side["num_sequences"],
-                side["num_tokens"],
-                side["num_packs"] * side["seq_len"] - side["num_tokens"],
-                f"{side['num_tokens'] / (side['num_packs'] * side['seq_len']):.2%}",
+                side.num_packs,
+                side.lower_bound,
+                side.num_sequences,
+                side.num_tokens,
+                side.num_padding,
+                f"{side.fill:.2%}",
                 f"{min(counts)} / {_median(counts)} / {max(counts)}" if counts else "",
             ]
         )
@@ -259,7 +252,7 @@ def samples_section(num_packs: int, num_tokens: int, has_text: bool, said: str =
         said or f"{numbers(num_packs, 'pack')} with {num_tokens:,} tokens, spread over the splits."
     )
     if not has_text:
-        said += " The tokenizer is not at hand, or its tokens are no bytes: ids are shown."
+        said += " The tokenizer is not at hand: ids are shown."
     return section(
         "samples",
         "Samples",

@@ -10,27 +10,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.escaping import for_terminal
 from packhouse.recipe import AuditConfig
 from packhouse.report import checks, sections
 from packhouse.report.html import page
 from packhouse.report.measure import MAX_READ_TOKENS, Files, measure
-from packhouse.report.pieces import piece_texts
+from packhouse.report.tokens import pipeline_of, special_tokens, token_texts
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.draft import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.tokenization.loading import find_snapshot
-from packhouse.tokenization.of_version import LoadSnapshot, tokenizer_of
-from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.tokenization.pipeline import Pipeline
 
 __all__ = [
     "MAX_BYTES",
     "measured_of",
-    "pipeline_of",
     "report_of",
     "unpublished_report",
     "version_report",
@@ -39,6 +37,7 @@ __all__ = [
 
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens of samples: fewer where their texts are long
+_TOKEN_CHARS = 200  # of a token that is shown; some vocabularies have tokens of 128 spaces
 
 Fetch = Callable[[FileEntry], Path]
 
@@ -73,12 +72,6 @@ def unpublished_report(
     wanted = str(draft.lineage.get("tokenizer", {}).get("fingerprint", ""))
     pipeline = pipeline_of(partial(find_snapshot, wanted, tokenizers))
     return report_of(draft, lambda entry: paths[entry.key], pipeline)
-
-
-def pipeline_of(load: LoadSnapshot | None) -> Pipeline | None:
-    """Return the tables of a tokenizer; None where there is none."""
-    snapshot = load() if load else None
-    return read_pipeline(snapshot.backend) if snapshot else None
 
 
 def report_of(
@@ -151,14 +144,13 @@ def _page(
         samples.append({"name": name, "packs": packs})
         num_packs += len(packs)
         num_tokens += sum(len(record["ids"]) for pack in packs for record in pack["records"])
-    has_text = pipeline is not None and pipeline.token_bytes is not None
     parts = [
         sections.load_section(manifest, uri),
         sections.flow_section(manifest),
         sections.lengths_section(manifest, measured),
         sections.packs_section(manifest, measured),
         sections.trained_section(manifest, measured),
-        sections.samples_section(num_packs, num_tokens, has_text),
+        sections.samples_section(num_packs, num_tokens, pipeline is not None),
         checks.left_out_section(manifest, measured),
         checks.quality_section(manifest),
         checks.duplicates_section(manifest),
@@ -175,15 +167,11 @@ def _page(
 
 
 def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
-    """Add the text of each token of a sample, and which tokens are special."""
+    """Add the text of each token of a sample, harmless to show, and which tokens are special."""
     for record in pack["records"]:
-        ids = np.asarray(record["ids"], np.int64)
-        record["texts"] = piece_texts(record["ids"], pipeline)
-        special: list[int] = []
-        if pipeline is not None and len(ids):
-            known = np.clip(ids, 0, len(pipeline.is_control) - 1)
-            special = np.flatnonzero(pipeline.is_control[known] & (known == ids)).tolist()
-        record["special"] = special
+        texts = token_texts(record["ids"], pipeline)
+        record["texts"] = [for_terminal(text, keep_lines=True)[:_TOKEN_CHARS] for text in texts]
+        record["special"] = special_tokens(record["ids"], pipeline).nonzero()[0].tolist()
     return pack
 
 

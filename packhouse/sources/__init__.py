@@ -3,11 +3,19 @@
 `scan_source` finds a source's files and cuts them into shards; `read_shard` reads one of them.
 """
 
-from packhouse.sources.reading import ShardRows, read_shard, with_raw_rows
+from packhouse.sources.reading import ShardRows, raw_rows, read_shard, with_raw_rows
 from packhouse.sources.scanning import scan_source
 from packhouse.sources.shards import SourceShard
 
-__all__ = ["VERSION", "ShardRows", "SourceShard", "read_shard", "scan_source", "with_raw_rows"]
+__all__ = [
+    "VERSION",
+    "ShardRows",
+    "SourceShard",
+    "raw_rows",
+    "read_shard",
+    "scan_source",
+    "with_raw_rows",
+]
 
-VERSION = 8
+VERSION = 9
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

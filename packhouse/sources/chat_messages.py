@@ -21,7 +21,9 @@ __all__ = [
     "Conversation",
     "Turn",
     "kind_of",
+    "parse_field",
     "read_messages",
+    "read_tools",
     "rename_messages",
     "speaker_key",
 ]
@@ -102,7 +104,7 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
         if len(message) > 2:
             known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
             unread |= {n for n in message if n not in known and message[n] not in _EMPTY}
-    return Conversation(turns, _read_tools(tools), None, unread)
+    return Conversation(turns, read_tools(tools), None, unread)
 
 
 def rename_messages(
@@ -295,11 +297,11 @@ def _read_arguments(text: str, what: str) -> object:
     return value if isinstance(value, dict) else text
 
 
-def _read_tools(tools: object) -> str | None:
+def read_tools(tools: object) -> str | None:
     """Return tool definitions in OpenAI's form, which chat templates are written for.
 
     Example:
-        >>> _read_tools([{"name": "add", "parameters": {}}])
+        >>> read_tools([{"name": "add", "parameters": {}}])
         '[{"type":"function","function":{"name":"add","parameters":{}}}]'
     """
     if tools is None or tools in ("", []):

@@ -164,11 +164,20 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
     }
     try:
         with duckdb.connect(str(path), read_only=True, config=settings) as database:
-            plain = "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'"
-            views = "SELECT view_name FROM duckdb_views() WHERE NOT internal"
-            tables = [name for (name,) in database.execute(plain).fetchall()]
+            # With their catalog: the file may hold a macro that is called `duckdb_tables`.
+            plain = (
+                "SELECT table_name, sql FROM system.main.duckdb_tables() WHERE schema_name = 'main'"
+            )
+            views = "SELECT view_name FROM system.main.duckdb_views() WHERE NOT internal"
+            tables = dict(database.execute(plain).fetchall())
             others = {name for (name,) in database.execute(views).fetchall()}
-            name = _chosen(tables, others, table, uri)
+            name = _chosen(list(tables), others, table, uri)
+            if "GENERATED ALWAYS AS" in tables[name]:  # it may be random()
+                raise SourceError(
+                    f"source file '{uri}': a column of table '{name}' is computed, which would run "
+                    "what it says; make it a plain column",
+                    uri=uri,
+                )
             rows = database.sql(f"SELECT * FROM main.{_quoted(name)}")
             reader = rows.to_arrow_reader(_BATCH_ROWS)
             yield pa.RecordBatch.from_pylist([], reader.schema)

@@ -7,7 +7,6 @@ matter which rows are evaluated together: where an expression fails on some, the
 `TRY`, and the others go on.
 """
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, SourceError
 from packhouse.quality import FUNCTIONS as TEXT_FUNCTIONS
+from packhouse.quality import add_functions, check_installed
 from packhouse.runtime.confine import at
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
@@ -47,7 +47,7 @@ def analyse(texts: list[str]) -> list[dict[str, Any]]:
         try:
             parsed = parse_expression(_connection(), text, frozenset(TEXT_FUNCTIONS))
             for name in parsed.functions:  # one may need a package
-                _call_once(name)
+                check_installed(name)
         except ConfigError as error:
             raise ConfigError(f"`{text}`: {error}") from None
         found.append(asdict(parsed))
@@ -141,19 +141,10 @@ def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
     return found.column(0).combine_chunks()
 
 
-def _call_once(name: str) -> None:
-    function = TEXT_FUNCTIONS[name].call
-    text = pa.array(["a text that is long enough to have a language"])
-    function(*[text] * len(inspect.signature(function).parameters))
-
-
 @cache
 def _connection() -> Any:
     connection = _duckdb().connect(":memory:", config=_SETTINGS)
-    for name, (function, kind) in TEXT_FUNCTIONS.items():
-        arguments = ["VARCHAR"] * len(inspect.signature(function).parameters)
-        how = {"type": "arrow", "null_handling": "special"}
-        connection.create_function(name, function, arguments, kind, **how)
+    add_functions(connection)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")

@@ -12,6 +12,7 @@ from typing import Any
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
+from packhouse.sources.beside import names_beside
 from packhouse.sources.records import Rows
 from packhouse.sources.row_formats import row_format_called
 from packhouse.sources.strict import parse_text
@@ -69,7 +70,11 @@ def find_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> Extr
         [['question', 'id']]
     """
     unread = row_format_called(row_format).unread
-    return {keys: unread(keys, config.fields) for keys in rows.layouts}
+    extra = {}
+    for keys in rows.layouts:
+        beside = names_beside(keys, config).values()
+        extra[keys] = [name for name in unread(keys, config.fields) if name not in beside]
+    return extra
 
 
 def count_extra_fields(rows: Rows, extra: ExtraFields) -> Counter[str]:

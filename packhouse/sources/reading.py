@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.messages import role_violations
 from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, write_table
+from packhouse.sources.beside import Beside, read_beside
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
     bounded,
@@ -51,7 +53,7 @@ from packhouse.sources.row_formats import (
 )
 from packhouse.sources.shards import SourceShard
 
-__all__ = ["ShardRows", "read_shard", "with_raw_rows"]
+__all__ = ["ShardRows", "raw_rows", "read_shard", "with_raw_rows"]
 
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
@@ -170,12 +172,15 @@ class _Reader:
         extra = find_extra_fields(records.rows, row_format, config)
         check_nothing_is_left_out(records.rows, name_of, extra, row_format, config, shard.uri)
         extra_fields = count_extra_fields(records.rows, extra)
-        disallowed = find_disallowed(records.rows, extra, row_format, config)
-        if disallowed:
+        beside = read_beside(records.rows, config)
+        unfit = beside.failures | find_disallowed(records.rows, extra, row_format, config)
+        if unfit:
             numbers = records.numbers.tolist()
-            records.failures += [Failure(numbers[i], *why) for i, why in disallowed.items()]
-            records.failed |= {numbers[i]: records.rows[i] for i in disallowed}
-            records.keep([i for i in range(len(numbers)) if i not in disallowed])
+            records.failures += [Failure(numbers[i], *why) for i, why in unfit.items()]
+            records.failed |= {numbers[i]: records.rows[i] for i in unfit}
+            fit = [i for i in range(len(numbers)) if i not in unfit]
+            records.keep(fit)
+            beside = beside.take(fit)
         self._check_bad(shard, len(records.failures))
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
@@ -187,7 +192,8 @@ class _Reader:
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
         sides = _sides(kept) if is_paired else [kept]
-        validated = _validated_table(shard, records, sides, self.group_by)
+        aside = beside.take(sides[0].origin)
+        validated = _validated_table(shard, records, sides, aside, self.group_by)
         return ShardRows(
             validated=validated,
             quarantined=_quarantined_table(part, failures),
@@ -280,11 +286,17 @@ def _with_messages(validated: pa.Table, messages: pa.Array) -> pa.Table:
 
 
 def _validated_table(
-    shard: SourceShard, records: Records, sides: list[Adapted], group_by: GroupBy
+    shard: SourceShard,
+    records: Records,
+    sides: list[Adapted],
+    beside: Beside,
+    group_by: GroupBy,
 ) -> pa.Table:
     """The conversations; of pairs the chosen ones, called by the contents of both sides."""
     kept = sides[0]
-    names = [conversation_ids(each.messages, each.tools, each.labels) for each in sides]
+    tools = pc.coalesce(kept.tools, beside.tools)
+    asides = [tools, beside.arguments, beside.weights]
+    names = [conversation_ids(each.messages, tools, each.labels, *asides[1:]) for each in sides]
     ids = pair_ids(*names) if len(names) == 2 else names[0]
     groups = group_keys(kept.messages, ids, group_by)
     num_rows = len(kept.origin)
@@ -292,7 +304,7 @@ def _validated_table(
         pa.array(np.zeros(num_rows, np.int32)), pa.array([shard.file])
     )
     rows = pa.array(records.numbers[kept.origin] + shard.row_start, pa.int64())
-    columns = [ids, source, rows, kept.messages, kept.tools, kept.labels, groups]
+    columns = [ids, source, rows, kept.messages, *asides, kept.labels, groups]
     return pa.Table.from_arrays(columns, schema=VALIDATED)
 
 
@@ -304,26 +316,23 @@ def _dropped_table(part: Part, dropped: list[Failure]) -> pa.Table:
     return pa.Table.from_arrays([source, rows, *texts], schema=DROPPED)
 
 
-def with_raw_rows(
-    quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
-) -> pa.Table:
-    """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
-
-    For bad rows of later steps, which see conversations: what is to be mended is the row. The shard
-    is read and parsed again.
+def raw_rows(
+    shard: SourceShard, rules: ValidateConfig, rows: Sequence[int]
+) -> dict[int, tuple[bytes, int | None]]:
+    """Read and parse a shard again for the bytes of some rows, as they stand in its file.
 
     Args:
-        quarantined: schema `tables.QUARANTINED`; all rows are of this shard.
-        shard: where they come from.
+        shard: from `scan_source`.
         rules: as for `read_shard`.
-        max_bytes: of a row that are kept.
+        rows: numbers in the file, of rows of this shard.
+
+    Returns:
+        Row -> its bytes, and where they begin in the uncompressed file. Rows of Parquet and other
+        tables have no bytes: they are JSON, which begins nowhere (None).
 
     Raises:
         SourceError: the file changed since it was scanned.
     """
-    if not quarantined.num_rows:
-        return quarantined
-    rows = quarantined["row"].to_pylist()
 
     def find(part: Part) -> dict[int, tuple[bytes, int | None]]:
         first = part.shard.row_start
@@ -332,8 +341,21 @@ def with_raw_rows(
 
     found: dict[int, tuple[bytes, int | None]] = {}
     with gc_paused():
-        for of_part in for_parts(shard, rules, find):
+        for of_part in for_parts(shard, rules, find) if rows else []:
             found |= of_part
+    return found
+
+
+def with_raw_rows(
+    quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
+) -> pa.Table:
+    """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
+
+    For bad rows of later steps, which see conversations: what is to be mended is the row. Arguments
+    and errors are those of `raw_rows`; all rows are of this shard.
+    """
+    rows = quarantined["row"].to_pylist()
+    found = raw_rows(shard, rules, rows)
     columns = _raw_columns([found[row] for row in rows], max_bytes)
     for name, values in columns.items():
         field = QUARANTINED.field(name)

@@ -19,6 +19,7 @@ from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import assemble
 from packhouse.records.tables import MESSAGE
+from packhouse.sources.beside import BESIDE
 from packhouse.sources.chat_messages import (
     BadRowError,
     Conversation,
@@ -152,7 +153,8 @@ def check_fields(config: SourceConfig) -> None:
         return
     is_any = config.format in ("auto", "mixed")
     formats = ROW_FORMATS.values() if is_any else [ROW_FORMATS[config.format]]
-    known = {name for each in formats for name in (*each.required, *each.optional)} | _OF_MESSAGES
+    known = {name for each in formats for name in (*each.required, *each.optional)}
+    known |= {*_OF_MESSAGES, *BESIDE}
     for name in config.fields:
         if name not in known:
             named = "" if is_any else f" of format `{config.format}`"

@@ -12,7 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from packhouse import auditing
@@ -25,6 +24,7 @@ from packhouse.auditing import (
     combine_contamination,
     run_check,
 )
+from packhouse.auditing.turns import TokenBytes
 from packhouse.engine.step import Job, Step, Work
 from packhouse.foreign import REJECTED
 from packhouse.plugins import find_plugin, plugin_key
@@ -153,8 +153,8 @@ def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     table = read_table(work.input(GATHER).path("packs.arrow"))
     snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
-    is_control = read_pipeline(snapshot.backend).is_control
-    return audit_packs(iter(table.to_batches(_BATCH_PACKS)), np.asarray(is_control))
+    tokens = TokenBytes.of(read_pipeline(snapshot.backend))
+    return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
 
 
 def _records(work: Work[AuditParameters]) -> dict[str, Any]:

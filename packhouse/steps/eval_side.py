@@ -49,10 +49,14 @@ def is_for_eval(
 ) -> npt.NDArray[np.bool_]:
     """Which records are for evaluation; a count needs all keys at once, a share does not.
 
-    The groups of `only` are, whole; `config` divides the others.
+    The groups of `only` are, whole, and those of rows that stay for an equal one of `only`;
+    `config` divides the others.
     """
     if only.any():
         keys = selection.group_keys
+        if selection.repeats is not None:
+            ids = pa.chunked_array([c for s in shards for c in s["record_id"].chunks], pa.string())
+            only = only | np.asarray(pc.is_in(ids, selection.repeats.filter(pa.array(only))))
         if keys is None:
             keys = pa.chunked_array([c for s in shards for c in s["group_key"].chunks], pa.string())
         held = pc.unique(keys.filter(pa.array(only)))

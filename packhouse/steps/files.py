@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from packhouse import exports
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
-from packhouse.exports import write_export
+from packhouse.exports import set_name, write_export
 from packhouse.loaders.versions import read_rows
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.tables import read_table
@@ -73,10 +73,13 @@ class ExportParameters:
     """All data in the format of another trainer."""
 
     format: str
+    by_source: bool
+    """Whether a side has sets by source."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
-        return {"of": "exports", "format": exports.FORMAT_KEYS.get(self.format, self.format)}
+        told = {"of": "exports", "format": exports.FORMAT_KEYS.get(self.format, self.format)}
+        return told | ({"by_source": True} if self.by_source else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +170,7 @@ def jobs(
     made: list[Job[FilesParameters]] = [*data]
     made += [
         FILES.job(
-            ExportParameters(format=name),
+            ExportParameters(format=name, by_source=recipe.split.eval_by_source),
             inputs=[job.ref for job in data],
             label=f"export {name}",
         )
@@ -297,7 +300,7 @@ def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path)
 
 
 def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: Path) -> FilesFacts:
-    """Write each split in the format, flat in the folder, as the files of a step must lie.
+    """Write each set in the format, flat in the folder, as the files of a step must lie.
 
     Raises:
         ConfigError: the format cannot hold the rows' class.
@@ -306,12 +309,18 @@ def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: 
     staged = folder / ".export"
     staged.mkdir()
     written = []
-    for split, files in itertools.groupby(data, key=lambda pair: pair[0].split):
+    for (split, source), files in itertools.groupby(
+        data, key=lambda pair: (pair[0].split, pair[0].source)
+    ):
         paths = [receipt.path(file.name) for file, receipt in files]
         rows = itertools.chain.from_iterable(map(read_rows, paths))
-        multiple = work.recipe.pack.pad_record_to_multiple_of
+        pack = work.recipe.pack
+        multiple, seq_len = pack.pad_record_to_multiple_of, pack.seq_len
+        its_set = set_name(split, source)
         kind = work.recipe.preferences
-        for path in write_export(rows, told.format, split, staged, multiple, preferences=kind):
+        for path in write_export(
+            rows, told.format, its_set, staged, multiple, seq_len, preferences=kind
+        ):
             inner = path.relative_to(staged).as_posix()
             name = f"{told.format}-{inner.replace('/', '-')}"
             os.replace(path, folder / name)

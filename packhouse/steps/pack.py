@@ -246,6 +246,7 @@ def _plan(
         strategy=config.strategy,
         seed=config.seed,
         multiple=config.pad_record_to_multiple_of,
+        balance=config.balance,
     )
     if side == "train" or not told.split.eval_by_source or not len(rows):
         return plan(lengths), {}
@@ -327,7 +328,7 @@ def _outcomes(
     first = 0
     names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])
     for each, times in zip(selection.admitted, selection.times, strict=True):
-        num_tokens = np.zeros(len(each.reasons), dtype=np.int32)
+        num_tokens = each.num_tokens.copy()  # of a dropped record, before the policy
         num_tokens[each.rows] = each.lengths
         rows = slice(first, first + len(each.reasons))
         first, repeats = rows.stop, pa.nulls(len(times), pa.string())
@@ -371,7 +372,7 @@ def _counts(selection: Selection) -> dict[str, Any]:
 PACK = Step(
     name="pack",
     title="Plan the packs of the whole dataset: lengths in, places out.",
-    version=f"2.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
+    version=f"3.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=PackFacts,
     compute=compute,

@@ -33,7 +33,8 @@ OUTCOMES = pa.schema(
     [
         pa.field("split", pa.dictionary(pa.int8(), pa.string()), nullable=False),
         pa.field("outcome", pa.dictionary(pa.int8(), pa.string()), nullable=False),
-        pa.field("num_tokens", pa.int32(), nullable=False),  # of one copy of it; 0: dropped
+        # Of one copy, as far as it is packed; of a dropped record, before anything was cut.
+        pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("times", pa.int32(), nullable=False),  # copies of it in packs; 0: dropped
         pa.field(
             "repeats", pa.string()

@@ -73,7 +73,7 @@ def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
     eval_first: list[tuple[Side, Callable[[Disjoint, pa.Array], None]]]
     eval_first = [("eval", Disjoint.hold), ("train", Disjoint.look)]
     for side, take_in in eval_first:
-        records, tokens = _count(_of_side(packed, work.workspace, side, ["times"]))
+        records, tokens = _count(_of_side(packed, work.workspace, side, ["num_tokens"]))
         names = [proof.what for proof in proofs]
         batches = _of_side(packed, work.workspace, side, names) if records else ()
         groups = num_different(_groups(batches, proofs, take_in), packed.facts.rows_in)
@@ -107,10 +107,10 @@ def _of_side(
     packed: Receipt[RowCounts], workspace: Workspace, side: str, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Records of a side that were really packed."""
-    needed = [*columns[:1], "split", "num_tokens", *columns[1:]]
+    needed = [*columns, "split", "times"]
     for batch in read_records(packed, workspace, columns=needed):
         is_side = pc.equal(batch["split"], side)
-        yield batch.filter(pc.and_(is_side, pc.greater(batch["num_tokens"], 0)))
+        yield batch.filter(pc.and_(is_side, pc.greater(batch["times"], 0)))
 
 
 def _count(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:

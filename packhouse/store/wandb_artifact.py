@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from packhouse.packing.layout import records_of
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.extras import import_extra
 from packhouse.store.contracts import read_batches
-from packhouse.store.diff import records_of
 from packhouse.store.layout import version_folder
 from packhouse.store.read import OpenVersion
 

@@ -20,7 +20,7 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer", "rewrites"]
 
-VERSION = 10
+VERSION = 11
 """Raised whenever the same row and template give other text or spans than before."""
 
 MAX_ENGINES = 8

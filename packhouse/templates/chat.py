@@ -21,7 +21,7 @@ import pyarrow as pa
 from packhouse.recipe import FormatConfig
 from packhouse.records.span_weights import weights_column
 from packhouse.runtime.confine import at
-from packhouse.templates.chat_messages import parse_tools
+from packhouse.templates.chat_messages import Given, parse_given
 from packhouse.templates.compiled import (
     CompiledTemplate,
     Filling,
@@ -30,7 +30,7 @@ from packhouse.templates.compiled import (
 )
 from packhouse.templates.conversations import Conversations
 from packhouse.templates.field_columns import FieldColumns, Numbers
-from packhouse.templates.rendering import LostError
+from packhouse.templates.losses import LostError
 from packhouse.templates.results import (
     Filled,
     Refusal,
@@ -73,7 +73,7 @@ class ChatEngine:
 
     def render(self, conversations: Conversations) -> Texts:
         """Render shape by shape what can be, and all else row by row."""
-        _ = self._rows.rules  # a template that cannot be used is refused before any row
+        self._rows.rules({})  # a template that cannot be used is refused before any row
         part = _Part(self._rows, self._config, conversations, self._known)
         if self._is_proven:
             part.fill()
@@ -100,10 +100,10 @@ class ChatEngine:
         refused: dict[int, Refusal] = {}
         notes: Counter[str] = Counter()
         pairs = zip(rows.tolist(), conversations.messages_of(rows), strict=True)
-        for row, (raw, tools) in pairs:
+        for row, (raw, given) in pairs:
             at(conversations.name_of(row))
             try:
-                done = self._rows.render(raw, self._rows.chat(raw), parse_tools(tools))
+                done = self._rows.render(raw, self._rows.chat(raw), parse_given(*given))
             except RefusedError as error:
                 refused[row] = error.refusal
                 continue
@@ -182,9 +182,9 @@ class _Part:
 
     def _compile(self, row: int) -> CompiledTemplate | None:
         """What the template does with rows like this one; None where only Jinja can tell."""
-        raw, messages, tools = self._example(row)
+        raw, messages, given = self._example(row)
         try:
-            done = self._rows.render(raw, messages, tools)
+            done = self._rows.render(raw, messages, given)
         except LostError as error:
             if error.loss is None or error.asked is None:
                 return None  # the words may be others for other rows
@@ -194,11 +194,11 @@ class _Part:
             return None
         return compile_row(done)
 
-    def _example(self, row: int) -> tuple[Any, Any, list[Any] | None]:
-        """Canonical messages, messages as the template gets them, and tools."""
+    def _example(self, row: int) -> tuple[Any, Any, Given]:
+        """Canonical messages, messages as the template gets them, tools and arguments."""
         at(self._all.name_of(row))
-        raw, tools = next(self._all.messages_of(np.array([row])))
-        return raw, self._rows.chat(raw), parse_tools(tools)
+        raw, given = next(self._all.messages_of(np.array([row])))
+        return raw, self._rows.chat(raw), parse_given(*given)
 
     def is_proven(self, filled: Filled) -> bool:
         """Return True if rows of new compiled templates come out of Jinja as they were filled.
@@ -215,9 +215,9 @@ class _Part:
         return True
 
     def _agrees(self, filled: Filled, row: int) -> bool:
-        raw, messages, tools = self._example(row)
+        raw, messages, given = self._example(row)
         try:
-            done = self._rows.render(raw, messages, tools)
+            done = self._rows.render(raw, messages, given)
         except RefusedError as error:
             return error.refusal == self.refused.get(row)
         if row in self.refused:

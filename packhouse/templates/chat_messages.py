@@ -5,13 +5,13 @@ calls are parsed, arguments that are JSON texts as well; reasoning is `reasoning
 
 `trace_conversation` puts traced strings in the place of a conversation's texts. The fields are
 found in one fixed order: content, reasoning, then of each call its name, arguments and the function
-as a whole; at last the tool definitions.
+as a whole; at last the tool definitions, and the arguments that the row gives the template.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,12 +19,13 @@ from packhouse.templates.provenance import DataObject, Field, Path, Trace, text_
 
 __all__ = [
     "PLAIN",
+    "Given",
     "MessageForm",
     "chat_messages",
     "function_of",
     "in_parts",
     "is_field",
-    "parse_tools",
+    "parse_given",
     "parsed_arguments",
     "parsed_call",
     "trace_conversation",
@@ -49,14 +50,24 @@ class MessageForm(NamedTuple):
 PLAIN = MessageForm()
 
 
+class Given(NamedTuple):
+    """What a template gets beside messages."""
+
+    tools: list[Any] | None = None
+    arguments: Mapping[str, Any] = {}
+    """The row's own, such as `enable_thinking` and `documents`."""
+
+
 @lru_cache(maxsize=256)
-def parse_tools(text: str | None) -> list[Any] | None:
-    """Tool definitions of a row; many rows share theirs. Not to be changed."""
-    if text is None:
-        return None
-    tools = json.loads(text)
-    assert isinstance(tools, list)
-    return tools
+def parse_given(tools: str | None, arguments: str | None) -> Given:
+    """Tool definitions and arguments of a row; many rows share theirs. Not to be changed."""
+    given = Given(
+        None if tools is None else json.loads(tools),
+        {} if arguments is None else json.loads(arguments),
+    )
+    assert isinstance(given.tools, list | None)
+    assert isinstance(given.arguments, dict)
+    return given
 
 
 def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
@@ -182,15 +193,15 @@ def _fitting(text: str) -> str:
 
 def trace_conversation(
     messages: Messages,
-    tools: list[Any] | None,
+    given: Given,
     control: re.Pattern[str],
     has_content_parts: bool = False,
-) -> tuple[Messages, list[Any] | None, Trace]:
+) -> tuple[Messages, Given, Trace]:
     """A conversation whose texts are traced.
 
     Args:
         messages: as a template gets them.
-        tools: parsed tool definitions.
+        given: tools and arguments.
         control: matches control tokens. Keys and lists of a definition are traced only where they
             hold some. All rows of a shape share them, so they all are traced, or none is.
         has_content_parts: whether contents become lists of one part.
@@ -200,9 +211,22 @@ def trace_conversation(
     if has_content_parts:
         for copy in copies:
             copy["content"] = in_parts(copy["content"])
+    tools = given.tools
     if tools is not None:
         tools = [_traced_tool(trace, at, tool, control) for at, tool in enumerate(tools)]
-    return copies, tools, trace
+    arguments = _traced_argument(trace, given.arguments, ("argument",))
+    return copies, Given(tools, arguments), trace
+
+
+def _traced_argument(trace: Trace, value: Any, path: Path) -> Any:
+    """An argument with its texts traced; keys, numbers and flags are those of its shape."""
+    if isinstance(value, str) and value:
+        return text_of(Field(trace, -1, "argument", value, path))
+    if isinstance(value, dict):
+        return {key: _traced_argument(trace, item, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_traced_argument(trace, item, (*path, at)) for at, item in enumerate(value)]
+    return value
 
 
 def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str, Any]:

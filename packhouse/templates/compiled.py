@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from packhouse.records.span_weights import weights_column
 from packhouse.templates.conversations import Conversations
 from packhouse.templates.field_columns import Column, FieldColumns
+from packhouse.templates.losses import HAS_TAGS, Loss
 from packhouse.templates.predicates import Predicate
 from packhouse.templates.provenance import JsonForm, Path, Piece, Trace, plain
-from packhouse.templates.rendering import HAS_TAGS, Loss
 from packhouse.templates.results import Filled, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRow
 from packhouse.templates.spans import Trained
@@ -102,7 +102,7 @@ def compile_row(row: RenderedRow) -> CompiledTemplate | None:
         else:
             return None  # a span begins or ends inside of a text
     paths = {item.path for item in items if isinstance(item, Hole)}
-    for number, tool in enumerate(row.talk.tools or ()):
+    for number, tool in enumerate(row.talk.given.tools or ()):
         ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
         if isinstance(tool, dict) and paths.isdisjoint(ways):
             return None  # whether a tool that is not written is lost depends on its name
@@ -247,8 +247,9 @@ class Filling:
         weights = np.ones((len(rows), len(compiled.trained)), np.float32)
         weight_of = self._all.weight_of(rows)
         for at, span in enumerate(compiled.trained):
-            if span.message >= 0:
-                weights[:, at] = weight_of(span.message)
+            # Of no message: a label's text, or the whole of a row whose messages all weigh 1.
+            own = self._all.row_weights[rows] if span.message < 0 else weight_of(span.message)
+            weights[:, at] = own
         return weights
 
     def _content(

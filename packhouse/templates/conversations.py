@@ -21,7 +21,7 @@ from packhouse.records.tables import MESSAGE
 from packhouse.templates.examples import with_field
 from packhouse.templates.weighing import ROLES, decide_weights
 
-__all__ = ["Conversations", "Shape", "Turn", "make_shape"]
+__all__ = ["DEFAULTS", "Conversations", "Shape", "Turn", "make_shape"]
 
 _OTHER = 7
 _TRAINED, _SCALED, _CONTEXT = 8, 16, 32
@@ -54,9 +54,13 @@ class Conversations:
     context: pa.Array
     """Null where a message has none; empty context counts as none."""
     is_plain: np.ndarray
-    """bool [num_rows]: nothing but roles, contents and contexts (no tools, reasoning, names)."""
+    """bool [num_rows]: nothing but roles, contents and contexts (no tools, arguments, reasoning,
+    names)."""
     tools: pa.Array
+    arguments: pa.Array
     label: pa.Array
+    row_weights: np.ndarray
+    """float32 [num_rows]: factor of each row, which is in the weights of its messages."""
 
     @classmethod
     def from_table(cls, table: pa.Table, config: FormatConfig) -> "Conversations":
@@ -67,12 +71,15 @@ class Conversations:
         starts = starts - starts[0]
         if config.system is not None:
             starts, values = _put_system(starts, values, config.system)
-        weights = decide_weights(values, starts, config)
+        row_weights = pc.fill_null(_one_array(table.column("weight")), 1).to_numpy()
+        weights = decide_weights(values, starts, config) * np.repeat(row_weights, np.diff(starts))
         values = with_field(values, "weight", pa.array(weights, pa.float32()))
         context = values.field("context")
         blank = pc.equal(pc.fill_null(context, ""), "")
         context = pc.if_else(blank, pa.scalar(None, pa.string()), context)
-        tools = _one_array(table.column("tools"))
+        tools, arguments = _with_defaults(
+            _one_array(table.column("tools")), _one_array(table.column("arguments")), config
+        )
         extras = [
             values.field(name) for name in ("reasoning", "tool_calls", "tool_call_id", "name")
         ]
@@ -80,11 +87,24 @@ class Conversations:
         for extra in extras:
             if extra.null_count != len(extra):
                 rich |= extra.is_valid().to_numpy(zero_copy_only=False)
-        is_plain = ~_any_per_row(rich, starts) & tools.is_null().to_numpy(zero_copy_only=False)
+        is_plain = ~_any_per_row(rich, starts)
+        for aside in (tools, arguments):
+            is_plain &= aside.is_null().to_numpy(zero_copy_only=False)
         label = _one_array(table.column("label"))
         source, row = _one_array(table.column("source")), _one_array(table.column("row"))
+        content = values.field("content")
         return cls(
-            source, row, starts, values, values.field("content"), context, is_plain, tools, label
+            source,
+            row,
+            starts,
+            values,
+            content,
+            context,
+            is_plain,
+            tools,
+            arguments,
+            label,
+            row_weights,
         )
 
     @property
@@ -153,20 +173,24 @@ class Conversations:
         joined = pc.binary_join_element_wise(self.content, self.context, "\n")
         return pc.coalesce(joined, self.content)
 
-    def messages_of(self, rows: np.ndarray) -> Iterator[tuple[list[dict[str, Any]], str | None]]:
-        """Yield each row's messages (dicts of MESSAGE, nulls left out) and its tools text."""
+    def messages_of(
+        self, rows: np.ndarray
+    ) -> Iterator[tuple[list[dict[str, Any]], tuple[str | None, str | None]]]:
+        """Yield each row's messages (dicts of MESSAGE, nulls left out); its tools and arguments."""
         if len(rows) == 1:  # to gather costs more than it does for many
             start, end = self.starts[rows[0] : rows[0] + 2]
-            yield list(_dicts(self.values.slice(start, end - start))), self.tools[rows[0]].as_py()
+            given = self.tools[rows[0]].as_py(), self.arguments[rows[0]].as_py()
+            yield list(_dicts(self.values.slice(start, end - start))), given
             return
-        tools = self.tools.take(pa.array(rows)).to_pylist()
+        asides = (each.take(pa.array(rows)).to_pylist() for each in (self.tools, self.arguments))
+        givens = list(zip(*asides, strict=True))
         for first in range(0, len(rows), 512):
             block = rows[first : first + 512]
             lengths = self.starts[block + 1] - self.starts[block]
             flat = self.values.take(pa.array(_ranges(self.starts[block], lengths)))
             items = _dicts(flat)
             for position, length in enumerate(lengths.tolist()):
-                yield [next(items) for _ in range(length)], tools[first + position]
+                yield [next(items) for _ in range(length)], givens[first + position]
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -174,6 +198,23 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     if isinstance(whole, pa.ChunkedArray):
         whole = whole.chunk(0) if whole.num_chunks else pa.array([], whole.type)
     return whole
+
+
+DEFAULTS = ("tools", "documents")
+"""Arguments of a recipe that stand in for those of rows that have none."""
+
+
+def _with_defaults(
+    tools: pa.Array, arguments: pa.Array, config: FormatConfig
+) -> tuple[pa.Array, pa.Array]:
+    given = config.chat_template_kwargs
+    if given.get("tools"):
+        tools = pc.fill_null(tools, json.dumps(given["tools"]))
+    if given.get("documents"):
+        own = {"documents": given["documents"]}
+        texts = [json.dumps(own | json.loads(text or "{}")) for text in arguments.to_pylist()]
+        arguments = pa.array(texts, pa.string())
+    return tools, arguments
 
 
 def _put_system(

@@ -41,6 +41,7 @@ Ints = npt.NDArray[np.int64]
 Window = tuple[int, int]
 """First and last exchange, both inclusive."""
 
+_ASIDES = ("tools", "label", "arguments", "weight")  # what names a record beside its messages
 _MARGIN = 8  # tokens that a tokenizer may add to those that stand for bytes
 
 
@@ -132,7 +133,7 @@ def _renamed(table: pa.Table, rows: Ints) -> pa.Table:
     """Some rows called by their content anew, and their groups, where these are records."""
     changed = table.take(pa.array(rows))
     columns = {name: changed.column(name).combine_chunks() for name in VALIDATED.names}
-    new = conversation_ids(columns["messages"], columns["tools"], columns["label"])
+    new = conversation_ids(columns["messages"], *(columns[name] for name in _ASIDES))
     by_record = pc.equal(columns["group_key"], columns["record_id"])
     keys = pc.if_else(by_record, new, columns["group_key"])
     mask = np.zeros(table.num_rows, np.bool_)
@@ -218,7 +219,7 @@ def _derive(
     rows = table.take(pa.array(origin))
     columns = {name: rows.column(name).combine_chunks() for name in VALIDATED.names}
     same = pa.array(is_same)
-    new = conversation_ids(lists, columns["tools"], columns["label"])
+    new = conversation_ids(lists, *(columns[name] for name in _ASIDES))
     by_record = pc.equal(columns["group_key"], columns["record_id"])
     asked = group_keys(columns["messages"], new, "prompt")  # of the whole, so of all its parts
     regroup = pc.and_(by_record, pc.invert(same))

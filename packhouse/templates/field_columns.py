@@ -1,13 +1,14 @@
 """A part's conversations by shape, and the texts of their fields as columns.
 
-Rows of a shape have the same roles, keys and kinds of fields in every message, call and tool
-definition, and are trained in the same messages: they differ in the texts of their fields alone,
-and a template may treat them all alike. Columns are made when they are asked for: contents and
-thoughts are columns of all messages, names and arguments columns of all calls.
+Rows of a shape have the same roles, keys and kinds of fields in every message, call, tool
+definition and document, the same arguments beside documents, and are trained in the same messages:
+they differ in the texts of their fields alone, and a template may treat them all alike. Columns are
+made when they are asked for: contents and thoughts are columns of all messages, names and arguments
+columns of all calls.
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -86,6 +87,7 @@ class FieldColumns:
         self._columns: dict[Hashable, Column] = {}
         self._parse_calls(numbers)
         self._parse_tools(numbers)
+        self._parse_arguments(numbers)
 
     def _parse_calls(self, numbers: Numbers) -> None:
         texts = self._all.values.field("tool_calls")
@@ -125,6 +127,22 @@ class FieldColumns:
         self._tool_starts: Ints = starts[codes]
         self._tool_shapes: Ints = np.array([*shapes, 0], np.int64)[codes]
 
+    def _parse_arguments(self, numbers: Numbers) -> None:
+        """Parse arguments; rows of a shape share all but the texts of documents."""
+        encoded = pc.dictionary_encode(self._all.arguments)
+        self._arguments: list[Any] = [json.loads(t) for t in encoded.dictionary.to_pylist()]
+        shapes = [
+            numbers[
+                "arguments",
+                json.dumps({key: value for key, value in own.items() if key != "documents"}),
+                _argument_shape(own.get("documents")),
+            ]
+            for own in self._arguments
+        ]
+        self._arguments.append({})
+        self._argument_of: Ints = encoded.indices.fill_null(len(shapes)).to_numpy()
+        self._argument_shapes: Ints = np.array([*shapes, 0], np.int64)[self._argument_of]
+
     def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Ints]]:
         """Yield each shape with the (ascending) numbers of its rows that are wanted."""
         values = self._all.values
@@ -138,13 +156,16 @@ class FieldColumns:
         for bit, flag in enumerate(flags):
             codes |= (flag.to_numpy(zero_copy_only=False) > 0).astype(np.int64) << (6 + bit)
         codes |= self._call_shapes << 16
-        yield from self._all.group(codes, self._tool_shapes, wanted)
+        of_rows = self._tool_shapes | self._argument_shapes << 32
+        yield from self._all.group(codes, of_rows, wanted)
 
     def rows_of(self, path: Path, rows: Ints) -> Ints:
         """Where the texts of a field are in its column, for each of the rows."""
         kind, number = path[:2] if len(path) > 1 else (path[0], 0)
         if kind == "label":
             return rows
+        if kind == "argument":
+            return self._argument_of[rows]
         if kind in _OF_TOOLS:
             return np.asarray(self._tool_starts[rows] + number)
         messages = self._all.starts[rows] + number
@@ -154,7 +175,8 @@ class FieldColumns:
 
     def column(self, path: Path, form: JsonForm | None = None, cut: int = 0) -> Column:
         """Column of a field, as it is written: as JSON without its last `cut` characters."""
-        key = path[0], path[2:] if path[0] in _OF_TOOLS else (), form, cut
+        which = path[1:] if path[0] == "argument" else path[2:] if path[0] in _OF_TOOLS else ()
+        key = path[0], which, form, cut
         if key not in self._columns:
             if form is None:
                 texts = self._text(path[0], *key[1])
@@ -185,6 +207,8 @@ class FieldColumns:
 
     def _values(self, kind: str, *key: Any) -> list[Any]:
         """Values of all calls or tool definitions of the part."""
+        if kind == "argument":
+            return [_item_at(own, key) for own in self._arguments]
         if kind == "call_id":
             return [call.get("id") if isinstance(call, dict) else None for call in self._calls]
         if kind == "function":
@@ -228,6 +252,27 @@ class FieldColumns:
                 for number, call in enumerate(message.get("tool_calls", ()), bounds[at]):
                     of_calls[number] = call["id"] if isinstance(call, dict) else ""
         return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
+
+
+def _item_at(value: Any, path: Iterable[Any]) -> Any:
+    """An item of a JSON value; None where it has none there."""
+    for key in path:
+        try:
+            value = value[key]
+        except (LookupError, TypeError):
+            return None
+    return value
+
+
+def _argument_shape(value: Any) -> Hashable:
+    """All of a value but its texts, of which it is kept whether they are empty."""
+    if isinstance(value, str):
+        return bool(value)
+    if isinstance(value, dict):
+        return "{", *((key, _argument_shape(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return "[", *map(_argument_shape, value)
+    return json.dumps(value)
 
 
 def _call_shape(call: Any, function: dict[str, Any]) -> Hashable:

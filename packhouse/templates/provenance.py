@@ -102,9 +102,10 @@ class Field:
 
     Args:
         trace: of the conversation.
-        message: number of its message; -1: tool definitions.
+        message: number of its message; -1: tool definitions and arguments of the row.
         kind: `content`; `thought` (reasoning); `call`: a name or arguments; `function`: a whole
-            call; `tool`: a tool definition; `id`: ids and names of messages and calls.
+            call; `tool`: a tool definition; `argument`: a text among the row's arguments; `id`:
+            ids and names of messages and calls.
         value: the text or object.
         path: where columns have it, such as ("content", 2); None within objects.
         parent: the object that it is in.

@@ -26,6 +26,7 @@ __all__ = ["Engine", "Rendered", "Renderer", "digest"]
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 16  # about how much larger a part may become as examples of single turns
+_ASIDES = ("tools", "arguments", "weight", "label")
 RAW_BYTES = 64 * 2**10  # of a quarantined row's raw form that is kept
 
 
@@ -211,8 +212,8 @@ def _quarantined(part: pa.Table, refused: dict[int, Refusal]) -> pa.Table:
     rows = sorted(refused)
     if not rows:
         return QUARANTINED.empty_table()
-    bad = part.select(["source", "row", "messages", "tools", "label"]).take(pa.array(rows))
-    raws = [_raw(row) for row in bad.select(["messages", "tools", "label"]).to_pylist()]
+    bad = part.select(["source", "row", "messages", *_ASIDES]).take(pa.array(rows))
+    raws = [_raw(row) for row in bad.select(["messages", *_ASIDES]).to_pylist()]
     return pa.table(
         {
             "source": bad.column("source").cast(pa.string()),
@@ -230,12 +231,12 @@ def _quarantined(part: pa.Table, refused: dict[int, Refusal]) -> pa.Table:
 
 
 def _raw(row: dict[str, object]) -> bytes:
-    """Canonical JSON of a row's messages (with tools and label where it has them)."""
+    """Canonical JSON of a row's messages, and of what it has beside them."""
     messages = row["messages"]
     assert isinstance(messages, list)
     kept = [{k: v for k, v in message.items() if v is not None} for message in messages]
-    extra = {name: row[name] for name in ("tools", "label") if row[name] is not None}
+    extra = {name: row[name] for name in _ASIDES if row[name] is not None}
     whole = {"messages": kept, **extra} if extra else {"messages": kept}
-    if any("weight" in message for message in kept):
+    if "weight" in whole or any("weight" in message for message in kept):
         return canonical_json(whole)
     return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)  # the same but for floats

@@ -3,10 +3,11 @@
 A row whose spans cannot be shown, or some of whose text the template leaves out, is refused.
 """
 
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -14,10 +15,19 @@ import orjson
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates.chat_messages import PLAIN, MessageForm, Messages, chat_messages, in_parts
+from packhouse.templates.chat_messages import (
+    PLAIN,
+    Given,
+    MessageForm,
+    Messages,
+    chat_messages,
+    in_parts,
+)
+from packhouse.templates.conversations import DEFAULTS
+from packhouse.templates.losses import LostError, check_nothing_lost
 from packhouse.templates.predicates import any_of
 from packhouse.templates.provenance import Part, plain
-from packhouse.templates.rendering import Conversation, LostError, Rendering, check_nothing_lost
+from packhouse.templates.rendering import Conversation, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.sandbox import ChatTemplate
 from packhouse.templates.spans import (
@@ -31,6 +41,8 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["RenderedRow", "RowRenderer"]
 
+MAX_RULES = 256  # arguments of rows whose rules are remembered
+MAX_SHOWN = 80  # characters of arguments in a refusal
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
 
 
@@ -72,30 +84,57 @@ class RowRenderer:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self.control, self.control_bytes = re.compile(pattern), re.compile(pattern.encode())
         self.control_texts = any_of(tokens)
-        self._finder = SpanFinder(config, lambda: self.rules, self.control_bytes)
+        self._rules: dict[str, TurnRules | RefusedError | None] = {}
+        self._finder = SpanFinder(config, self.rules, self.control_bytes)
         self._probe_refusal = ""  # what the template said to the first probe that it refused
 
     @cached_property
     def template(self) -> ChatTemplate:
         """The compiled template."""
         source, tokens, where = self._template_args
-        return ChatTemplate(
-            source, tokens, where=where, arguments=self._config.chat_template_kwargs
-        )
+        arguments = self._config.chat_template_kwargs
+        # `tools` and `documents` are put into the rows that have none: they are text like theirs.
+        own = {name: value for name, value in arguments.items() if name not in DEFAULTS}
+        return ChatTemplate(source, tokens, where=where, arguments=own)
 
-    @cached_property
-    def rules(self) -> TurnRules | None:
-        """Turn rules; None where blocks say what is generated, or all is trained."""
-        template = self.template
+    def rules(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+        """Turn rules; None where blocks say what is generated, or all is trained.
+
+        Args:
+            arguments: the row's own; rules are learnt anew for others, but for `documents`.
+
+        Raises:
+            TemplateError: the template cannot be used.
+            RefusedError: it cannot with these arguments.
+        """
+        own = {name: value for name, value in arguments.items() if name != "documents"}
+        key = json.dumps(own, sort_keys=True)
+        if key not in self._rules:
+            if len(self._rules) >= MAX_RULES:
+                self._rules.clear()
+            try:
+                self._rules[key] = self._learn(own)
+            except TemplateError as error:
+                if not own:
+                    raise
+                detail = f"{error}, given the row's arguments {key[:MAX_SHOWN]}"
+                self._rules[key] = RefusedError("template", detail)
+        rules = self._rules[key]
+        if isinstance(rules, RefusedError):
+            raise rules
+        return rules
+
+    def _learn(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+        template, probe = self.template, partial(self._probe, Given(None, arguments))
         if self._config.train_on == "all":
             return None
         if template.has_generation:
             trains_all = self._config.train_on == "assistant"
             return check_generation(
-                self._probe, self.control_bytes, template.where, trains_all=trains_all
+                probe, self.control_bytes, template.where, trains_all=trains_all
             )
         try:
-            rules = learn_rules(self._probe, self.control_bytes, template.where)
+            rules = learn_rules(probe, self.control_bytes, template.where)
         except TemplateError as error:
             said = self._probe_refusal.removeprefix(template.where).lstrip(": ")
             raise TemplateError(f"{error} (it says: {said})" if said else str(error)) from None
@@ -107,16 +146,17 @@ class RowRenderer:
             )
         return rules
 
-    def _probe(self, num_messages: int, is_prompt: bool) -> Rendering | None:
+    def _probe(self, given: Given, num_messages: int, is_prompt: bool) -> Rendering | None:
         roles = ("user", "assistant", "user", "assistant")
         messages = [
             {"role": role, "content": text} for role, text in zip(roles, PROBE, strict=True)
         ]
         try:
             talk = Conversation(
-                self.template, messages[:num_messages], None, self.control, self.has_content_parts
+                self.template, messages[:num_messages], given, self.control, self.has_content_parts
             )
-            return talk.prefix(num_messages, is_prompt=True) if is_prompt else talk.rendering
+            done = talk.prefix(num_messages, is_prompt=True) if is_prompt else talk.rendering
+            return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
         except RefusedError as error:
             self._probe_refusal = self._probe_refusal or error.refusal.detail
         return None
@@ -172,20 +212,20 @@ class RowRenderer:
             return None
         return all(text in written for text in texts)
 
-    def render(self, raw: Messages, messages: Messages, tools: list[Any] | None) -> RenderedRow:
+    def render(self, raw: Messages, messages: Messages, given: Given) -> RenderedRow:
         """Text, spans of its contents and trained spans.
 
         Args:
             raw: canonical messages, each with the weight decided for it.
             messages: the same as the template gets them.
-            tools: parsed tool definitions.
+            given: tools and arguments.
 
         Raises:
             RefusedError: the template refuses the row, loses text of it or shows no spans.
         """
         if not raw:
             raise RefusedError("template", "the conversation has no message")
-        talk = Conversation(self.template, messages, tools, self.control, self.has_content_parts)
+        talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
         lost: LostError | None = None
         num_unwritten = 0
         try:

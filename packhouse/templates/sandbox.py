@@ -333,13 +333,19 @@ class ChatTemplate:
             raise TemplateError(f"{where}: nested too deeply to compile") from None
 
     def render(
-        self, messages: list[Any], tools: list[Any] | None = None, *, is_prompt: bool = False
+        self,
+        messages: list[Any],
+        tools: list[Any] | None = None,
+        arguments: Mapping[str, Any] = {},
+        *,
+        is_prompt: bool = False,
     ) -> str:
         """The text of one conversation, equal to `apply_chat_template(..., tokenize=False)`.
 
         Args:
             messages: as a template gets them; their texts may be `TracedText`.
             tools: parsed tool definitions.
+            arguments: the row's own; they go before the recipe's.
             is_prompt: whether to add the generation prompt.
 
         Raises:
@@ -353,7 +359,7 @@ class ChatTemplate:
                     messages=messages,
                     tools=tools,
                     add_generation_prompt=is_prompt,
-                    **self._arguments,
+                    **{**self._arguments, **arguments},
                 )
                 text = join_texts("", pieces)
             str.encode(text)

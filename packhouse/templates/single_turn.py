@@ -125,7 +125,10 @@ class SingleTurnEngine:
         return texts, usable & (known | ~given)
 
 
-_RICH = Refusal("template", "tools, tool calls, reasoning or names need the `chat` template")
+_RICH = Refusal(
+    "template",
+    "tools, documents, arguments, tool calls, reasoning or names need the `chat` template",
+)
 _UNLABELLED = Refusal("template", "the row has no label")
 _NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")
 

@@ -23,14 +23,15 @@ grows with the number of turns. Where nothing is shown, the template (`TemplateE
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
+from packhouse.templates.losses import is_thought
 from packhouse.templates.provenance import UNPROVEN
-from packhouse.templates.rendering import Conversation, Occurrence, Rendering, is_thought
+from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.thinking import thought_spans
 
@@ -207,14 +208,14 @@ class SpanFinder:
 
     Args:
         config: the recipe's format section.
-        rules: the template's turn rules; None where it marks what is generated.
+        rules: a row's arguments -> turn rules; None where the template marks what is generated.
         control: matches control tokens.
     """
 
     def __init__(
         self,
         config: FormatConfig,
-        rules: Callable[[], TurnRules | None],
+        rules: Callable[[Mapping[str, Any]], TurnRules | None],
         control: re.Pattern[bytes],
     ) -> None:
         self._config = config
@@ -240,7 +241,7 @@ class SpanFinder:
                 return [Trained(0, len(talk.rendering.text), -1)]
             return _whole_messages(weights, places)
         wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
-        rules = self._rules()
+        rules = self._rules(talk.given.arguments)
         if rules is None or rules.is_tagged:
             trained = list(_generated(talk.rendering, talk.roles, weights, wanted))
             if rules is not None:
@@ -333,9 +334,13 @@ class _Places:
         start = self.start(number, rules)
         own = self._own[number]
         first = own[-1] + 1 if own else self._behind[number]  # of what follows the turn
-        after = self._found[first].start if first < len(self._found) else len(self._text)
-        end = self._found[own[-1]].end if own else start
-        found_at = self._text.find(rules.end_token, max(end, start), after)
+        at = max(self._found[own[-1]].end if own else start, start)
+        found_at = -1
+        for after in (*self._found[first:], None):
+            found_at = self._text.find(rules.end_token, at, after.start if after else None)
+            if found_at >= 0 or after is None or after.field.message >= 0:
+                break
+            at = max(at, after.end)  # an argument of the row, written into the answer
         if found_at < 0:
             raise RefusedError(
                 "template", f"no end token {rules.end_token!r} after message {number} (assistant)"

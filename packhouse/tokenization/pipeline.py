@@ -70,6 +70,10 @@ class Pipeline:
     token_bytes: pa.BinaryArray | None
     """Bytes that each id stands for, if token texts can be turned back to bytes at all."""
 
+    shown: pa.BinaryArray
+    """Bytes that people are shown for each id: `token_bytes`, or else the vocabulary's own texts,
+    where those of WordPiece have a space for the missing `##`."""
+
     token_texts: TokenTexts | None
     """The same, ready to be compared with texts."""
 
@@ -95,7 +99,9 @@ def read_pipeline(backend: str) -> Pipeline:
     elif has_word_marks:
         token_bytes = _word_marked(tokens)
     if token_bytes is not None:
-        token_bytes = _with_added(token_bytes, added)
+        shown = token_bytes = _with_added(token_bytes, added)
+    else:
+        shown = _with_added(_spaced(tokens, model.get("continuing_subword_prefix")), added)
     return Pipeline(
         added=added,
         model_type=model["type"],
@@ -104,6 +110,7 @@ def read_pipeline(backend: str) -> Pipeline:
         unk_id=_unk_id(model, tokens),
         has_word_marks=has_word_marks,
         token_bytes=token_bytes,
+        shown=shown,
         token_texts=None if token_bytes is None else TokenTexts.of(token_bytes),
         is_added=_mask([token.id for token in added], len(tokens)),
         is_control=_mask([token.id for token in added if token.is_control], len(tokens)),
@@ -206,6 +213,13 @@ def _word_marked(tokens: list[str]) -> pa.BinaryArray:
     hexadecimal = re.compile(r"<0x([0-9A-F]{2})>")
     found = ((i, hexadecimal.fullmatch(t)) for i, t in enumerate(tokens) if t.startswith("<0x"))
     return _replaced(array, {i: bytes.fromhex(match[1]) for i, match in found if match})
+
+
+def _spaced(tokens: list[str], prefix: str | None) -> pa.BinaryArray:
+    """WordPiece texts for people: "say", "##ing" -> b" say", b"ing"; others as they are."""
+    if prefix:
+        tokens = [t.removeprefix(prefix) if t.startswith(prefix) else f" {t}" for t in tokens]
+    return pa.array(tokens, pa.string()).cast(pa.binary())
 
 
 def _with_added(array: pa.BinaryArray, added: tuple[AddedToken, ...]) -> pa.BinaryArray:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import IntegrityError
-from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.packing.layout import trained_tokens
 from packhouse.store.contracts import read_batches
 
 __all__ = ["Pieces", "Rows", "place_rows", "read_pieces"]
@@ -114,7 +114,11 @@ def _pieces_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> di
     num_tokens = int(ends[-1]) if len(ends) else 0
     if len(record_ids) != len(lengths) or (lengths < 0).any() or record_ids.null_count:
         raise ValueError("not an id a piece")
-    mask = _mask(batch, before, num_tokens) if with_masks else np.zeros(0, np.bool_)
+    mask = np.zeros(0, np.bool_)
+    if with_masks:
+        mask = trained_tokens(batch, np.append(before, num_tokens))
+        if len(mask) != num_tokens:
+            raise ValueError("labels do not add up")
     summed = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)]) if with_masks else None
     ids = np.zeros(0, np.int32)
     if with_ids:
@@ -130,22 +134,6 @@ def _pieces_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> di
         "ids": ids,
         "mask": mask,
     }
-
-
-def _mask(batch: pa.RecordBatch, before: Ints, num_tokens: int) -> npt.NDArray[np.bool_]:
-    if "labels" in batch.schema.names:
-        mask = batch["labels"].flatten().to_numpy(zero_copy_only=False) != IGNORE_INDEX
-    else:  # [2, 4) of 5 tokens: +1 at 2, -1 at 4 -> [0, 0, 1, 1, 0]
-        ranges = batch["trained_ranges"]
-        counts = pc.list_value_length(ranges).to_numpy(zero_copy_only=False)
-        base, flat = np.repeat(before, counts), ranges.flatten()
-        turns = np.zeros(num_tokens + 1, np.int64)
-        np.add.at(turns, base + flat.field("start").to_numpy(zero_copy_only=False), 1)
-        np.add.at(turns, base + flat.field("end").to_numpy(zero_copy_only=False), -1)
-        mask = np.cumsum(turns)[:-1] > 0
-    if len(mask) != num_tokens:
-        raise ValueError("labels do not add up")
-    return np.asarray(mask)
 
 
 def _joined(found: list[dict[str, Any]]) -> Pieces:

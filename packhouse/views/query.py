@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.quality import FUNCTIONS, add_functions, check_installed
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.duckdb_limits import NO_FILES
@@ -34,12 +35,13 @@ __all__ = ["ask", "read_view"]
 _KINDS = {
     "records": ("records",),
     "packs": ("data",),
+    "contents": ("records", "data"),
     "quarantine": ("quarantine",),
     "dropped": ("records", "dropped"),
 }
 _IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
-_STAR = re.compile(r"(?<!\()\*|(^|\()\s*(from|describe|summarize|table)\b", re.I)
-"""Every column may be meant; in `count(*)` none is."""
+_CANDIDATES = 3
+"""Signatures of a function that an error names."""
 
 _SETTINGS = {**NO_FILES, "memory_limit": "1GB", "threads": "2"}
 
@@ -56,10 +58,13 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
         ConfigError: the query does not run, or DuckDB is not installed.
         IntegrityError: a file of the version is damaged.
     """
-    words = set(re.findall(r"[a-z_0-9]+", query.lower()))
+    words = _words(query)
     views = [name for name in COLUMNS if name in words]
     every = {column for view in views for column in COLUMNS[view]}
-    columns = (every - ON_REQUEST if _STAR.search(query) else set()) | (every & words)
+    (parsed,) = stream_confined(
+        partial(_parse, query), what="the query", blames=ConfigError, remedy="Make it simpler"
+    )
+    columns = (every - ON_REQUEST if parsed["is_of_rows"] else set()) | (every & words)
     kinds = {kind for view in views for kind in _KINDS.get(view, ())}
     if "records" in views and columns & _IN_PACKS:
         kinds.add("data")
@@ -71,7 +76,7 @@ def read_view(
     opened: OpenVersion,
     view: str,
     columns: Sequence[str],
-    tokenizers: Path,
+    tokenizers: Path | None = None,
     *,
     only: Mapping[str, Any] = MappingProxyType({}),
     limit: int | None = None,
@@ -82,7 +87,7 @@ def read_view(
         opened: the version.
         view: its name.
         columns: which; those of `only` are read too.
-        tokenizers: folder of tokenizers in the cache.
+        tokenizers: folder of tokenizers in the cache; `text` alone needs it.
         only: rows with these values alone; of `text`, rows that hold this value, and of `source/`
             those of all its files.
         limit: rows at most.
@@ -95,6 +100,10 @@ def read_view(
     question = _Question(views=[view], only=dict(only), limit=limit)
     found = _asked(opened, question, kinds, every, tokenizers)
     return found.select(list(columns))
+
+
+def _words(query: str) -> set[str]:
+    return set(re.findall(r"[a-z_0-9]+", query.lower()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,9 +119,9 @@ def _asked(
     question: _Question,
     kinds: Collection[str],
     columns: Collection[str],
-    tokenizers: Path,
+    tokenizers: Path | None,
 ) -> pa.Table:
-    load = tokenizer_of(opened, tokenizers) if "text" in columns else None
+    load = tokenizer_of(opened, tokenizers) if tokenizers and "text" in columns else None
     with temporary_folder("sql") as folder:
         entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
         files: dict[str, list[tuple[Path, str]]] = {}
@@ -206,15 +215,17 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
         return
     duckdb = import_extra("duckdb", "sql", "SQL")
     database = duckdb.connect(":memory:", config=_SETTINGS)
+    for name in FUNCTIONS.keys() & _words(question.query):
+        check_installed(name)
+    add_functions(database)
     database.execute("SET python_enable_replacements = false")
     database.execute("SET lock_configuration = true")
-    _check_select(database, question.query)
     for name in question.views:
         database.register(name, tables.view(name))
     try:
         answer = database.sql(question.query).to_arrow_table()
     except duckdb.Error as error:
-        raise ConfigError(_explained(error)) from None
+        raise ConfigError(_explained(error, question.views)) from None
     yield from _batches(answer)
 
 
@@ -225,13 +236,14 @@ def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
     ]
 
 
-def _check_select(database: Any, query: str) -> None:
-    """Refuse what is not one SELECT.
+def _parse(query: str) -> dict[str, bool]:
+    """In a child: say whether a query means columns that it does not name.
 
     Raises:
         ConfigError: several statements, another statement, or no SQL.
     """
-    ((text,),) = database.execute("select json_serialize_sql(?)", [query]).fetchall()
+    connection = import_extra("duckdb", "sql", "SQL").connect(":memory:", config=_SETTINGS)
+    ((text,),) = connection.execute("select json_serialize_sql(?)", [query]).fetchall()
     parsed = orjson.loads(text)
     if parsed["error"] and parsed["error_type"] != "not implemented":
         raise ConfigError(f"the query is no SQL: {parsed['error_message']}")
@@ -240,9 +252,50 @@ def _check_select(database: Any, query: str) -> None:
             "a question is one SELECT: a version never changes. Give a single statement that "
             "begins with SELECT, WITH or FROM"
         )
+    return {"is_of_rows": _is_of_rows(parsed["statements"])}
 
 
-def _explained(error: Exception) -> str:
-    said = str(error).split("\n")[0].partition("Error: ")[2] or str(error).split("\n")[0]
-    views = [f"{name}({', '.join(columns)})" for name, columns in COLUMNS.items()]
-    return "\n".join([f"the query does not run: {said}", "There are:", *views])
+def _is_of_rows(tree: Any) -> bool:
+    """Return True if a query may mean columns that it does not name; `count(*)` means none.
+
+    By `*`, `columns(...)` and `#1`; by a table that is taken for a value, as in
+    `count(distinct records)`; where its columns get other names; in a natural join.
+    """
+    nodes, rest = [], [tree]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            nodes.append(value)
+        rest += (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        )
+    tables = [node for node in nodes if node.get("type") == "BASE_TABLE"]
+    names = {str(node[key]).lower() for node in tables for key in ("alias", "table_name")}
+    return any(
+        node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
+        or node.get("ref_type") == "NATURAL"
+        or node.get("type") in ("SHOW_REF", "PIVOT", "TABLE_FUNCTION")
+        or (node.get("type") == "BASE_TABLE" and node["column_name_alias"])
+        or (node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() in names)
+        for node in nodes
+    )
+
+
+def _explained(error: Exception, views: Sequence[str]) -> str:
+    """What is wrong with a query, in a line or two: DuckDB's first line, and what there is."""
+    first, *rest = str(error).split("\n")
+    said = f"the query does not run: {first.partition('Error: ')[2] or first}"
+    if first.startswith("Catalog Error: Table"):
+        return (
+            f"{said}\nThere are {', '.join(COLUMNS)}; `packhouse sql --help` says what they hold."
+        )
+    if "Referenced" in first or "does not have a column" in first:
+        there = (f"{view} has {', '.join(COLUMNS[view])}" for view in views)
+        return "\n".join([said, *there])
+    meant = [line for line in rest if line.startswith("Did you mean")]
+    takes = [line.strip().partition(" -> ")[0] for line in rest if " -> " in line]
+    if takes:
+        more = ", ..." * (len(takes) > _CANDIDATES)
+        shown = ", ".join(takes[:_CANDIDATES]).replace('"', "").replace(", /)", ")")
+        meant = [f"It is called as {shown}{more}"]
+    return "\n".join([said, *meant[:1]])

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from packhouse.errors import IntegrityError
 from packhouse.tokenization import TokenizerSnapshot
+from packhouse.views.contents import CONTENTS, read_contents
 from packhouse.views.pieces import Ints, Pieces, Rows, place_rows, read_pieces
 from packhouse.views.texts import texts_of
 
@@ -30,6 +31,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("split", "pack", "num_records", "num_tokens", "num_trained", "fill"),
         *("text", "input_ids", "record_ids"),
     ),
+    "contents": tuple(CONTENTS.names),
     "quarantine": (
         *("source", "row", "byte_offset", "step", "reason", "detail", "raw_size", "raw_sha256"),
         "raw",
@@ -155,6 +157,14 @@ class Tables:
             edges = pa.array([*starts.tolist(), len(pieces.pack)], pa.int64())
             columns["record_ids"] = pa.LargeListArray.from_arrays(edges, pieces.record_ids)
         return pa.table({name: columns[name] for name in asked})
+
+    def _contents(self) -> pa.Table:
+        table = self._read("records", ["record_id", "num_tokens", "times"])
+        table = table.filter(pc.greater(table["times"].cast(pa.int64()), 0))
+        record_ids, lengths = (table[name].to_pylist() for name in ("record_id", "num_tokens"))
+        of_one = dict(zip(record_ids, lengths, strict=True))
+        contents = read_contents(self.files.get("data", []), of_one)
+        return contents.select(self._asked("contents"))
 
     def _quarantine(self) -> pa.Table:
         table = self._read("quarantine", self._asked("quarantine"))

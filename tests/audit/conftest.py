@@ -40,7 +40,10 @@ def validated_table(chats, labels=None, tools=None) -> pa.Table:
     ids = conversation_ids(messages, tools, labels)
     source = pa.array(["chats/chats.jsonl"] * len(chats)).dictionary_encode()
     rows = pa.array(range(len(chats)), pa.int64())
-    return pa.table([ids, source, rows, messages, tools, labels, ids], schema=VALIDATED)
+    none = pa.nulls(len(chats))
+    columns = [ids, source, rows, messages, tools, none.cast(pa.string())]
+    columns += [none.cast(pa.float32()), labels, ids]
+    return pa.table(columns, schema=VALIDATED)
 
 
 DEFAULT = FormatConfig()

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import packhouse
 import schemas
 from flows.command import command
 from packhouse.auditing import audit_packs, audit_records, check_audit
@@ -29,6 +30,7 @@ from packhouse.store import open_version
 from tests.audit.conftest import DEMO
 
 IS_CONTROL = np.array([True, True, True, *[False] * 97])
+IS_BLANK = np.arange(100) == 50
 
 
 def pack(ids, ranges, lengths):
@@ -49,7 +51,9 @@ def packs(*rows):
 def test_trl_packs_whose_labels_are_all_ignored():
     """rivals: TRL's bfd packing kept a pack of labels [-100] * 8, whose loss is NaN."""
     counts = audit_packs(
-        packs(pack([9] * 8, [], [8]), pack([9, 9, 2, 8, 8], [(1, 3)], [3, 2])), IS_CONTROL
+        packs(pack([9] * 8, [], [8]), pack([9, 9, 2, 8, 8], [(1, 3)], [3, 2])),
+        IS_CONTROL,
+        IS_BLANK,
     )
     assert counts["packs"] == 2
     assert counts["untrained_packs"] == 1
@@ -62,8 +66,45 @@ def test_open_instruct_1876_cut_answers_that_teach_never_to_stop():
     whole = pack([9, 8, 2, 9, 7, 2], [(1, 3), (4, 6)], [3, 3])
     cut = pack([9, 8, 2, 9, 7, 7], [(1, 3), (4, 6)], [3, 3])
     open_question = pack([9, 8, 2, 9, 9], [(1, 3)], [5])
-    assert audit_packs(packs(whole, open_question), IS_CONTROL)["cut_sequences"] == 0
-    assert audit_packs(packs(whole, cut), IS_CONTROL)["cut_sequences"] == 1
+    assert audit_packs(packs(whole, open_question), IS_CONTROL, IS_BLANK)["cut_sequences"] == 0
+    assert audit_packs(packs(whole, cut), IS_CONTROL, IS_BLANK)["cut_sequences"] == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "ranges", "num_cut"),
+    [
+        ([9, 8, 2, 50], [(1, 4)], 0),  # <|im_end|>\n
+        ([9, 8, 2, 50, 50], [(1, 5)], 0),
+        ([9, 8, 2, 50], [(1, 3)], 0),
+        ([9, 8, 7, 50], [(1, 4)], 1),
+        ([9, 8, 2, 50], [(3, 4)], 1),  # the end token is not trained
+        ([9, 8, 2, 50], [(1, 2), (3, 4)], 1),
+        ([50, 50], [(0, 2)], 1),
+    ],
+)
+def test_white_space_may_stand_behind_an_end_token(ids, ranges, num_cut):
+    whole = pack([9, 8, 2], [(1, 3)], [3])
+    own = pack([9, 8, 2, *ids], [(1, 3), *((a + 3, b + 3) for a, b in ranges)], [3, len(ids)])
+    found = audit_packs(packs(whole, own, whole), IS_CONTROL, IS_BLANK)
+    assert found["cut_sequences"] == num_cut
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_templates_whose_blocks_end_behind_the_end_token_are_published(name, shared, tmp_path):
+    """TRL's: `{{- '<|im_end|>\\n' }}{%- endgeneration %}`."""
+    folder = pytest.importorskip("trl").__path__[0]
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
+    version = packhouse.prepare(
+        [{"messages": talk}],
+        tokenizer=shared / "tokenizers" / {"qwen2_5": "qwen2.5-instruct"}.get(name, name),
+        dataset="talks",
+        store=tmp_path / "store",
+        cache=tmp_path / "cache",
+        progress=False,
+        format={"template": f"{folder}/chat_templates/{name}_training.jinja"},
+        pack={"seq_len": 64},
+    )
+    assert version.audit["packs"]["cut_sequences"] == 0
 
 
 def key(name):

@@ -3,10 +3,12 @@
 import json
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from packhouse.errors import ConfigError
+from packhouse.exports import export_version
 from packhouse.loaders import StreamingPackedDataset, load_packed
 from packhouse.store import open_version
 from packhouse.store.accounts import manifest_problems
@@ -45,8 +47,6 @@ def records(rows: Any) -> set[str]:
 
 
 def lineage(uri: str) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
     address, _, version = uri.partition("@")
     opened = open_version(*address.rsplit("/", 1), version)
     files = [opened.store.path(opened.key(e)) for e in opened.files("records")]
@@ -71,6 +71,33 @@ def test_each_source_has_eval_files_of_its_own(project, tmp_path, strategy):
     assert records(whole) == asked
     streamed = StreamingPackedDataset(uri, split="eval", rank=0, world_size=1, cache=tmp_path)
     assert len(list(streamed)) == len(whole)
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_exports_hold_a_set_for_each_source(project, tmp_path, carried):
+    formats = ["trl", "axolotl", "megatron", "mds", "jsonl", "arrow"]
+    split = {"eval_fraction": 0.3, "eval_by_source": True}
+    uri, _ = publish(project, split=split, publish={"exports": formats if carried else []})
+    address, _, version = uri.partition("@")
+    opened = open_version(*address.rsplit("/", 1), version)
+    made = {
+        name: export_version(opened, name, tmp_path / name, cache=tmp_path / "copies").files
+        for name in formats
+    }
+
+    whole = load_packed(uri, split="eval", by_source=True, cache=tmp_path)
+    for source, rows in whole.items():
+        found = pq.read_table(tmp_path / "trl" / f"eval-{source}.parquet")
+        assert found["input_ids"].to_pylist() == rows["input_ids"]
+        records = pq.read_table(tmp_path / "axolotl" / f"eval-{source}.parquet")
+        assert records.num_rows == sum(map(len, rows["seq_lengths"]))
+    names = ["eval-a", "eval-b", "eval-test", "train"]
+    assert list(made["jsonl"]) == [f"{name}.jsonl" for name in names]
+    assert list(made["megatron"]) == [f"{name}.idx.parquet" for name in names]
+    assert [name for name in made["mds"] if name.endswith(".json")] == [
+        f"{name}/index.json" for name in names
+    ]
+    assert manifest_problems(opened.manifest) == []
 
 
 def test_accounts_and_records_are_those_of_one_eval_side(project, tmp_path):
@@ -98,6 +125,23 @@ def test_a_source_for_evaluation_only_takes_its_prompts_along(project, tmp_path)
     assert not [name for name, _ in of_eval if name == "b"]
     [facts] = [r.facts for r in prepared.receipts if r.step == "pack"]
     assert (facts.split.asked, facts.split.eval, facts.split.records) == (20, 30, 120)
+
+
+@pytest.mark.parametrize("near", ["ignore", "keep"])
+def test_a_row_that_stays_for_one_for_evaluation_only_is_not_trained(project, tmp_path, near):
+    rows = [{"instruction": f"Add  1 to {n}.", "output": f"{n + 1}, a."} for n in range(5)]
+    (project.root / "test.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    dedup = {"exact": "drop", "near": near}
+    uri, _ = publish(project, only=True, dedup=dedup, split={"group_by": "record"})
+
+    rows = {(row["source"].partition("/")[0], row["row"]): row for row in lineage(uri)}
+    assert {rows["test", n]["outcome"] for n in range(5)} == {"duplicate"}
+    assert {rows["test", n]["repeats"] for n in range(5)} == {
+        row["record_id"] for row in rows.values() if row["split"] == "eval" and row["times"]
+    }
+    assert {key for key, row in rows.items() if row["split"] == "eval" and row["times"]} == {
+        ("a", n) for n in range(5)
+    }
 
 
 def test_a_count_is_of_the_other_sources(project):

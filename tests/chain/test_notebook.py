@@ -89,7 +89,7 @@ def test_without_the_tokenizer_ids_are_shown(tmp_path: Path) -> None:
     opened._cache = tmp_path / "empty"
 
     first = version.train[0]["input_ids"][:3]
-    assert "".join(f"[{token}]" for token in first) in opened._repr_html_()
+    assert "".join(f"{token} " for token in first) in opened._repr_html_()
 
 
 def test_progress_in_a_notebook_is_one_output_that_changes(

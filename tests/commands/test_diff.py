@@ -75,3 +75,18 @@ def test_another_mask_is_no_other_text(publish):
     text = "\n".join(printed(old, new))
     assert "20 same text, another part trained" in text
     assert "other text" not in text
+
+
+def test_records_that_are_cut_elsewhere_are_the_same(publish):
+    def packed(seq_len: int, exact: str, **settings) -> str:
+        how = {"pack": {"seq_len": seq_len, "strategy": "concat"}, "dedup": {"exact": exact}}
+        return publish([*ROWS, ROWS[0]], **how, **settings)
+
+    once = packed(72, "drop")
+    lines = printed(packed(96, "drop"), once)
+    assert "records: 19 are the same" in lines
+    assert "          rows/rows.jsonl row 14: 4 -> 5 trained" in lines  # its answer began a pack
+    assert not any("other text" in line for line in lines)
+    text = "\n".join(printed(once, packed(72, "keep", split={"eval_fraction": 0.3})))
+    assert "other text" not in text
+    assert "1 -> 2 copies" in text

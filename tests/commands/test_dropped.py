@@ -1,9 +1,13 @@
 """What `packhouse dropped` says of rows that were left out."""
 
+import csv
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from packhouse.api import prepare
@@ -50,5 +54,88 @@ def test_rows_say_why_and_how_long_they_are(version, tmp_path):
 def test_another_machine_says_that_it_has_no_texts(version, tmp_path):
     done = call(version, tmp_path / "elsewhere")
     assert "rows/rows.jsonl row 20: repeats rows/rows.jsonl row 3" in done.stdout
-    assert "no texts, no token counts" in done.stdout
+    assert "no text of 2 rows of rows/rows.jsonl: no run on this machine says" in done.stdout
     assert call(version, tmp_path / "cache", "--reason", "json").exit_code == 2
+
+
+@pytest.fixture(params=["jsonl", "csv", "parquet"])
+def filtered(request, tmp_path):
+    """A version of a file, three of its rows left out by `where`; its path and its recipe."""
+    path = tmp_path / f"talk.{request.param}"
+    table = pa.table(
+        {
+            "instruction": [f"Say {n}." for n in range(20)],
+            "output": [f"It is {n}! \u202e" for n in range(20)],
+        }
+    )
+    write_rows(path, table)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        yaml.safe_dump(
+            {
+                "dataset": "talk",
+                "sources": [
+                    {"path": path.name, "name": "talk", "where": "output not like '% 1_!%'"}
+                ],
+                "tokenizer": str(TOKENIZER),
+                "format": {"template": "alpaca"},
+                "pack": {"seq_len": 128},
+                "publish": {"store": str(tmp_path / "store")},
+            }
+        )
+    )
+    version = prepare(recipe, cache=tmp_path / "cache", progress=False)
+    return version, path, recipe
+
+
+def write_rows(path: Path, table: pa.Table) -> None:
+    rows = table.to_pylist()
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def raw_of(version, *options: str) -> tuple[list[dict], str]:
+    done = CliRunner().invoke(cli, ["dropped", version.uri, "--json", *options])
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_filtered_rows_are_shown_as_they_stand_in_their_file(filtered, tmp_path):
+    version, _, _ = filtered
+    cache, elsewhere = ["--cache", str(tmp_path / "cache")], ["--cache", str(tmp_path / "other")]
+    rows, said = raw_of(version, *cache)
+    assert {row["row"] for row in rows} == set(range(10, 20))
+    assert all(f"Say {row['row']}." in row["raw"] for row in rows)
+    assert said == ""
+    assert "\u202e" not in call(version, tmp_path / "cache").stdout
+    assert "raw" not in raw_of(version, *elsewhere)[0][0]
+
+
+def test_a_file_that_changed_gives_no_text(filtered, tmp_path):
+    version, path, recipe = filtered
+    cache = ["--cache", str(tmp_path / "cache")]
+    other = ["--cache", str(tmp_path / "other"), "--recipe", str(recipe)]
+    assert all("raw" in row for row in raw_of(version, *other)[0])
+    table = pa.table({"instruction": ["Forged."] * 20, "output": ["Forged."] * 20})
+    write_rows(path, table)
+    rows, said = raw_of(version, *cache)
+    assert not any("raw" in row for row in rows)
+    assert said.count("\n") == 1
+    assert "no text of 10 rows of talk/talk." in said
+    assert "changed since it was scanned" in said
+    rows, said = raw_of(version, *other)
+    assert not any("raw" in row for row in rows)
+    assert "is not the file that the version was made of: its sha256 differs" in said
+    path.unlink()
+    for options in (cache, other):
+        rows, said = raw_of(version, *options)
+        assert not any("raw" in row for row in rows)
+        assert said.count("\n") == 1
+        assert "does not exist" in said

@@ -12,6 +12,9 @@ from click.testing import CliRunner
 from datasets import Dataset
 
 import packhouse
+import schemas
+from packhouse.api import prepare_recipe
+from packhouse.cache.places import find_cache
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, ContractError
 from packhouse.exports import FORMATS, export_version
@@ -24,6 +27,7 @@ from packhouse.loaders import (
 from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import read_rows
 from packhouse.recipe import Recipe
+from packhouse.steps import validate
 from packhouse.store import open_version
 from packhouse.store.card import dataset_card
 
@@ -203,6 +207,29 @@ def test_every_pair_is_counted_once(make, pairs):
     assert version.ledger[-1]["tokens_out"] == sum(2 * p + c + r for p, c, r in sizes)
 
 
+def test_shards_and_the_contracts_of_flows_change_nothing(make, pairs, tmp_path, monkeypatch):
+    whole = open_version(*_address(make(pairs, DEMO))).manifest
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    recipe = Recipe.model_validate(
+        {
+            "dataset": "prefer",
+            "sources": [{"path": str(rows), "format": "pairs"}],
+            "tokenizer": DEMO,
+            "format": {"template": "completion"},
+            "pack": {"seq_len": 1024},
+            "split": {"eval_fraction": 0.2},
+            "publish": {"store": str(tmp_path / "store"), "report": False},
+        }
+    )
+    monkeypatch.setattr(validate, "SHARD_BYTES", 2**13)
+
+    done, _ = prepare_recipe(recipe, find_cache(str(tmp_path / "cache")), check=schemas.check)
+
+    assert sum(receipt.step == "validate" for receipt in done.receipts) > 3
+    assert done.published.content_id == whole.content_id
+
+
 def test_card_and_inspect_tell_the_sides_apart(make, pairs, tmp_path):
     version = make(pairs)
     opened = open_version(*_address(version))
@@ -213,6 +240,12 @@ def test_card_and_inspect_tell_the_sides_apart(make, pairs, tmp_path):
     for name in row["record_ids"]:
         assert f"-- record {name}, chosen --" in shown
         assert f"-- record {name}, rejected --" in shown
+    second = str(row["seq_lengths"][0])
+    traced = CliRunner().invoke(
+        cli, ["trace", version.uri, "--pack", "0", "--token", second, "--json"]
+    )
+    assert json.loads(traced.output)["side"] == "rejected"
+    assert json.loads(traced.output)["token of the side"] == 0
     card = dataset_card(opened.manifest)
     assert f"- rows read: {NUM_ROWS:,}" in card
     assert "load_preferences" in card
@@ -359,6 +392,7 @@ def test_a_form_is_one_of_its_kind(make, verdicts):
         {"format": {"reasoning": "strip"}},
         {"format": {"template": "text"}},
         {"publish": {"exports": ["axolotl"]}},
+        {"sources": [{"path": "a", "format": "pairs", "loss_weight": 2}]},
         {"sources": [{"path": "a", "format": "pairs"}, {"path": "b", "format": "chat"}]},
         {"sources": [{"path": "a", "format": "kto"}]},  # in packs
     ],

@@ -15,9 +15,10 @@ from packhouse.packing.histogram import (
     exact_completion,
     first_fit_decreasing,
 )
-from packhouse.packing.plan import PackPlan
+from packhouse.packing.pack_plan import PackPlan
+from packhouse.packing.shuffle import permutation
 
-WHOLE = ("best_fit", "first_fit", "next_fit", "none")
+WHOLE = ("best_fit", "first_fit", "first_fit_shuffle", "next_fit", "none")
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
 # Few distinct lengths, each many times: what makes patterns repeat.
 REPEATED = st.dictionaries(st.integers(1, 64), st.integers(1, 90), max_size=6).map(
@@ -47,6 +48,18 @@ def first_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
                 break
         else:
             packs.append([length])
+    return packs
+
+
+def first_fit_as_given(lengths: list[int], seq_len: int) -> list[list[int]]:
+    packs: list[list[int]] = []
+    for index, length in enumerate(lengths):
+        for pack in packs:
+            if sum(lengths[i] for i in pack) + length <= seq_len:
+                pack.append(index)
+                break
+        else:
+            packs.append([index])
     return packs
 
 
@@ -268,6 +281,49 @@ def test_best_fit_is_within_a_pack_of_the_optimum_on_tiny_instances(lengths):
     assert optimum <= plan_packs(array, 12, "best_fit").num_packs <= optimum + 1
 
 
+# -- without a seed
+
+
+@given(lengths=LENGTHS)
+def test_first_fit_shuffle_without_a_seed_is_first_fit_in_the_order_of_arrival(lengths):
+    plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "first_fit_shuffle", seed=None)
+
+    assert (packs_of(plan) if lengths else []) == first_fit_as_given(lengths, 64)
+
+
+@given(lengths=LENGTHS, seed=st.integers(0, 3))
+def test_first_fit_shuffle_takes_the_sequences_in_an_order_that_the_seed_decides(lengths, seed):
+    lengths = np.array(lengths, dtype=np.int64)
+    order = permutation(len(lengths), seed)
+    plan = plan_packs(lengths, 64, "first_fit_shuffle", seed)
+
+    by_hand = first_fit_as_given(lengths[order].tolist(), 64)
+    assert (packs_of(plan) if len(lengths) else []) == [order[p].tolist() for p in by_hand]
+
+
+@given(lengths=LENGTHS)
+def test_next_fit_and_concat_without_a_seed_keep_the_order_of_arrival(lengths):
+    lengths = np.array(lengths, dtype=np.int64)
+
+    assert plan_packs(lengths, 64, "next_fit", None).order.tolist() == list(range(len(lengths)))
+    pieces = plan_packs(lengths, 64, "concat", None).order.tolist()
+    assert pieces == sorted(pieces)
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit"])
+@given(lengths=LENGTHS)
+def test_decreasing_packs_without_a_seed_come_longest_first(strategy, lengths):
+    lengths = np.array(lengths, dtype=np.int64)
+    plan = plan_packs(lengths, 64, strategy, None)
+
+    seeded = plan_packs(lengths, 64, strategy, 0)
+    assert lengths_in_packs(plan, lengths) == lengths_in_packs(seeded, lengths)
+    packs = packs_of(plan) if len(lengths) else []
+    ranks = [[(-int(lengths[i]), i) for i in pack] for pack in packs]
+    assert all(rank == sorted(rank) for rank in ranks)
+    assert [rank[0] for rank in ranks] == sorted(rank[0] for rank in ranks)
+
+
 # -- refusals
 
 
@@ -282,7 +338,9 @@ def test_an_empty_sequence_is_refused():
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'worst_fit'; known: best_fit, first_fit, next_fit"):
+    with pytest.raises(
+        ConfigError, match=r"'worst_fit'; known: best_fit, first_fit, first_fit_shuffle"
+    ):
         plan_packs(np.array([5]), seq_len=8, strategy="worst_fit")
 
 

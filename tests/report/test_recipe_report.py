@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import packhouse
 from packhouse.cli import cli
-from packhouse.report.framed import FramedPage
+from packhouse.report.notebook import FramedPage
 from tests.report.conftest import TOKENIZER, Made
 from tests.report.test_version_report import island
 
@@ -41,7 +41,11 @@ def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
     before = report(recipe, "-o", page, "--cache", cache)
     (front,) = island(before, "samples-data")
 
-    assert "A recipe that was not run" in before
+    assert "An estimate from a sample; this recipe has no version yet." in before
+    size = (tmp_path / "rows.jsonl").stat().st_size / 1e6
+    said = f"an estimate from 200 rows, the first {size:.2f} MB of 1 file with {size:.2f} MB"
+    assert said in before
+    assert "The run would be refused" not in before
     assert front["packs"][0]["records"][0]["texts"]
     assert "Other seq_len" in before
     assert not (tmp_path / "store").exists()
@@ -49,8 +53,18 @@ def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
     version = packhouse.prepare(recipe, cache=cache, progress=False)
     after = report(recipe, "-o", page, "--cache", cache)
     assert version.id in after
-    assert "A recipe that was not run" not in after
+    assert "An estimate from a sample" not in after
     assert after == report(version.uri, "-o", page, "--cache", cache) == version.report()
+
+
+def test_a_recipe_that_would_be_refused_says_so(recipe: Path, tmp_path: Path) -> None:
+    with recipe.open("a") as file:
+        file.write("validate: {max_quarantined: 0.0}\n")
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write("not json\n")
+    html = report(recipe, "-o", tmp_path / "page.html", "--cache", tmp_path / "cache")
+
+    assert "The run would be refused: 1 of 201 rows (0.50%) are bad" in html
 
 
 def test_a_notebook_shows_the_report_in_a_frame_of_its_own(hostile: Made) -> None:

@@ -3,20 +3,24 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import packhouse
+from packhouse.escaping import for_terminal
 from packhouse.packing import plan_packs
-from packhouse.report.figures import octave_bins
+from packhouse.packing.other_seq_lens import try_seq_lens
+from packhouse.report.figures import class_counts
 from packhouse.report.html import page
 from packhouse.report.measure import _Tally
-from packhouse.report.other_seq_lens import alternatives
-from packhouse.report.pieces import piece_texts
+from packhouse.report.tokens import plain, runs_of, token_texts
 from packhouse.report.version_report import MAX_BYTES, version_report
 from packhouse.store.address import open_address
+from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.loading import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
 from tests.report.conftest import TOKENIZER, Made
@@ -68,7 +72,8 @@ def test_samples_hold_the_tokens_of_the_version(hostile: Made) -> None:
             assert record["id"] in row["record_ids"]
             assert record["ids"] == row["input_ids"][start:end]
             assert mask.tolist() == [label != -100 for label in row["labels"][start:end]]
-            assert record["texts"] == piece_texts(record["ids"], tokenizer)
+            texts = token_texts(record["ids"], tokenizer)
+            assert record["texts"] == [for_terminal(text, keep_lines=True) for text in texts]
 
 
 def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile: Made) -> None:
@@ -100,12 +105,41 @@ def test_data_for_scripts_cannot_end_them() -> None:
 def test_other_sizes_are_planned_as_a_run_plans() -> None:
     lengths = {300: 40, 90: 100, 17: 500}
     flat = np.repeat(list(lengths), list(lengths.values()))
-    found = {each.seq_len: each for each in alternatives([lengths], 512, "best_fit", seed=3)}
+    found = {each.seq_len: each for each in try_seq_lens([lengths], 512, "best_fit", seed=3)}
 
     assert sorted(found) == [128, 256, 384, 512, 768, 1024, 2048]
     assert found[512].num_packs == plan_packs(flat, 512, "best_fit", 3).num_packs
     assert (found[256].rows_too_long, found[256].tokens_too_long) == (40, 12000)
     assert found[256].num_tokens == 100 * 90 + 500 * 17
+
+
+def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> None:
+    rows = [{"instruction": "Count.", "output": "1 " * n} for n in (5, 40, 300, 300)]
+    made = {
+        size: packhouse.prepare(
+            rows,
+            tokenizer=TOKENIZER,
+            dataset="numbers",
+            seq_len=size,
+            format={"template": "alpaca"},
+            pack={"over_length": "drop"},
+            store=tmp_path / str(size),
+            cache=tmp_path / "cache",
+            progress=False,
+        )
+        for size in (256, 1024)
+    }
+    table = re.search(r"Other seq_len</caption>(.*?)</table>", made[256].report(), re.S)
+    assert table
+    counts = dict(re.findall(r"<tr><td>([\d,]+)[^<]*</td>(.*?)</tr>", table[1]))
+    too_long = {size: re.findall(r">([\d,]+)</td>", counts[size])[-2:] for size in ("256", "1,024")}
+    query = "select num_tokens from records where outcome = 'over_seq_len'"
+    dropped = [row["num_tokens"] for row in made[256].sql(query).to_pylist()]
+
+    assert too_long == {"256": ["2", f"{sum(dropped):,}"], "1,024": ["0", "0"]}
+    assert "Counts the 2 rows that this version left out as too long." in made[256].report()
+    kept = made[1024].sql("select num_tokens from records where row > 1").to_pylist()
+    assert dropped == [row["num_tokens"] for row in kept]
 
 
 def test_masks_are_counted_by_record_and_by_answer_in_both_layouts() -> None:
@@ -133,14 +167,37 @@ def test_a_character_of_several_tokens_is_text_of_the_last() -> None:
     byte = {pipeline.token_bytes[i].as_py(): i for i in range(len(pipeline.token_bytes))}
     ids = [byte[bytes([b])] for b in "a\U0001f600".encode()]
 
-    assert piece_texts(ids, pipeline) == ["a", "", "", "", "\U0001f600"]
-    assert piece_texts(ids[:3], pipeline) == ["a", "", "\ufffd"]
-    assert piece_texts([7, 10**6], None) == ["7 ", "1000000 "]
+    assert token_texts(ids, pipeline) == ["a", "", "", "", "\U0001f600"]
+    assert token_texts(ids[:3], pipeline) == ["a", "", "\ufffd"]
+    assert token_texts([7, 10**6], None) == ["7 ", "1000000 "]
+
+
+def test_runs_end_where_tokens_are_trained_or_special() -> None:
+    pipeline = read_pipeline(load_snapshot(TOKENIZER).backend)
+    byte = {pipeline.token_bytes[i].as_py(): i for i in range(len(pipeline.token_bytes))}
+    ids = [byte[each] for each in (b"4", b"2", b"<|im_end|>", b"\n")] + [10**6]
+    runs = runs_of(ids, np.array([False, True, True, False, False]), pipeline)
+
+    assert [run.text for run in runs] == ["4", "2", "<|im_end|>", "\n[1000000]"]
+    assert [(run.start, run.end) for run in runs] == [(0, 1), (1, 2), (2, 3), (3, 5)]
+    assert [run.is_special for run in runs] == [False, False, True, False]
+    assert plain(runs) == "4{+2<|im_end|>+}\n[1000000]"
+    assert runs_of([], np.zeros(0, bool), pipeline) == ()
+
+
+def test_tokens_of_a_word_piece_vocabulary_are_words(shared: Path) -> None:
+    snapshot = load_snapshot(shared / "tokenizers" / "bert-base-uncased")
+    ids = load_tokenizer(snapshot.backend).encode("Unaffordable, he said.").ids
+    texts = token_texts(ids, read_pipeline(snapshot.backend))
+
+    assert texts[:3] == [" una", "ff", "ord"]
+    assert "".join(texts) == " unaffordable , he said ."
 
 
 def test_bins_hold_every_length_once() -> None:
     lengths = {length: 1 for length in range(1, 3000)}
 
-    assert sum(octave_bins(lengths).values()) == 2999
-    assert sum(octave_bins(lengths, weigh=True).values()) == sum(lengths)
-    assert list(octave_bins(lengths))[6:12] == [7, 8, 10, 12, 14, 16]
+    assert sum(class_counts(lengths).values()) == 2999
+    assert sum(class_counts(lengths, weigh=True).values()) == sum(lengths)
+    assert list(class_counts(lengths))[6:12] == [7, 8, 10, 12, 14, 16]
+    assert {2048: 256} == class_counts({n: 1 for n in range(1793, 2049)})

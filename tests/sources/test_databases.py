@@ -147,6 +147,33 @@ def test_a_table_of_duckdb_is_read(tmp_path, read):
         read(tmp_path / "text.duckdb")
 
 
+@pytest.mark.parametrize(
+    ("statement", "table", "says"),
+    [
+        (
+            "CREATE TABLE evil (a INT, b AS (random()))",
+            "evil",
+            "column of table 'evil' is computed",
+        ),
+        (
+            "CREATE MACRO duckdb_tables() AS TABLE "
+            "SELECT 'evil' AS table_name, 'main' AS schema_name; "
+            "CREATE VIEW evil AS SELECT random()::VARCHAR AS text",
+            "evil",
+            "'evil' is a view",
+        ),
+    ],
+)
+def test_what_would_run_is_no_table_of_duckdb(statement, table, says, tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    path = tmp_path / "rows.duckdb"
+    with duckdb.connect(str(path)) as database:
+        database.execute(f"CREATE TABLE rows (text VARCHAR); {statement}")
+
+    with pytest.raises(SourceError, match=says):
+        scan_source(SourceConfig(path=str(path), table=table))
+
+
 def test_a_folder_is_not_searched_for_databases(sqlite, read, tmp_path):
     sqlite(*ROWS)
     (tmp_path / "a.jsonl").write_text('{"text": "t"}\n')

@@ -23,7 +23,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.report.version_page import numbers_of
+from packhouse.report.notebook import numbers_of
 from packhouse.result import print_ledger
 from packhouse.store import (
     load_ref,
@@ -37,13 +37,13 @@ from packhouse.store import (
 )
 from packhouse.store.accounts import manifest_problems, tally_problems
 from packhouse.store.card import dataset_card
-from packhouse.store.diff import diff_versions
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.store.objects import MAX_GET_BYTES
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
+from packhouse.views.diff import diff_versions
 from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 PUBLISHED = Path(__file__).parent / "published"

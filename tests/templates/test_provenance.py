@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.templates import provenance
+from packhouse.templates.chat_messages import Given
 from packhouse.templates.provenance import Piece, TracedText
 from packhouse.templates.rendering import Conversation
 from packhouse.templates.results import RefusedError
@@ -55,7 +56,7 @@ def check(source, messages=MESSAGES, tools=TOOLS):
         return False
     nothing = re.compile("(?!)")
     try:
-        talk = Conversation(template, messages, tools, nothing)
+        talk = Conversation(template, messages, Given(tools), nothing)
     except RefusedError:
         return False  # refused, not guessed at
     text, expected = (
@@ -146,7 +147,7 @@ def test_a_row_cannot_forge_what_stands_for_its_texts_in_json(number):
 def test_what_str_refuses_is_refused(use):
     template = ChatTemplate(PREFIX + "{{ " + use + " }}", {}, where="toy")
     with pytest.raises(RefusedError, match="TypeError"):
-        Conversation(template, MESSAGES, None, re.compile("(?!)"))
+        Conversation(template, MESSAGES, Given(), re.compile("(?!)"))
 
 
 STEPS = st.sampled_from(
@@ -197,7 +198,7 @@ def test_the_work_grows_with_the_length_of_a_text(use, monkeypatch):
     Conversation(
         ChatTemplate(source, {}, where="toy"),
         [{"role": "user", "content": content}],
-        None,
+        Given(),
         re.compile("(?!)"),
     )
 

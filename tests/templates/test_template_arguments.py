@@ -47,7 +47,7 @@ def test_other_arguments_are_another_version():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"messages": []}, "'messages' is no argument that a recipe can give"),
+        ({"messages": []}, "'messages' is no argument of a chat template"),
         ({"eos_token": "x"}, "'eos_token' is no argument"),
         ({"a b": 1}, "'a b' is no argument"),
         ({"x": float("nan")}, "no JSON"),

@@ -11,7 +11,13 @@ from packhouse.templates import Rendered, Renderer, make_renderer
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 
-def make_table(conversations: list[Any], tools: Any = None, labels: Any = None) -> pa.Table:
+def make_table(
+    conversations: list[Any],
+    tools: Any = None,
+    labels: Any = None,
+    arguments: Any = None,
+    weights: Any = None,
+) -> pa.Table:
     """A VALIDATED table of conversations given as [(role, content), ...] or as dicts."""
     rows = []
     for number, conversation in enumerate(conversations):
@@ -26,6 +32,8 @@ def make_table(conversations: list[Any], tools: Any = None, labels: Any = None) 
                 "row": number,
                 "messages": messages,
                 "tools": tools[number] if tools else None,
+                "arguments": arguments[number] if arguments else None,
+                "weight": weights[number] if weights else None,
                 "label": labels[number] if labels else None,
                 "group_key": f"{number:020x}",
             }

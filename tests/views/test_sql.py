@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from packhouse.api import Version, prepare
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.quality import FUNCTIONS
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.views import ask
 from tests.store.versions import FACTS, write_file
@@ -120,6 +121,27 @@ def test_only_what_a_question_names_is_read(make, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "query",
+    [
+        "select count(distinct records) from records",
+        "select count(distinct r) from records as r",
+        'select count(distinct "R") from (select r from records as r)',
+        "select count(distinct main.records) from records",
+        "select count(distinct b) from records as r(a, r, b)",
+        "select count(distinct #3) from records",
+        "select count(*) from (select distinct columns(*) from records)",
+        "select count(*) from records natural join (select distinct row, source from records)",
+        "select count(*) from (from records union from records)",
+        "select count(*) from (with t as (from records) select distinct t from t)",
+    ],
+)
+def test_columns_that_a_question_means_without_naming_them_are_there(make, query):
+    """59 rows, each with a row number of its own, of 54 records."""
+    (answer,) = make().sql(query).to_pylist()
+    assert list(answer.values()) == [59]
+
+
+@pytest.mark.parametrize(
     ("query", "problem"),
     [
         ("select 1; select 2", "one SELECT"),
@@ -129,8 +151,14 @@ def test_only_what_a_question_names_is_read(make, tmp_path):
         ("select * from read_csv('/etc/passwd')", "disabled by configuration"),
         ("select * from 'records.parquet'", "disabled by configuration"),
         ("select content from read_text('/etc/passwd')", "disabled by configuration"),
-        ("select nme from records", r"(?s)nme.*records\(record_id, source, row"),
-        ("select * from record", r"(?s)record does not exist.*packs\(split, pack"),
+        (
+            "select nme from records",
+            r'column "nme" not found.*\nrecords has record_id, source, row',
+        ),
+        ("select * from record", r"record does not exist!\nThere are records, packs, contents,"),
+        ("select lenght(source) from records", 'lenght does not exist!\nDid you mean "length"'),
+        ("select sum(source) from records", r"sum\(VARCHAR\)'.*\nIt is called as sum\("),
+        ("select is_refusal(source, 3) from records", r"is_refusal\(col0 VARCHAR\)$"),
         ("selec 1", "no SQL"),
         ("select sum(a.range * b.range) from range(10000000) a, range(10000000) b", "CPU"),
     ],
@@ -176,3 +204,45 @@ def test_the_command_prints_a_table_json_and_csv(make):
     lines = [json.loads(line) for line in call("--json").splitlines()]
     assert [line["row"] for line in lines] == [0, 1]
     assert list(csv.DictReader(io.StringIO(call("--csv"))))[1]["text"] == lines[1]["text"]
+
+
+def test_stats_are_those_of_the_ledger_and_the_manifest(make):
+    version = make("stats", dedup={"exact": "keep"})
+    done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    for side in found["splits"]:
+        counts = version.statistics[side["split"]]
+        assert side["packs"] == counts["num_packs"]
+        assert side["fill"] == pytest.approx(counts["fill"], abs=1e-4)
+        assert side["records"] == counts["num_sequences"]
+        of_split = [each for each in found["sources"] if each["split"] == side["split"]]
+        assert sum(each["tokens"] for each in of_split) == side["tokens"] == counts["num_tokens"]
+        trained = sum(each["tokens"] * each["trained"] for each in of_split)
+        assert trained == pytest.approx(counts["num_trained"], rel=1e-3)
+    lengths = sorted(
+        row["num_tokens"]
+        for row in version.sql("select num_tokens from records where outcome = 'kept'").to_pylist()
+    )
+    assert max(each["longest"] for each in found["sources"]) == lengths[-1]
+    assert {each["source"] for each in found["sources"]} == {"rows"}
+    lines = CliRunner().invoke(cli, ["stats", version.uri], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, lines.splitlines())) <= 80
+    assert lines.split()[:4] == ["source", "split", "rows", "tokens"]
+
+
+def test_quality_functions_are_those_of_where(make):
+    found = make().sql(
+        "select has_email(v) as mail, is_empty(v) as empty, echoes(v, v) as echoes, "
+        "repetition(v) as repetition from (values ('jo@mail.org'), ('...'), (null)) as t(v)"
+    )
+    texts = pa.array(["jo@mail.org", "...", None])
+    assert found.to_pydict() == {
+        "mail": FUNCTIONS["has_email"].call(texts).to_pylist(),
+        "empty": FUNCTIONS["is_empty"].call(texts).to_pylist(),
+        "echoes": FUNCTIONS["echoes"].call(texts, texts).to_pylist(),
+        "repetition": FUNCTIONS["repetition"].call(texts).to_pylist(),
+    }
+    assert found["mail"].to_pylist() == [True, False, None]
+    (kept,) = make().sql("select count(*) as n from records where not is_empty(text)").to_pylist()
+    assert kept["n"] == 53

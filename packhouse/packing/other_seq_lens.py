@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from packhouse.errors import PackhouseError
-from packhouse.packing import plan_packs
+from packhouse.packing.plan import plan_packs
 
-__all__ = ["Alternative", "alternatives"]
+__all__ = ["SeqLenTrial", "try_seq_lens"]
 
 _FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 _MAX_RECORDS = 2**21  # 7 plans of 2 million lengths take 0.5 s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Alternative:
-    """Packs of one size."""
+class SeqLenTrial:
+    """What packs of one size would give."""
 
     seq_len: int
     num_packs: int
@@ -44,9 +44,9 @@ class Alternative:
         return 1 - self.rows_too_long / max(self.num_rows, 1)
 
 
-def alternatives(
+def try_seq_lens(
     splits: Sequence[Mapping[int, int]], seq_len: int, strategy: str, seed: int = 0
-) -> list[Alternative]:
+) -> list[SeqLenTrial]:
     """Plan the packs of each split again, with other sizes.
 
     Args:
@@ -60,8 +60,8 @@ def alternatives(
         plug-in is not here.
 
     Example:
-        >>> [(a.seq_len, a.num_packs, a.rows_too_long) for a in alternatives([{6: 2, 2: 2}], 8,
-        ...     "best_fit")]
+        >>> [(a.seq_len, a.num_packs, a.rows_too_long) for a in try_seq_lens([{6: 2, 2: 2}],
+        ...     8, "best_fit")]
         [(2, 2, 2), (4, 1, 2), (6, 3, 0), (8, 2, 0), (12, 2, 0), (16, 1, 0), (32, 1, 0)]
     """
     if sum(sum(each.values()) for each in splits) > _MAX_RECORDS:
@@ -75,7 +75,7 @@ def alternatives(
 
 def _planned(
     splits: Sequence[Mapping[int, int]], seq_len: int, strategy: str, seed: int
-) -> Alternative:
+) -> SeqLenTrial:
     packs = tokens = rows = long_rows = long_tokens = 0
     for counts in splits:
         values, numbers = np.array(list(counts.items()), np.int64).reshape(-1, 2).T
@@ -87,7 +87,7 @@ def _planned(
             lengths = np.repeat(values[fits], numbers[fits])
             plan = plan_packs(lengths, seq_len, strategy, seed)
             packs, tokens = packs + plan.num_packs, tokens + plan.num_tokens
-    return Alternative(
+    return SeqLenTrial(
         seq_len=seq_len,
         num_packs=packs,
         num_tokens=tokens,

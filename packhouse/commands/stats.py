@@ -1,0 +1,86 @@
+"""`packhouse stats VERSION`: how much there is of what, by source and by split."""
+
+import json
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.commands.sql import print_rows
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address
+from packhouse.terminal import echo
+from packhouse.views import read_view
+
+__all__ = ["stats"]
+
+_QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
+
+
+@click.command()
+@click.argument("target", metavar="VERSION")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def stats(target: str, as_json: bool) -> None:
+    """Print rows, tokens, trained share and lengths by source and split, packs and fill by split.
+
+    Rows are those of the sources that are in packs; copies count in tokens and lengths.
+
+    \b
+    packhouse stats ./store/demo
+    """
+    opened = open_address(target)
+    found = {"sources": _by_source(opened), "splits": _by_split(opened)}
+    if as_json:
+        echo(json.dumps(found))
+        return
+    for number, rows in enumerate(found.values()):
+        echo() if number else None
+        print_rows(pa.Table.from_pylist(rows))
+
+
+def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
+    columns = ("source", "split", "num_tokens", "times", "num_trained")
+    table = read_view(opened, "records", columns)
+    table = table.filter(pc.greater(table["times"], 0))
+    names = pc.replace_substring_regex(table["source"], "/.*", "")  # chats/chats.jsonl -> chats
+    table = table.set_column(0, "source", names)
+    keys = table.group_by(["source", "split"]).aggregate([])
+    found = []
+    for key in keys.sort_by([("source", "ascending"), ("split", "descending")]).to_pylist():
+        is_of = pc.and_(*(pc.equal(table[column], value) for column, value in key.items()))
+        tokens, times, trained = (
+            pc.fill_null(table[column].filter(is_of), 0).to_numpy().astype(np.int64)
+            for column in columns[2:]
+        )
+        total = int(tokens @ times)
+        lengths = np.quantile(np.repeat(tokens, times), [*_QUANTILES.values()], method="lower")
+        found.append(
+            {
+                **key,
+                "rows": len(tokens),
+                "tokens": total,
+                "trained": round(int(trained @ times) / max(total, 1), 4),
+                **dict(zip(_QUANTILES, map(int, lengths), strict=True)),
+            }
+        )
+    return found
+
+
+def _by_split(opened: OpenVersion) -> list[dict[str, Any]]:
+    columns = ("split", "num_records", "num_tokens", "num_trained", "fill")
+    packs = read_view(opened, "packs", columns)
+    sums = [("num_records", "sum"), ("num_tokens", "sum"), ("num_trained", "sum")]
+    grouped = packs.group_by("split").aggregate([*sums, ("fill", "count"), ("fill", "mean")])
+    return [
+        {
+            "split": row["split"],
+            "packs": row["fill_count"],
+            "fill": round(row["fill_mean"], 4),
+            "records": row["num_records_sum"],
+            "tokens": row["num_tokens_sum"],
+            "trained": round(row["num_trained_sum"] / max(row["num_tokens_sum"], 1), 4),
+        }
+        for row in grouped.sort_by([("split", "descending")]).to_pylist()
+    ]

@@ -1,0 +1,40 @@
+"""What a manifest counts, as numbers that pages show."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packhouse.packing import PackStatistics
+from packhouse.store.manifest import Manifest
+
+__all__ = ["splits_of", "sum_by_reason"]
+
+
+def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:
+    """Return the statistics of the splits that have packs, train before eval.
+
+    What another program's manifest does not say is 0.
+    """
+    splits = {}
+    for name, said in sorted(manifest.counts.get("statistics", {}).items(), reverse=True):
+        known = {key: said[key] for key in _NUMBERS if type(said.get(key)) is int}
+        bars = [(length, count) for length, count in said.get("length_histogram", [])]
+        side = PackStatistics(
+            **{"seq_len": 1, "lower_bound": 0, **known},
+            strategy=str(said.get("strategy", "")),
+            length_histogram=bars,
+        )
+        if side.num_packs:
+            splits[name] = side
+    return splits
+
+
+_NUMBERS = ("seq_len", "num_sequences", "num_packs", "num_tokens", "num_trained", "lower_bound")
+
+
+def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str]:
+    """Return rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
+    sums: Counter[str] = Counter()
+    for line in ledger:
+        sums.update(line.get(kind, {}))
+    return sums

@@ -1,0 +1,241 @@
+"""Compare two versions: settings, counts, schema, and record by record, tokens and masks.
+
+A record is known by its id (a hash of its content), wherever packing put it. The tokens and the
+mask of one copy are hashed apart, so a changed template (tokens differ) is told from a changed
+rule of what is trained (only masks differ) and from another number of copies. A row whose content
+changed has another id: of ids that only one version has, those of one row are pairs, `edited`.
+It is a join of the views `contents` and `records` of both; their data files are read once.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.errors import ContractError
+from packhouse.store.manifest import Manifest
+from packhouse.store.read import OpenVersion
+from packhouse.views.contents import CONTENTS
+from packhouse.views.query import read_view
+
+__all__ = ["Change", "Diff", "RecordDiff", "changed_keys", "diff_versions"]
+
+_MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A record that differs."""
+
+    record_id: str
+    """In the new version, or in the old one where it was removed."""
+    old_id: str
+    """In the old version, or in the new one where it was added; another one where edited."""
+    place: str
+    """File and row, `faq.jsonl row 7`; empty where the version does not say."""
+    detail: str
+    """What changed: `100 -> 108 tokens`, `1 -> 2 copies`, `train -> eval`, `now duplicate`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordDiff:
+    """How many records differ in which way, and a few ids of each."""
+
+    num_added: int
+    num_removed: int
+    num_edited: int
+    """Rows whose content changed: the same place, another record."""
+    num_changed_tokens: int
+    """In both versions, with other tokens."""
+    num_changed_masks: int
+    """In both versions, with the same tokens and another mask."""
+    num_copies: int
+    """In both versions, more or less often."""
+    num_moved: int
+    """In both versions, on another side (train or eval)."""
+    num_same: int
+    """In both versions, with none of these."""
+    examples: Mapping[str, list[Change]]
+    """By `added`, `removed`, `edited`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diff:
+    """Everything in which two versions differ."""
+
+    old: str
+    new: str
+    is_same_content: bool
+    configuration: Mapping[str, list[Any]]
+    """Key, e.g. `pack.seq_len`, to [old, new]; a missing side is None."""
+    counts: Mapping[str, list[Any]]
+    lineage: Mapping[str, list[Any]]
+    engines: Mapping[str, list[Any]]
+    libraries: Mapping[str, list[Any]]
+    schema: Mapping[str, list[Any]]
+    """Column to [old, new] type."""
+    totals: Mapping[str, list[int]]
+    """Rows and tokens of each split, as [old, new]."""
+    records: RecordDiff | None
+    """None if the rows were not read, or hold no record ids."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -> Diff:
+    """Compare two versions; with `records`, read the data files of both.
+
+    Raises:
+        IntegrityError: a data file is damaged.
+    """
+    left, right = old.manifest, new.manifest
+    before, after = _totals(old), _totals(new)
+    same = bool(left.content_id) and left.content_id == right.content_id
+    return Diff(
+        old=old.version,
+        new=new.version,
+        is_same_content=same,
+        configuration=changed_keys(left.configuration, right.configuration),
+        counts=changed_keys(_by_step(left.counts), _by_step(right.counts)),
+        lineage=changed_keys(left.lineage, right.lineage),
+        engines=changed_keys(left.engines, right.engines),
+        libraries=changed_keys(left.libraries, right.libraries),
+        schema=changed_keys(_columns(left), _columns(right)),
+        totals={key: [before[key], after[key]] for key in sorted({*before, *after})},
+        records=_diff_records(old, new) if records else None,
+    )
+
+
+def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
+    """Dotted keys whose values differ, with both values; lists are compared whole.
+
+    Example:
+        >>> changed_keys({"pack": {"seq_len": 8, "seed": 0}}, {"pack": {"seq_len": 16, "seed": 0}})
+        {'pack.seq_len': [8, 16]}
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        changed: dict[str, list[Any]] = {}
+        for key in sorted({*old, *new}):
+            changed |= changed_keys(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
+        return changed
+    return {} if old == new else {prefix: [old, new]}
+
+
+def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts with the ledger's lines by their step, so that a changed number is named alone."""
+    if "ledger" not in counts:
+        return dict(counts)
+    ledger = {
+        line.get("step", ""): {name: value for name, value in line.items() if name != "step"}
+        for line in counts["ledger"]
+    }
+    return {**counts, "ledger": ledger}
+
+
+def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
+    try:
+        before, after = _contents(old), _contents(new)
+    except ContractError:
+        return None
+    both = before.join(after, "record_id", join_type="full outer", right_suffix=" new")
+    both = both.sort_by("record_id")
+    is_old, is_new = both["copies"].is_valid(), both["copies new"].is_valid()
+    is_other = {  # false where one of the versions has no such record
+        name: pc.fill_null(pc.not_equal(both[name], both[f"{name} new"]), False)
+        for name in ("ids_digest", "mask_digest", "copies", "split")
+    }
+    added, removed = pc.and_not(is_new, is_old), pc.and_not(is_old, is_new)
+    # A row of a duplicate is no pair: its content is there in both versions.
+    unknown = both.filter(pc.and_(added, both["place"].is_null()))
+    gone = both.filter(pc.and_(removed, both["place new"].is_null()))
+    olds = dict(zip(gone["place"].to_pylist(), gone["record_id"].to_pylist(), strict=True))
+    news = zip(unknown["record_id"].to_pylist(), unknown["place new"].to_pylist(), strict=True)
+    edited = [(new_id, olds[place]) for new_id, place in news if place and place in olds]
+    paired = pa.array([name for pair in edited for name in pair], pa.string())
+    is_alone = pc.invert(pc.is_in(both["record_id"], paired))
+    groups = {
+        "added": both.filter(pc.and_(added, is_alone)),
+        "removed": both.filter(pc.and_(removed, is_alone)),
+        "changed_tokens": both.filter(is_other["ids_digest"]),
+        "changed_masks": both.filter(
+            pc.and_not(is_other["mask_digest"], is_other["ids_digest"]),
+        ),
+        "copies": both.filter(is_other["copies"]),
+        "moved": both.filter(is_other["split"]),
+    }
+    examples = {
+        name: [_change(name, row, row) for row in rows.slice(0, _MAX_EXAMPLES).to_pylist()]
+        for name, rows in groups.items()
+        if rows.num_rows
+    }
+    if edited:
+        named = pa.array([name for pair in edited[:_MAX_EXAMPLES] for name in pair])
+        found = both.filter(pc.is_in(both["record_id"], named)).to_pylist()
+        rows = {row["record_id"]: row for row in found}
+        pairs = ((rows[old_id], rows[new_id]) for new_id, old_id in edited[:_MAX_EXAMPLES])
+        examples["edited"] = [_change("edited", *pair) for pair in pairs]
+    same = pc.and_not(pc.and_(is_old, is_new), reduce(pc.or_, is_other.values()))
+    return RecordDiff(
+        **{f"num_{name}": rows.num_rows for name, rows in groups.items()},
+        num_edited=len(edited),
+        num_same=pc.sum(same).as_py() or 0,
+        examples=examples,
+    )
+
+
+def _contents(opened: OpenVersion) -> pa.Table:
+    """What packs hold of each record; its first row, `faq.jsonl row 7`, and what became of it.
+
+    Columns of packs are null for a record that is in none, those of rows for one that has none.
+    """
+    contents = read_view(opened, "contents", CONTENTS.names)
+    names = ("record_id", "source", "row", "outcome")
+    read = read_view(opened, "records", names)
+    rows = pa.table({name: read[name].cast(pa.string()) for name in names})
+    is_late = pc.not_equal(rows["outcome"], "kept")
+    rows = rows.append_column("is_late", is_late).sort_by("is_late")  # a kept row first; stable
+    firsts = [(name, "first") for name in ("source", "row", "outcome")]
+    found = rows.group_by("record_id", use_threads=False).aggregate(firsts)
+    columns = [found[f"{name}_first"] for name in ("source", "row")]
+    places = pa.table(
+        {
+            "record_id": found["record_id"],
+            "place": pc.binary_join_element_wise(columns[0], "row", columns[1], " "),
+            "outcome": found["outcome_first"],
+        }
+    )
+    return contents.join(places, "record_id", join_type="full outer")
+
+
+def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
+    """Say how a record differs, from its row of both versions; or from two rows, where edited."""
+    tokens = f"{old['num_tokens']} -> {new['num_tokens new']} tokens"
+    said = {
+        "added": f"was {old['outcome']}" if old["outcome"] else "",
+        "removed": f"now {new['outcome new']}" if new["outcome new"] else "not in the sources",
+        "changed_masks": f"{old['num_trained']} -> {new['num_trained new']} trained",
+        "copies": f"{old['copies']} -> {new['copies new']} copies",
+        "moved": f"{old['split']} -> {new['split new']}",
+    }
+    place = old["place"] if name == "removed" else new["place new"]
+    return Change(new["record_id"], old["record_id"], place or "", said.get(name, tokens))
+
+
+def _columns(manifest: Manifest) -> dict[str, str]:
+    fields = manifest.schema.get("fields", ())
+    return {f["name"]: f["type"] + ("" if f["nullable"] else " not null") for f in fields}
+
+
+def _totals(opened: OpenVersion) -> Counter[str]:
+    """Rows and tokens of each split, e.g. {"train.rows": 3, "train.tokens": 4096}."""
+    totals: Counter[str] = Counter()
+    for entry in opened.files():
+        totals[f"{entry.split}.rows"] += entry.rows
+        totals[f"{entry.split}.tokens"] += entry.tokens
+    return totals

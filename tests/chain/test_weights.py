@@ -1,0 +1,128 @@
+"""Loss weights of rows and sources, from the recipe to a trainer's loss."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from packhouse.errors import ConfigError
+from packhouse.exports import export_version
+from packhouse.loaders import PackedCollator, count_targets, load_packed, token_loss
+from packhouse.store import open_version
+from tests.chain.conftest import DEMO, Project
+
+torch = pytest.importorskip("torch")
+
+SCORES = {0: 0.5, 1: 2.0, 2: 1.0}
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    """Source `a` (30 rows with a score) and `b` (30 others without)."""
+    for name, first in (("a", 0), ("b", 100)):
+        rows = [
+            {"instruction": f"Add 1 to {n}.", "output": f"{n + 1}.", "score": SCORES[n % 3]}
+            for n in range(first, first + 30)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return Project(tmp_path)
+
+
+def publish(project: Project, a=(), b=(), **sections):
+    recipe = {
+        "dataset": "sums",
+        "sources": [
+            {"path": "a.jsonl", "format": "alpaca", **dict(a)},
+            {"path": "b.jsonl", "format": "alpaca", **dict(b)},
+        ],
+        "tokenizer": str(DEMO / "tokenizer"),
+        "format": {"template": "alpaca"},
+        "pack": {"seq_len": 256},
+        **sections,
+    }
+    (project.root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return project.prepare()
+
+
+SCORED = {"fields": {"loss_weight": "score"}}
+WEIGHTED = {"a": SCORED, "b": {"loss_weight": 0.25}}
+
+
+def rows_of(project, prepared, cache, split="train"):
+    uri = f"{project.root / 'store'}/sums@{prepared.version}"
+    return load_packed(uri, split=split, cache=cache)
+
+
+@pytest.mark.parametrize("layout", ["labels", "compact"])
+@pytest.mark.parametrize("strategy", ["best_fit", "concat", "none"])
+def test_every_token_of_a_record_weighs_what_its_row_and_source_say(
+    project, tmp_path, strategy, layout
+):
+    prepared = publish(
+        project,
+        **WEIGHTED,
+        pack={"seq_len": 256, "strategy": strategy},
+        split={"eval_fraction": 0},
+        publish={"layout": layout},
+    )
+    weights = []
+    for row in rows_of(project, prepared, tmp_path / "copies"):
+        bounds = np.cumsum([0, *row["seq_lengths"]])
+        trained = np.array(row["labels"]) != -100
+        given = np.array(row["loss_weights"])
+        assert ((given > 0) == trained).all()
+        for start, end in itertools.pairwise(bounds):
+            own = set(given[start:end][trained[start:end]].tolist())
+            weights += own
+    if strategy != "concat":  # which may cut a record in two
+        assert sorted(weights) == [0.25] * 30 + [0.5] * 10 + [1.0] * 10 + [2.0] * 10
+    assert set(weights) == {0.25, 0.5, 1.0, 2.0}
+
+
+def test_the_loss_is_torch_cross_entropy_weighted_by_token(project, tmp_path):
+    prepared = publish(project, **WEIGHTED)
+    rows = list(rows_of(project, prepared, tmp_path / "copies"))[:2]
+    batch = PackedCollator(pad_token_id=0, loss_weights="column")(rows)
+    torch.manual_seed(0)
+    size = int(batch["labels"].max()) + 1
+    logits = torch.randn(1, batch["labels"].shape[1], size, dtype=torch.float64)
+
+    weights = batch["loss_weights"]
+    ours = token_loss(logits, batch["labels"], count_targets(batch), loss_weights=weights)
+
+    each = torch.nn.functional.cross_entropy(
+        logits[0, :-1], batch["labels"][0, 1:], reduction="none", ignore_index=-100
+    )
+    due = (each * weights[0, 1:]).sum() / weights[0, 1:].sum()
+    assert torch.allclose(ours.double(), due)
+    assert set(weights.unique().tolist()) >= {0.0, 0.25, 2.0}
+
+
+def test_without_weights_nothing_changes_and_with_them_the_version_does(project):
+    plain, half = publish(project), publish(project, b={"loss_weight": 0.5})
+    assert publish(project, b={"loss_weight": 1.0}).version == plain.version != half.version
+    for prepared, is_told in ((plain, False), (half, True)):
+        manifest = (project.folder(prepared) / "manifest.json").read_text()
+        assert ('"loss_weight":0.5' in manifest) == is_told
+
+
+def test_exports_hold_the_weights_or_refuse(project, tmp_path):
+    prepared = publish(project, **WEIGHTED, split={"eval_fraction": 0})
+    opened = open_version(str(project.root / "store"), "sums", prepared.version)
+    with pytest.raises(ConfigError, match="'axolotl' has no place for loss weights"):
+        export_version(opened, "axolotl", tmp_path / "axolotl", cache=tmp_path / "copies")
+    export_version(opened, "jsonl", tmp_path / "jsonl", cache=tmp_path / "copies")
+    (first, *_) = (tmp_path / "jsonl" / "train.jsonl").read_text().splitlines()
+    assert set(json.loads(first)["loss_weights"]) >= {0.0}
+
+
+def test_a_class_has_no_place_for_a_weight(project):
+    with pytest.raises(ConfigError, match="loss_weight"):
+        publish(
+            project,
+            b={"loss_weight": 0.5},
+            format={"template": "sequence_classification"},
+            pack={"seq_len": 256, "strategy": "none"},
+        )

@@ -1,0 +1,112 @@
+"""What Megatron-Bridge's reader makes of padded records, bounds and metadata."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse.errors import ConfigError
+from packhouse.exports import export_version, write_export
+from packhouse.exports.megatron import to_megatron
+
+EOS, NEWLINE = 2, 9
+INT32S = pa.list_(pa.int32())
+SCHEMA = pa.schema([(name, INT32S) for name in ("input_ids", "labels", "seq_lengths")])
+
+
+def logical_lengths(row: dict[str, list[int]]) -> list[int]:
+    """As Megatron-Bridge finds the end of a padded record: the last input that is no EOS."""
+    lengths = []
+    for start, end in pairwise([*row["seq_start_id"], len(row["input_ids"])]):
+        inputs = np.array(row["input_ids"][start : end - 1])
+        others = np.flatnonzero(inputs != EOS)
+        lengths.append(int(others[-1]) + 1 if len(others) else 0)
+    return lengths
+
+
+def pack(records: list[list[int]]) -> pa.RecordBatch:
+    """A pack of which every token but the first of a record and newlines are trained."""
+    ids = [token for record in records for token in record]
+    labels = [t if n and t != NEWLINE else -100 for r in records for n, t in enumerate(r)]
+    row = {"input_ids": ids, "labels": labels, "seq_lengths": [len(r) for r in records]}
+    return pa.RecordBatch.from_pylist([row], SCHEMA)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    multiple=st.sampled_from([2, 8, 16]),
+    newline=st.booleans(),
+)
+@settings(deadline=None, max_examples=80)
+def test_the_reader_takes_pads_for_pads_and_trains_none_of_them(lengths, multiple, newline):
+    # Chat templates end with <|im_end|> and a newline that is not trained.
+    end = [EOS, NEWLINE] if newline else [EOS]
+    records = [[5, *range(20, 20 + n), *end] for n in lengths]
+    (row,) = to_megatron(pack(records), multiple=multiple).to_pylist()
+
+    for record, seen, (start, behind) in zip(
+        records,
+        logical_lengths(row),
+        pairwise([*row["seq_start_id"], len(row["input_ids"])]),
+        strict=True,
+    ):
+        assert (behind - start - 1) % multiple == 0
+        assert row["input_ids"][start : start + len(record)] == record
+        assert set(row["input_ids"][start + len(record) : behind]) <= {EOS}
+        mask = row["loss_mask"][start:behind]
+        assert sum(mask) == len(record) - 1 - newline  # all but the first, and the newline
+        assert not any(mask[seen:])
+
+
+def test_a_record_that_trains_nothing_is_padded_with_its_last_token():
+    rows = pa.RecordBatch.from_pylist(
+        [{"input_ids": [7, 8, 5, 6], "labels": [-100, -100, -100, 6], "seq_lengths": [2, 2]}],
+        SCHEMA,
+    )
+    (row,) = to_megatron(rows, multiple=2).to_pylist()
+
+    assert row["input_ids"] == [7, 8, 8, 5, 6, 6]
+    assert row["loss_mask"] == [0, 0, 0, 1, 0, 0]
+
+
+def test_metadata_says_the_most_that_a_reader_must_make_room_for(opened, cache, tmp_path):
+    folder = export_version(opened, "megatron", tmp_path / "out", cache=cache).folder
+
+    # Records of 3 + 2, 5 and 1 + 4 + 2 ids: inputs 2 + 1, 4 and 0 + 3 + 1.
+    assert json.loads((folder / "train.metadata.json").read_text()) == [
+        {
+            "dataset_max_seqlen": 4,
+            "max_samples_per_bin": 3,
+            "packing_factor": 2.0,
+            "packing_efficiency": 91.67,
+            "pack_size": 4,
+            "min_packed_seqlen": 3,
+        }
+    ]
+    assert json.loads((folder / "eval.metadata.json").read_text())[0]["max_samples_per_bin"] == 1
+
+
+def test_metadata_counts_padded_inputs_and_the_recipe_s_size(tmp_path):
+    batches = [pack([[5, 6, 7, EOS], [5, EOS]]), pack([[5, 6, EOS]])]
+    write_export(iter(batches), "megatron", "train", tmp_path, multiple=4, seq_len=16)
+
+    (told,) = json.loads((tmp_path / "train.metadata.json").read_text())
+    rows = pq.read_table(tmp_path / "train.idx.parquet").to_pylist()
+    assert [row["cu_seqlens_padded"] for row in rows] == [[0, 4, 8], [0, 4]]
+    assert (told["dataset_max_seqlen"], told["min_packed_seqlen"]) == (4, 4)
+    assert (told["pack_size"], told["packing_efficiency"]) == (16, 37.5)
+
+
+def test_loss_weights_are_refused_since_the_reader_would_cut_them_to_0(tmp_path):
+    batch = pack([[5, 6, EOS]])
+    weights = pa.array([[0.0, 0.5, 1.0]], pa.list_(pa.float32()))
+
+    with pytest.raises(ConfigError, match=r"whole numbers, so that 0[.]5 would be 0"):
+        write_export(
+            iter([batch.append_column("loss_weights", weights)]), "megatron", "train", tmp_path
+        )

@@ -1,0 +1,150 @@
+"""Packs in an order in which data-parallel ranks wait little for one another."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import ConfigError
+from packhouse.estimate import estimate
+from packhouse.loaders import PackedDataset, StreamingPackedDataset, load_packed
+from packhouse.packing import STRATEGIES, pack_costs, plan_packs, step_imbalance
+from packhouse.packing.pack_plan import PackPlan
+from packhouse.steps.plan import plan_jobs
+from tests.chain.conftest import Project, question
+
+LENGTHS = st.lists(st.integers(1, 64), max_size=200)
+
+
+def pieces(plan: PackPlan) -> list[tuple[tuple[int, int, int], ...]]:
+    """What lies in each pack: sequence, first token and the one behind the last."""
+    starts = np.zeros(len(plan.order), int) if plan.starts is None else plan.starts
+    ends = np.full(len(plan.order), -1) if plan.ends is None else plan.ends
+    of_each = list(zip(plan.order.tolist(), starts.tolist(), ends.tolist(), strict=True))
+    bounds = plan.pack_offsets.tolist()
+    return [tuple(of_each[a:b]) for a, b in pairwise(bounds)]
+
+
+def test_neighbours_cost_alike_and_the_cheapest_are_left_over():
+    lengths = np.array([2, 8, 3, 7, 4])  # a record a pack: costs 4, 64, 9, 49, 16
+
+    plan = plan_packs(lengths, 8, "none", seed=0, balance=2)
+
+    steps = [sorted(step) for step in pack_costs(plan, lengths)[:4].reshape(2, 2).tolist()]
+    assert sorted(steps) == [[9, 16], [49, 64]]
+    assert plan.order[-1] == 0
+
+
+def test_a_cost_is_the_sum_of_squared_lengths_of_pieces_too():
+    lengths = np.array([6, 5])
+    plan = plan_packs(lengths, 4, "concat", seed=None)  # 4 | 2 + 2 | 3
+
+    assert pack_costs(plan, lengths).tolist() == [16, 8, 9]
+    assert step_imbalance(np.array([16, 8, 9]), 2) == 16 / 12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(lengths=LENGTHS, balance=st.integers(2, 9), seed=st.sampled_from([None, 0, 1]))
+@settings(deadline=None, max_examples=60)
+def test_the_packs_are_the_same_and_no_two_steps_overlap_in_cost(strategy, lengths, balance, seed):
+    lengths = np.array(lengths, dtype=np.int64)
+    plain = plan_packs(lengths, 64, strategy, seed)
+    plan = plan_packs(lengths, 64, strategy, seed, balance=balance)
+
+    assert sorted(pieces(plan)) == sorted(pieces(plain))
+    assert plan.num_tokens == plain.num_tokens
+    costs = pack_costs(plan, lengths)
+    whole = len(costs) // balance * balance
+    steps = sorted((min(s), max(s)) for s in costs[:whole].reshape(-1, balance).tolist())
+    for (_, most), (least, _) in pairwise(steps):
+        assert most <= least
+    if whole:
+        assert costs[whole:].max(initial=0) <= costs[:whole].min()
+
+
+def test_the_same_seed_gives_the_same_order_and_another_seed_another():
+    lengths = np.arange(1, 200) % 61 + 1
+    orders = [plan_packs(lengths, 64, "best_fit", s, balance=4).order.tolist() for s in (5, 5, 6)]
+
+    assert orders[0] == orders[1] != orders[2]
+    with pytest.raises(ConfigError, match="balance is 0"):
+        plan_packs(lengths, 64, balance=0)
+
+
+def test_ranks_wait_a_hundredth_and_not_as_long_again_on_alpaca(shared):
+    rows = json.loads((shared / "data" / "alpaca_data.json").read_text(encoding="utf-8"))
+    # 4.2 characters are a token, about; the prompt has 40 more.
+    sizes = [40 + len(r["instruction"] + r["input"] + r["output"]) / 4.2 for r in rows]
+    lengths = np.array(sizes, dtype=np.int64)
+
+    plain, balanced = (plan_packs(lengths, 2048, balance=balance) for balance in (1, 8))
+
+    assert plain.num_packs == balanced.num_packs
+    assert step_imbalance(pack_costs(plain, lengths), 8) > 1.5
+    assert step_imbalance(pack_costs(balanced, lengths), 8) < 1.02
+
+
+def test_packs_made_anew_for_each_epoch_are_balanced(make_rows_of):
+    records = make_rows_of(np.arange(1, 300) % 61 + 2)
+    plain = PackedDataset(records, seq_len=64)
+    packs = PackedDataset(records, seq_len=64, balance=4)
+
+    orders = []
+    for epoch in range(3):
+        packs.set_epoch(epoch)
+        rows = [packs[index]["seq_lengths"].numpy() for index in range(len(packs))]
+        orders.append([row.tolist() for row in rows])
+        assert step_imbalance(np.array([(row**2).sum() for row in rows]), 4) < 1.1
+    assert len(plain) == len(packs)
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.fixture
+def make_rows_of():
+    def make(lengths):
+        return [{"input_ids": list(range(3, 3 + int(length)))} for length in lengths]
+
+    return make
+
+
+def test_a_recipe_publishes_balanced_packs_and_plan_says_what_it_gains(tmp_path):
+    project = Project(tmp_path)
+    rows = [question(n) | {"output": " ".join(["yes"] * (n * n % 97 + 1))} for n in range(300)]
+    project.rows.write_text("\n".join(map(json.dumps, rows)))
+    plain = project.prepare("split.eval_fraction=0")
+    version = project.prepare("split.eval_fraction=0", "pack.balance=4")
+
+    def packs(published):
+        files = sorted(project.folder(published).glob("data/train-*.parquet"))
+        return [row for file in files for row in pq.read_table(file)["seq_lengths"].to_pylist()]
+
+    before, after = packs(plain), packs(version)
+    costs = [np.array([sum(n * n for n in pack) for pack in each]) for each in (before, after)]
+    assert version.version != plain.version
+    assert sorted(map(sorted, before)) == sorted(map(sorted, after))
+    assert step_imbalance(costs[1], 4) < step_imbalance(costs[0], 4)
+
+    recipe = project.recipe("split.eval_fraction=0", "pack.balance=4")
+    notes = estimate(recipe, plan_jobs(recipe), Workspace(cache=project.cache)).notes
+    said = [note for note in notes if note.startswith("pack.balance: in steps of 4 packs")]
+    assert len(said) == 1
+    assert f"{step_imbalance(costs[1], 4):.2f} times the attention" in said[0]
+
+
+def test_a_stream_that_shuffles_warns_that_it_undoes_the_balance(tmp_path):
+    project = Project(tmp_path)
+    project.write_rows(range(60))
+    project.prepare("pack.balance=2")
+
+    with pytest.warns(UserWarning, match="pack.balance 2, which shuffle=True undoes"):
+        StreamingPackedDataset(str(tmp_path / "store" / "sums"), cache=tmp_path / "local")
+    rows = StreamingPackedDataset(
+        str(tmp_path / "store" / "sums"), shuffle=False, cache=tmp_path / "local"
+    )
+    published = load_packed(str(tmp_path / "store" / "sums"), cache=tmp_path / "local")
+    assert [row["input_ids"].tolist() for row in rows] == published["input_ids"][:]

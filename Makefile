@@ -94,8 +94,9 @@ lock: $(TEST_STAMP) ## compile the pinned requirements anew
 		--no-header --no-emit-index-url --extra flows pyproject.toml requirements/build.in \
 		requirements/test.in -o requirements/test.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
-		--no-header --no-emit-index-url --extra flows --extra dask --extra ray --extra wandb \
-		pyproject.toml requirements/build.in requirements/workers.in -o requirements/image.txt
+		--no-header --no-emit-index-url --extra flows --extra dask --extra quality --extra ray \
+		--extra wandb pyproject.toml requirements/build.in requirements/workers.in \
+		-o requirements/image.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --no-deps requirements/trainers.in \
 		-o requirements/trainers.txt

@@ -22,8 +22,10 @@ from pydantic_core import PydanticUndefined
 from packhouse.cli import COMMANDS, cli
 from packhouse.plugins import NameOf
 from packhouse.quality import COUNTERS
+from packhouse.quality import FUNCTIONS as QUALITY_FUNCTIONS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.recipe import Recipe
+from packhouse.sources.expressions import FUNCTION_GROUPS
 
 FOLDER = Path(__file__).parent / "reference"
 
@@ -372,7 +374,33 @@ def docstring(value: Any) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
+def functions_page() -> str:
+    """Return the functions that expressions may call, and those of quality."""
+    lines = [
+        "# Functions of expressions\n",
+        "What `where` and `select` of a source may call ([filter and reshape rows]"
+        "(../how-to/filter-and-reshape.md)). `packhouse sql` has all functions of DuckDB, and "
+        "those of quality.\n",
+        "## Of quality\n",
+        "Each takes texts; null gives null. [Quality](../quality.md) defines them; `language` "
+        "needs the extra `quality`.\n",
+        "| function | gives |\n|---|---|",
+    ]
+    for name, (call, kind) in QUALITY_FUNCTIONS.items():
+        given = ", ".join(inspect.signature(call).parameters)
+        lines.append(f"| `{name}({given})` | {kind} |")
+    lines += [
+        "\n## Of DuckDB\n",
+        "[DuckDB's pages](https://duckdb.org/docs/stable/sql/functions/overview) define them.\n",
+    ]
+    for group, names in FUNCTION_GROUPS.items():
+        codes = ", ".join(f"`{name}`" for name in names.split())
+        lines.append(f"### {group}\n\n{codes}\n")
+    return MADE + "\n".join(lines)
+
+
 PAGES = {
+    "functions.md": functions_page,
     "recipe.md": recipe_page,
     "commands.md": commands_page,
     "reasons.md": reasons_page,

@@ -35,7 +35,7 @@ from packhouse.runtime.memory import leave_without_collecting
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.runtime.without_pandas import WITHOUT_PANDAS
 from packhouse.sources.records import gc_paused
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_note
 
 __all__ = ["SETTINGS", "command", "main", "on_server", "own_process", "reporting_errors"]
 
@@ -369,7 +369,7 @@ def _local(recipe: Recipe, cache: CachePlace, workers: int) -> Prepared:
 
     prepared, notes = prepare_recipe(recipe, cache, workers, schemas.check)
     for note in notes:
-        echo(f"note: {note}", err=True)
+        print_note(f"note: {note}")
     return prepared
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.errors import PackhouseError
     from packhouse.loaders.preferences import load_preferences
     from packhouse.loaders.versions import load_packed
+    from packhouse.packing.pack_dataset import PackTally, pack_dataset
     from packhouse.recipe import Recipe, load_recipe
     from packhouse.report.audit_report import AuditReport
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
 
 _MODULES = {
     "AuditReport": "packhouse.report.audit_report",
+    "PackTally": "packhouse.packing.pack_dataset",
     "PackhouseError": "packhouse.errors",
     "Recipe": "packhouse.recipe",
     "Version": "packhouse.api",
@@ -32,12 +34,14 @@ _MODULES = {
     "load_preferences": "packhouse.loaders",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
+    "pack_dataset": "packhouse.packing.pack_dataset",
     "plan": "packhouse.api",
     "prepare": "packhouse.api",
 }
 
 __all__ = [
     "AuditReport",
+    "PackTally",
     "PackhouseError",
     "Recipe",
     "Version",
@@ -47,6 +51,7 @@ __all__ = [
     "load_preferences",
     "load_recipe",
     "open_version",
+    "pack_dataset",
     "plan",
     "prepare",
 ]

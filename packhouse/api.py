@@ -8,17 +8,14 @@ starts here goes on as a recipe, with schedules and clusters.
 """
 
 import logging
-import os
-import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel
 
 from packhouse.cache.mirror import open_mirror
 from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache
@@ -29,38 +26,25 @@ from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Check, Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.estimate import Estimate, estimate
-from packhouse.given import (
-    data_uri,
-    is_rows,
-    is_settings,
-    pinned,
-    read_recipe,
-    tokenizer_name,
-)
+from packhouse.given import recipe_for
 from packhouse.loaders import load_packed, load_preferences
 from packhouse.quarantine import read_quarantined
-from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.recipe.reading import (
-    apply_override,
-    changes_data,
-    is_recipe_path,
-    merge_settings,
-)
+from packhouse.recipe import Recipe
+from packhouse.report.counts import sum_by_reason
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
 from packhouse.views import ask
+from packhouse.wording import counted
 
 __all__ = [
     "Version",
-    "name_of",
     "open_version",
     "plan",
     "prepare",
     "prepare_recipe",
-    "recipe_for",
 ]
 
 log = logging.getLogger("packhouse.cache")
@@ -116,14 +100,7 @@ class Version:
     @property
     def dropped(self) -> dict[str, int]:
         """Rows that a policy of the recipe left out, by reason."""
-        return self._sum_of("dropped")
-
-    def _sum_of(self, name: str) -> dict[str, int]:
-        sums: dict[str, int] = {}
-        for line in self.ledger:
-            for reason, rows in line.get(name, {}).items():
-                sums[reason] = sums.get(reason, 0) + rows
-        return sums
+        return dict(sum_by_reason(self.ledger, "dropped"))
 
     @cached_property
     def quarantined(self) -> pa.Table:
@@ -201,14 +178,13 @@ class Version:
         for split, counts in sorted(self.statistics.items(), reverse=True):
             if counts["num_packs"]:
                 lines.append(
-                    f"  {split}: {counts['num_packs']:,} packs, {counts['num_tokens']:,} tokens, "
-                    f"{counts['num_trained']:,} of them trained"
+                    f"  {split}: {counted(counts['num_packs'], 'pack')}, "
+                    f"{counts['num_tokens']:,} tokens, {counts['num_trained']:,} of them trained"
                 )
-        bad = self._sum_of("quarantined")
-        for what, reasons in (("quarantined", bad), ("dropped", self.dropped)):
-            if reasons:
+        for what in ("quarantined", "dropped"):
+            if reasons := sum_by_reason(self.ledger, what):
                 counts = ", ".join(f"{name} {rows:,}" for name, rows in sorted(reasons.items()))
-                lines.append(f"  {what}: {sum(reasons.values()):,} rows ({counts})")
+                lines.append(f"  {what}: {counted(reasons.total(), 'row')} ({counts})")
         return "\n".join([*lines, *(f"  ref held back: {reason}" for reason in self.held_back)])
 
 
@@ -368,93 +344,3 @@ def prepare_recipe(
             said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
             raise type(error)(said, **error.facts) from None
     return done, list(mirror.notes) if mirror else []
-
-
-def recipe_for(
-    data: Any,
-    *,
-    tokenizer: Any = None,
-    seq_len: int | None = None,
-    store: str | Path | None = None,
-    dataset: str | None = None,
-    cache: Path,
-    settings: Mapping[str, Any],
-    overrides: Sequence[str] = (),
-) -> Recipe:
-    """Return the recipe of what was given to `prepare`; rows in memory are written to the cache.
-
-    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`. Where
-    they change what a given recipe makes, `publish.move_ref` is false unless they say it, too.
-
-    Raises:
-        ConfigError: a setting that no recipe has, or no tokenizer.
-        TokenizerError: there is no such tokenizer.
-    """
-    for key, section, given_too in (("seq_len", "pack", seq_len), ("store", "publish", store)):
-        if given_too is not None and key in _keys_of(settings.get(section)):
-            raise ConfigError(f"{key} is given twice, as {key}= and in {section}=; give it once")
-    over: dict[str, Any] = {
-        "dataset": dataset,
-        "tokenizer": None if tokenizer is None else tokenizer_name(tokenizer, cache),
-        "pack": {} if seq_len is None else {"seq_len": seq_len},
-        "publish": {} if store is None else {"store": str(store)},
-    }
-    if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
-        over["tokenizer"] = str(Path(over["tokenizer"]).absolute())  # not of the recipe's folder
-    is_recipe = isinstance(data, Recipe) or is_recipe_path(data)
-    put = [*merge_settings({}, over), *merge_settings({}, settings), *overrides]
-    if is_recipe and changes_data(put):
-        over["publish"]["move_ref"] = False
-    merge_settings(over, settings)
-    if is_recipe_path(data):
-        return read_recipe(data, overrides, over)
-    raw = _raw_recipe(data, cache, settings)
-    merge_settings(raw, over)
-    for override in overrides:
-        apply_override(raw, override)
-    if not raw.get("tokenizer"):
-        raise ConfigError("no tokenizer; give a name of the Hub (`org/name`) or a folder")
-    return pinned(parse_recipe(raw, where="prepare"))
-
-
-def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's mapping of what was given, before settings go over it."""
-    if isinstance(data, Recipe):
-        return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    if "sources" in settings:
-        raise ConfigError("data and sources= both name rows; give all of them as data: a list")
-    several = isinstance(data, list | tuple) and not is_rows(data)
-    given = list(data) if several else [data]
-    if not given:
-        raise ConfigError("data is an empty list; give rows, or at least one file")
-    sources = [_source(each, cache) for each in given]
-    in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
-    if len(in_memory) > 1:  # their files in the cache are all called `rows`
-        for number, source in enumerate(in_memory, 1):
-            source.setdefault("name", f"rows-{number}")
-    return {"dataset": name_of(given[0]), "sources": sources}
-
-
-def _keys_of(section: Any) -> Mapping[str, Any]:
-    """What a section sets, given as a mapping or as one of the recipe's models."""
-    if isinstance(section, BaseModel):
-        return section.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return section if isinstance(section, Mapping) else {}
-
-
-def _source(data: Any, cache: Path) -> dict[str, Any]:
-    if isinstance(data, SourceConfig):
-        return data.model_dump(mode="json", exclude_unset=True)
-    if is_settings(data):
-        return {**data, "path": data_uri(data["path"], cache)}
-    return {"path": data_uri(data, cache)}
-
-
-def name_of(data: Any) -> str:
-    """A dataset's name from its first file: `My Data.v2.jsonl.gz` -> `my-data`."""
-    if isinstance(data, SourceConfig | dict):
-        data = data.path if isinstance(data, SourceConfig) else data.get("path")
-    if not isinstance(data, str | Path):
-        return "dataset"
-    stem = re.split(r"[\\/]", str(data).rstrip("/"))[-1].partition(".")[0].lower()
-    return re.sub(r"[^a-z0-9_]+", "-", stem).strip("-_")[:64] or "dataset"

@@ -35,6 +35,7 @@ from packhouse.steps import STEPS
 from packhouse.steps.plan import Plan, output_jobs, plan_jobs
 from packhouse.steps.publish import Published
 from packhouse.store.doctor import check_usable
+from packhouse.wording import counted
 
 __all__ = ["Prepared", "prepare"]
 
@@ -186,12 +187,12 @@ def _say_done(receipts: Sequence[AnyReceipt], seconds: float) -> None:
     counts = [receipt.facts for receipt in receipts if isinstance(receipt.facts, RowCounts)]
     rows = sum(each.rows_in for each in counts)
     cached = sum(receipt.cached for receipt in receipts)
-    what = f"{rows:,} rows" if rows else f"{len(receipts):,} job{'s' * (len(receipts) > 1)}"
+    what = counted(rows, "row") if rows else counted(len(receipts), "job")
     if cached:
         what += (
             " cached"
             if cached == len(receipts)
-            else f" ({cached:,} of {len(receipts):,} jobs cached)"
+            else f" ({cached:,} of {counted(len(receipts), 'job')} cached)"
         )
     number = [each.name for each in STEPS].index(step) + 1
     say(f"{number}/{len(STEPS)} {step:<8} {what:>18}", seconds)

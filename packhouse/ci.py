@@ -22,6 +22,7 @@ from packhouse.errors import HELD_BACK, ContractError, PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code
 from packhouse.gates import GateLog, GateResult, gates_table
 from packhouse.runtime.interrupts import Interrupted
+from packhouse.wording import counted
 
 if TYPE_CHECKING:
     from packhouse.estimate import Estimate
@@ -124,8 +125,8 @@ def plan_markdown(facts: PlanFacts) -> str:
     now = f"`{facts.current}`" if facts.current else "nothing yet"
     lines = [
         f"### packhouse plan: {facts.dataset}",
-        f"`{facts.version_id}`; the ref is at {now}. {about}{facts.estimate.rows:,} rows, "
-        f"{facts.estimate.tokens:,} tokens, {facts.estimate.packs:,} packs, "
+        f"`{facts.version_id}`; the ref is at {now}. {about}{counted(facts.estimate.rows, 'row')}, "
+        f"{counted(facts.estimate.tokens, 'token')}, {counted(facts.estimate.packs, 'pack')}, "
         f"{facts.estimate.bytes / 2**20:,.1f} MiB.",
     ]
     if facts.current and facts.current.startswith(f"{facts.version_id}."):

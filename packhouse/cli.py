@@ -18,7 +18,7 @@ import click
 from packhouse.errors import PackhouseError
 from packhouse.escaping import for_terminal
 from packhouse.runtime.interrupts import Interrupted, handle_signals
-from packhouse.terminal import echo, print_text
+from packhouse.terminal import echo, print_note
 
 __all__ = ["COMMANDS", "cli", "exit_interrupted", "exit_with", "main"]
 
@@ -103,8 +103,7 @@ def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
         facts = {key: value for key, value in error.facts.items() if _is_plain(value)}
         echo(json.dumps({"error": name, "message": str(error), **facts}, sort_keys=True))
     else:
-        for number, line in enumerate(f"{name}: {error}".split("\n")):
-            print_text(line, 2 if number else 0, err=True)
+        print_note(f"{name}: {error}")
     sys.exit(error.exit_code)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.api import Version, open_version, prepare_recipe, recipe_for
+from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.reading import token_batches
 from packhouse.auditing.tokenized import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
@@ -25,7 +25,7 @@ from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, TemplateError
-from packhouse.given import tokenizer_name
+from packhouse.given import recipe_for, tokenizer_name
 from packhouse.golden import pin
 from packhouse.packing.layout import expand_labels
 from packhouse.quality import quality_lines

@@ -11,6 +11,7 @@
     |-- TemplateError             a template cannot be proven to mark what is trained
     |-- SequenceTooLongError      a record exceeds seq_len and the policy is `error`
     |-- ContractError             a table breaks its contract; nothing after it ran
+    |   `-- EmptyRowError         a row without a token
     |-- StoreError                the object store, or what lies in it
     |   |-- VersionNotFoundError  no such dataset, version or ref
     |   |-- IntegrityError        bytes differ from their digest
@@ -35,6 +36,7 @@ __all__ = [
     "ContractError",
     "DiskError",
     "EmptyDatasetError",
+    "EmptyRowError",
     "IntegrityError",
     "PackhouseError",
     "PluginError",
@@ -140,6 +142,10 @@ class ContractError(PackhouseError):
     """A table breaks its contract."""
 
     exit_code = 4
+
+
+class EmptyRowError(ContractError):
+    """A row without a token."""
 
 
 class StoreError(PackhouseError):

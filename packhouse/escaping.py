@@ -11,8 +11,9 @@ is one function for each exit; letters of every language stay as they are.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 
-__all__ = ["for_markdown", "for_terminal", "markdown_code"]
+__all__ = ["fenced", "for_markdown", "for_terminal", "markdown_code", "markdown_table"]
 
 # C1 and bidirectional controls, line and paragraph separators, what streams and XML cannot hold
 # (half surrogates, non-characters), and the tag characters, which spell invisible ASCII.
@@ -68,3 +69,31 @@ def markdown_code(text: str) -> str:
     """
     line = for_terminal(text).replace("`", r"\x60").replace("|", r"\x7c")
     return f"`{line or ' '}`"
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table; cells are escaped, numbers have commas.
+
+    Example:
+        >>> markdown_table(("a", "b"), [(1234, "x|y")])
+        ['| a | b |', '|---|---|', '| 1,234 | x&#124;y |']
+    """
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return lines + [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value in (None, "-") else for_markdown(str(value))  # a dash is no list in a cell
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """Return the lines of a block of code; no line of the text can end it.
+
+    Example:
+        >>> fenced("a: ```", "yaml")
+        ['````yaml', 'a: ```', '````']
+    """
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=2))
+    return [f"{fence}{language}", text.rstrip("\n"), fence]

@@ -15,9 +15,16 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+from pydantic import BaseModel
 
 from packhouse.errors import ConfigError, TokenizerError
-from packhouse.recipe import Recipe, SourceConfig, load_recipe
+from packhouse.recipe import Recipe, SourceConfig, load_recipe, parse_recipe
+from packhouse.recipe.reading import (
+    apply_override,
+    changes_data,
+    is_recipe_path,
+    merge_settings,
+)
 from packhouse.runtime.disks import disk_errors
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.tokenization.names import pin_tokenizer
@@ -26,8 +33,10 @@ __all__ = [
     "data_uri",
     "is_rows",
     "is_settings",
+    "name_of",
     "pinned",
     "read_recipe",
+    "recipe_for",
     "tokenizer_name",
     "write_content",
 ]
@@ -231,3 +240,93 @@ def _has_content(place: Path, content_of: Callable[[str], str]) -> bool:
         return content_of(str(place)) == place.name
     except (OSError, TokenizerError):
         return False
+
+
+def recipe_for(
+    data: Any,
+    *,
+    tokenizer: Any = None,
+    seq_len: int | None = None,
+    store: str | Path | None = None,
+    dataset: str | None = None,
+    cache: Path,
+    settings: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+) -> Recipe:
+    """Return the recipe of what was given to `prepare`; rows in memory are written to the cache.
+
+    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`. Where
+    they change what a given recipe makes, `publish.move_ref` is false unless they say it, too.
+
+    Raises:
+        ConfigError: a setting that no recipe has, or no tokenizer.
+        TokenizerError: there is no such tokenizer.
+    """
+    for key, section, given_too in (("seq_len", "pack", seq_len), ("store", "publish", store)):
+        if given_too is not None and key in _keys_of(settings.get(section)):
+            raise ConfigError(f"{key} is given twice, as {key}= and in {section}=; give it once")
+    over: dict[str, Any] = {
+        "dataset": dataset,
+        "tokenizer": None if tokenizer is None else tokenizer_name(tokenizer, cache),
+        "pack": {} if seq_len is None else {"seq_len": seq_len},
+        "publish": {} if store is None else {"store": str(store)},
+    }
+    if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
+        over["tokenizer"] = str(Path(over["tokenizer"]).absolute())  # not of the recipe's folder
+    is_recipe = isinstance(data, Recipe) or is_recipe_path(data)
+    put = [*merge_settings({}, over), *merge_settings({}, settings), *overrides]
+    if is_recipe and changes_data(put):
+        over["publish"]["move_ref"] = False
+    merge_settings(over, settings)
+    if is_recipe_path(data):
+        return read_recipe(data, overrides, over)
+    raw = _raw_recipe(data, cache, settings)
+    merge_settings(raw, over)
+    for override in overrides:
+        apply_override(raw, override)
+    if not raw.get("tokenizer"):
+        raise ConfigError("no tokenizer; give a name of the Hub (`org/name`) or a folder")
+    return pinned(parse_recipe(raw, where="prepare"))
+
+
+def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's mapping of what was given, before settings go over it."""
+    if isinstance(data, Recipe):
+        return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if "sources" in settings:
+        raise ConfigError("data and sources= both name rows; give all of them as data: a list")
+    several = isinstance(data, list | tuple) and not is_rows(data)
+    given = list(data) if several else [data]
+    if not given:
+        raise ConfigError("data is an empty list; give rows, or at least one file")
+    sources = [_source(each, cache) for each in given]
+    in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
+    if len(in_memory) > 1:  # their files in the cache are all called `rows`
+        for number, source in enumerate(in_memory, 1):
+            source.setdefault("name", f"rows-{number}")
+    return {"dataset": name_of(given[0]), "sources": sources}
+
+
+def _keys_of(section: Any) -> Mapping[str, Any]:
+    """What a section sets, given as a mapping or as one of the recipe's models."""
+    if isinstance(section, BaseModel):
+        return section.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _source(data: Any, cache: Path) -> dict[str, Any]:
+    if isinstance(data, SourceConfig):
+        return data.model_dump(mode="json", exclude_unset=True)
+    if is_settings(data):
+        return {**data, "path": data_uri(data["path"], cache)}
+    return {"path": data_uri(data, cache)}
+
+
+def name_of(data: Any) -> str:
+    """A dataset's name from its first file: `My Data.v2.jsonl.gz` -> `my-data`."""
+    if isinstance(data, SourceConfig | dict):
+        data = data.path if isinstance(data, SourceConfig) else data.get("path")
+    if not isinstance(data, str | Path):
+        return "dataset"
+    stem = re.split(r"[\\/]", str(data).rstrip("/"))[-1].partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9_]+", "-", stem).strip("-_")[:64] or "dataset"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse.api import recipe_for
 from packhouse.cache.places import check_cache, find_cache
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import VersionNotFoundError
 from packhouse.estimate import Estimate, estimate, sample_rows
+from packhouse.given import recipe_for
 from packhouse.packing.statistics import PackStatistics, length_histogram
 from packhouse.pages import html_text
 from packhouse.recipe import Recipe

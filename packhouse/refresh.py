@@ -11,7 +11,6 @@ measured against the version that the ref points to, never against the last cand
 candidates, each 1% away from the one before, are 10% away from what readers have.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,26 +26,17 @@ from packhouse.engine.workspace import Workspace
 from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.gates import GateResult
 from packhouse.golden import check_golden
-from packhouse.recipe import PublishConfig, Recipe, SourceConfig
+from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.ledger import ROW_STEPS, LedgerLine, check_quarantine
-from packhouse.runtime.disks import write_whole
-from packhouse.runtime.fingerprint import canonical_json, digest, library_versions
+from packhouse.runtime.checked_files import read_checked, write_checked
+from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.files import find_files
 from packhouse.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.steps.plan import Plan, plan_jobs
 from packhouse.steps.publish import ref_gates
-from packhouse.store import (
-    Drift,
-    Manifest,
-    OpenVersion,
-    load_ref,
-    open_store,
-    open_version,
-    set_ref,
-)
+from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import breaking_changes, measure_drift
-from packhouse.store.layout import split_version
-from packhouse.store.refs import changed_manifest
+from packhouse.store.manifest import changed_manifest
 from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.views.diff import Diff, diff_versions
@@ -100,12 +90,12 @@ class Look:
     @property
     def is_unchanged(self) -> bool:
         """True if the ref's version is what the sources would give."""
-        return _is_of(self.current, self.version_id)
+        return (self.current or "").startswith(f"{self.version_id}.g")
 
     @property
     def is_waiting(self) -> bool:
         """True if that version is published already and waits for approval."""
-        return _is_of(self.candidate, self.version_id)
+        return (self.candidate or "").startswith(f"{self.version_id}.g")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,15 +133,9 @@ def candidate_recipe(recipe: Recipe) -> Recipe:
     It moves the candidate, whatever the distance from the last candidate: `finish_refresh` checks
     the recipe's limits against the version that readers have.
     """
-    no_limits: dict[str, Any] = {
-        name: None for name in PublishConfig.model_fields if name.endswith("_drift")
-    }
-    update = {
-        **no_limits,
-        "ref": candidate_of(recipe.publish.ref),
-        "move_ref": True,
-        "allow_breaking_schema": True,
-    }
+    limits = [name for name in PublishConfig.model_fields if name.endswith("_drift")]
+    update = {**dict.fromkeys(limits), "move_ref": True, "allow_breaking_schema": True}
+    update["ref"] = candidate_of(recipe.publish.ref)
     return recipe.model_copy(update={"publish": recipe.publish.model_copy(update=update)})
 
 
@@ -180,9 +164,7 @@ def compare(recipe: Recipe, found: Look, version: str) -> dict[str, Any]:
     Raises:
         IntegrityError: a manifest was changed since a ref recorded it.
     """
-    if found.current == version:
-        return {}
-    old = open_current(recipe, found)
+    old = None if found.current == version else open_current(recipe, found)
     if old is None:
         return {}
     new = _open(recipe, found, version)
@@ -199,12 +181,9 @@ def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:
     Raises:
         IntegrityError: its manifest was changed since the ref recorded it.
     """
-    if found.current is None:
-        return None
-    try:
-        return _open(recipe, found, found.current)
-    except VersionNotFoundError:
-        return None
+    with suppress(VersionNotFoundError):
+        return _open(recipe, found, found.current) if found.current else None
+    return None
 
 
 def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
@@ -230,7 +209,11 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
     gates: list[GateResult] = []
     try:
         gates.append(check_golden(recipe, Workspace(cache=cache).tokenizers))
-        gates.append(_published_quarantine(manifest, recipe.validate_.max_quarantined))
+        lines = (each for each in manifest.counts["ledger"] if each["step"] in ROW_STEPS)
+        rows = [LedgerLine(**each) for each in lines]
+        for end in range(len(ROW_STEPS)):  # after each step that can refuse rows, as the run did
+            quarantine = check_quarantine(rows[: end + 1], recipe.validate_.max_quarantined)
+        gates.append(quarantine)
         gates += check_audit(manifest.audit, recipe.audit)
         facts = compare(recipe, found, version)
     except PackhouseError as error:
@@ -244,34 +227,22 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         ) from None
     with suppress(OSError):  # nothing was ever done in this cache, or it cannot be written
         forget_tries(cache, found.version_id)
-    limits = _limits(recipe, found, facts)
-    reasons = _reasons(found, limits)
+    limits, reasons = _limits(recipe, found, facts)
     outcome: Outcome = "held" if reasons else "unchanged"
+    message = f"nothing changed: {version} still waits for approval"
     if found.is_unchanged:
         message = f"nothing changed: '{found.ref}' is at {version} already"
     elif reasons:
         message = f"nothing changed: {_held_message(recipe, found, version, reasons)}"
-    else:
-        message = f"nothing changed: {version} still waits for approval"
     return Refreshed(
         dataset=found.dataset,
         ref=found.ref,
         outcome=outcome,
         version=version,
         message=message,
-        gates=(
-            *gates,
-            *limits,
-            GateResult(name="publish", outcome="not reached", detail=message),
-        ),
+        gates=(*gates, *limits, GateResult(name="publish", outcome="not reached", detail=message)),
         **facts,
     )
-
-
-def _published_quarantine(manifest: Manifest, limit: float) -> GateResult:
-    """Check the limit after each step that can refuse rows, as the run did."""
-    ledger = [LedgerLine(**line) for line in manifest.counts["ledger"] if line["step"] in ROW_STEPS]
-    return [check_quarantine(ledger[: n + 1], limit) for n in range(len(ROW_STEPS))][-1]
 
 
 def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
@@ -296,10 +267,8 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
         if at != prepared.version and at == found.candidate:
             store = open_store(recipe.publish.store)
             at = set_ref(store, recipe.dataset, ref, prepared.version, expected=at).version
-        limits = _limits(recipe, found, facts)
-        reasons = _reasons(found, limits)
-        others = [gate for gate in gates if gate.gate not in ("schema", "drift")]
-        gates = (*others, *limits)
+        limits, reasons = _limits(recipe, found, facts)
+        gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
     if at not in (None, prepared.version):
         outcome = "held"
@@ -318,17 +287,13 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
         message = _held_message(recipe, found, prepared.version, reasons)
     elif is_candidate:
         outcome = "waiting"
-        command = _command(recipe, found.ref, prepared.version)
-        message = f"{prepared.version} waits for approval; to promote it: {command}"
+        message = f"{prepared.version} waits for approval; to promote it: "
+        message += _command(recipe, found.ref, prepared.version)
     else:
         outcome = "published"
         message = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
-    is_shown = any(gate.outcome == "failed" for gate in gates)
-    publish = GateResult(
-        name="publish",
-        outcome="failed" if outcome == "held" and not is_shown else "passed",
-        detail=message,
-    )
+    is_shown = outcome != "held" or any(gate.outcome == "failed" for gate in gates)
+    publish = GateResult(name="publish", outcome="passed" if is_shown else "failed", detail=message)
     published = replace(prepared.published, held_back=tuple(reasons), ref_version=at)
     return Refreshed(
         dataset=recipe.dataset,
@@ -342,29 +307,25 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
     )
 
 
-def _limits(recipe: Recipe, found: Look, facts: Mapping[str, Any]) -> list[GateResult]:
-    """Hold what `compare` found against the limits of the recipe's ref."""
+def _limits(
+    recipe: Recipe, found: Look, facts: Mapping[str, Any]
+) -> tuple[list[GateResult], list[str]]:
+    """Hold what `compare` found against the limits of the ref; also why it may not move."""
     breaking = facts.get("breaking", ())
-    return ref_gates(recipe.publish, found.ref, facts.get("drift"), breaking)
-
-
-def _reasons(found: Look, limits: Sequence[GateResult]) -> list[str]:
-    """Return why the ref may not move, a sentence for each limit that is passed."""
-    return [
+    limits = ref_gates(recipe.publish, found.ref, facts.get("drift"), breaking)
+    reasons = [
         f"readers of {found.current} would break: {each.detail}"
         if each.name == "schema"
         else each.detail
         for each in limits
         if each.outcome == "failed"
     ]
+    return limits, reasons
 
 
 def _held_message(recipe: Recipe, found: Look, version: str, reasons: Sequence[str]) -> str:
-    command = _command(recipe, found.ref, version)
-    return (
-        f"{version} is published, '{found.ref}' stays: {'; '.join(reasons)}; "
-        f"to move it all the same: {command}"
-    )
+    said = f"{version} is published, '{found.ref}' stays: {'; '.join(reasons)}"
+    return f"{said}; to move it all the same: {_command(recipe, found.ref, version)}"
 
 
 def _command(recipe: Recipe, ref: str, version: str) -> str:
@@ -384,10 +345,6 @@ def _open(recipe: Recipe, found: Look, version: str) -> OpenVersion:
     return opened
 
 
-def _is_of(version: str | None, version_id: str) -> bool:
-    return version is not None and split_version(version)[0] == version_id
-
-
 def planned_version(recipe: Recipe, cache: Path) -> Planned:
     """Return the version that the sources would give now, as cheaply as that is safe.
 
@@ -402,25 +359,24 @@ def planned_version(recipe: Recipe, cache: Path) -> Planned:
     touch_last_run(cache, recipe.dataset)
     key = _listed_key(recipe)
     place = cache / "looks" / f"{key}.json"
-    known = None if key is None else _read_answer(place)
-    if known is not None:
-        return Planned(known)
+    known = read_checked(place) if key else None
+    # A template may print the day, and then another day is another version.
+    if known and known["dates"] in ([], [pinned_date().date().isoformat()]):
+        return Planned(known["version_id"])
     plan = plan_jobs(recipe)
-    if key is not None:
+    if key:
         dates = sorted({job.parameters.date for job in plan.format if job.parameters.date})
-        _write_answer(place, {"version_id": plan.version_id, "dates": dates})
+        write_checked(place, {"version_id": plan.version_id, "dates": dates})
     return Planned(plan.version_id, plan)
 
 
 def _listed_key(recipe: Recipe) -> str | None:
     """What a listing says of all that decides a version; None if it does not say enough."""
-    if any("://" not in s.path or s.path.startswith("file:") for s in _all_sources(recipe)):
+    sources = [*recipe.sources, *recipe.audit.benchmarks]
+    if any("://" not in each.path or each.path.startswith("file:") for each in sources):
         return None
-    files = [
-        [file.uri, file.name, file.size, file.pin]
-        for source in _all_sources(recipe)
-        for file in find_files(source)
-    ]
+    found = [file for each in sources for file in find_files(each)]
+    files = [[file.uri, file.name, file.size, file.pin] for file in found]
     if not all(pin for *_, pin in files):
         return None
     template = Path(recipe.format.template)
@@ -436,24 +392,3 @@ def _listed_key(recipe: Recipe) -> str | None:
             "python": list(sys.version_info[:2]),
         }
     )
-
-
-def _all_sources(recipe: Recipe) -> list[SourceConfig]:
-    return [*recipe.sources, *recipe.audit.benchmarks]
-
-
-def _read_answer(place: Path) -> str | None:
-    """The version id, unless the answer is damaged or its template printed another day."""
-    try:
-        answer = json.loads(place.read_bytes())
-        stated = answer.pop("digest")
-        if stated != digest(answer):
-            return None
-        today = pinned_date().date().isoformat()
-        return str(answer["version_id"]) if answer["dates"] in ([], [today]) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _write_answer(place: Path, answer: dict[str, Any]) -> None:
-    write_whole(place, canonical_json({**answer, "digest": digest(answer)}))

@@ -22,11 +22,13 @@ from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
 from packhouse.terminal import console, echo, print_table, print_text
+from packhouse.wording import counted
 
 __all__ = [
     "audit_table",
     "ledger_table",
     "print_ledger",
+    "print_quality",
     "print_report",
     "print_result",
     "report_json",
@@ -88,10 +90,7 @@ def print_report(prepared: Prepared) -> None:
     _print_uneven_split(published.split)
     print_table(_splits_table(published.statistics))
     print_table(audit_table(published.audit))
-    if found_lines := quality_lines(published.audit["quality"]):
-        echo(f"\nquality (of {published.audit['quality']['dataset']['rows']:,} rows)")
-        for said in found_lines:
-            print_text(said, 2)
+    print_quality(published.audit)
     for found in published.audit.get("checks", {}).values():
         print_text(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
     if "contamination" in published.audit:
@@ -103,9 +102,9 @@ def print_report(prepared: Prepared) -> None:
             f"{done.get(found['on_match'], '') * bool(found['contaminated'])}"
         )
         for name, number in found["by_benchmark"].items():
-            print_text(f"{name}: {number:,} rows", 2)
+            print_text(f"{name}: {counted(number, 'row')}", 2)
     if prepared.golden:
-        out.print(f"golden: {prepared.golden:,} conversations came out as pinned")
+        out.print(f"golden: {counted(prepared.golden, 'conversation')} came out as pinned")
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
     print_text("steps: " + _steps_line(prepared))
@@ -113,7 +112,7 @@ def print_report(prepared: Prepared) -> None:
         echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # one line: to copy
     if published.quarantine:
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
-        out.print(f"quarantine: {rows:,} rows in {published.quarantine}")
+        out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
     out.print("\nload it:")
     formats = (str(source["settings"].get("format")) for source in published.sources)
     load = "load_preferences" if preferences_in(formats) else "load_packed"
@@ -155,7 +154,7 @@ def print_ledger(lines: list[dict[str, Any]], sources: Iterable[Mapping[str, Any
     for line in lines:
         _print_reasons(line)
     for each in filters_of(sources):
-        kept = f"where of {each.source} left out {each.filtered:,} of {each.rows:,} rows"
+        kept = f"where of {each.source} left out {each.filtered:,} of {counted(each.rows, 'row')}"
         print_text(f"{kept}: {each.where}", 2)
 
 
@@ -178,6 +177,15 @@ def ledger_table(lines: list[dict[str, Any]]) -> Any:
             _count(line.get("tokens_out")),
         )
     return table
+
+
+def print_quality(audit: Mapping[str, Any]) -> None:
+    """Print what the quality counters found; nothing where they found nothing."""
+    found = audit.get("quality")
+    if found and (lines := quality_lines(found)):
+        echo(f"\nquality (of {counted(found['dataset']['rows'], 'row')})")
+        for line in lines:
+            print_text(line, 2)
 
 
 def audit_table(audit: dict[str, Any]) -> Any:
@@ -319,7 +327,7 @@ def _print_uneven_split(split: SplitCounts | None) -> None:
         return
     joined = f"; {split.joined:,} records were joined to others' groups" * bool(split.joined)
     print_text(
-        f"note: eval has {split.eval:,} of {split.records:,} records, {split.asked:,} "
+        f"note: eval has {split.eval:,} of {counted(split.records, 'record')}, {split.asked:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",
         2,
     )

@@ -8,6 +8,7 @@ kernel frees if its holder is killed; where the cache is not shared, each host d
 
 import atexit
 import functools
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,8 @@ from packhouse.runtime.disks import disk_errors
 from packhouse.runtime.fingerprint import digest
 from packhouse.steps import gather
 from packhouse.steps.plan import Plan, plan_jobs
+from packhouse.templates.single_turn import Ends, ends_of
+from packhouse.tokenization import load_snapshot
 
 __all__ = ["make_supervised_dataset"]
 
@@ -48,7 +51,7 @@ def make_supervised_dataset(
     input_field: str | None = None,
     system_field: str | None = None,
     history_field: str | None = None,
-    prompt_template: str | Path | FormatConfig = "alpaca",
+    prompt_template: str | Path | FormatConfig | Mapping[str, Any] = "alpaca",
     pack_len: int | None = None,
     shuffle_seed: int | None = 42,
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop",
@@ -71,7 +74,9 @@ def make_supervised_dataset(
             a column `system` of the file enters no prompt unless it is named here.
         history_field: the column of earlier turns, `[[question, answer], ...]`, likewise.
         prompt_template: `alpaca`, `chat`, `completion`, ...; a Jinja file; the text of a Jinja chat
-            template; or a whole `FormatConfig`.
+            template; a whole `FormatConfig`; or the texts around questions and answers, as
+            dart-math names them: `sys_prompt`, `query_prompt`, `prompt_after_query`,
+            `resp_prompt`, `prompt_before_resp`, `delim`.
         pack_len: pack size in tokens; None gives one record a row.
         shuffle_seed: order of packs or of records; None leaves records in order (and is 0 for
             packs).
@@ -93,6 +98,7 @@ def make_supervised_dataset(
     if pack_len is not None and pack_len < 1:
         raise ConfigError(f"pack_len is {pack_len}; it must be at least 1, or None for no packs")
     folder = cache_folder(cache)
+    tokenizer = tokenizer_name(tokenizer, folder)
     recipe = Recipe.model_validate(
         {
             "dataset": "supervised",
@@ -103,9 +109,9 @@ def make_supervised_dataset(
                 {"input": input_field, "system": system_field, "history": history_field},
                 folder,
             ),
-            "tokenizer": tokenizer_name(tokenizer, folder),
+            "tokenizer": tokenizer,
             "validate": {"max_quarantined": max_quarantined},
-            "format": _format(prompt_template, folder),
+            "format": _format(prompt_template, tokenizer, folder),
             "pack": {
                 "seq_len": 2**24 if pack_len is None else pack_len,
                 "seed": shuffle_seed or 0,
@@ -233,12 +239,67 @@ _NO_COLUMN = "\0"
 """A name that no column has; the empty one is that of the index in many a CSV file."""
 
 
-def _format(template: str | Path | FormatConfig, cache: Path) -> FormatConfig:
+_TEXTS = (
+    "sys_prompt",
+    "query_prompt",
+    "prompt_after_query",
+    "resp_prompt",
+    "prompt_before_resp",
+    "delim",
+)
+"""dart-math's names for the texts of a template, in the order of a prompt; `delim` parts turns."""
+
+
+def _format(
+    template: str | Path | FormatConfig | Mapping[str, Any], tokenizer: str, cache: Path
+) -> FormatConfig:
     if isinstance(template, FormatConfig):
         return template
-    text = str(template)
+    if isinstance(template, Mapping):
+        ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers), "")
+        text = _jinja_of(template, ends)
+    else:
+        text = str(template)
     if "{{" in text or "{%" in text:
         text = write_content(
             cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
         )
     return FormatConfig(template=text)
+
+
+def _jinja_of(texts: Mapping[str, Any], ends: Ends) -> str:
+    """A chat template of constant texts: prompt, question, answer, EOS; `delim` parts the turns.
+
+    Raises:
+        ConfigError: a name that is none of `_TEXTS`, or a value that is no text.
+    """
+    for name, value in texts.items():
+        if name not in ("id", "model_ids") and not (name in _TEXTS and isinstance(value, str)):
+            raise ConfigError(
+                f"prompt_template has {name!r}: {value!r}; it takes texts named {', '.join(_TEXTS)}"
+            )
+    text = {name: texts.get(name, "") for name in _TEXTS}
+    before = text["sys_prompt"]
+    if not (before or text["query_prompt"]).startswith(" "):
+        before = ends.space + before
+    # No space in front of an answer: its first token has it in itself.
+    behind = "".join(text[name] for name in _TEXTS[2:5]).rstrip(" ")
+    quoted = {
+        name: json.dumps(value, ensure_ascii=False)
+        for name, value in {
+            "bos": ends.bos + before,
+            "query": text["query_prompt"],
+            "behind": behind,
+            "delim": text["delim"],
+        }.items()
+    }
+    return (
+        f"{{{{ {quoted['bos']} }}}}{{% for message in messages %}}"
+        "{% if message.role == 'user' %}"
+        f"{{% if not loop.first %}}{{{{ {quoted['delim']} }}}}{{% endif %}}"
+        f"{{{{ {quoted['query']} }}}}{{{{ message.content }}}}{{{{ {quoted['behind']} }}}}"
+        "{% elif message.role == 'assistant' %}"
+        "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
+        "{% else %}{{ raise_exception('this template has no place for ' ~ message.role) }}"
+        "{% endif %}{% endfor %}"
+    )

@@ -22,6 +22,7 @@ __all__ = [
     "echo",
     "page",
     "print_facts",
+    "print_note",
     "print_table",
     "print_text",
 ]
@@ -115,6 +116,12 @@ def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:
         break_on_hyphens=False,
     )
     echo("\n".join(lines), err=err)
+
+
+def print_note(text: str) -> None:
+    """Print an error, a warning or a note on stderr, its lines broken as those of `print_text`."""
+    for number, line in enumerate(text.split("\n")):
+        print_text(line, 2 if number else 0, err=True)
 
 
 class EscapedRecord(logging.LogRecord):

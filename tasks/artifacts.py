@@ -9,7 +9,7 @@ the cache: who reads it may not reach it, and `packhouse quarantine` finds it by
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
-from packhouse.escaping import for_markdown, for_terminal, markdown_code
+from packhouse.escaping import fenced, for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.gates import gates_table
 from packhouse.packing import PackStatistics
 from packhouse.quarantine import count_reasons, read_bad_rows
@@ -38,7 +38,6 @@ from tasks.pictures import artifact_key, lengths_picture
 __all__ = [
     "backfill_artifacts",
     "garbage_artifacts",
-    "markdown_table",
     "move_artifacts",
     "publish_artifacts",
     "refresh_artifacts",
@@ -73,19 +72,12 @@ def publish_artifacts(prepared: Prepared) -> None:
     bad = read_bad_rows(
         r.path("quarantined.arrow") for r in prepared.receipts if "quarantined.arrow" in r.files
     )
-    found = {(s["step"], s["reason"]): s for s in ([] if bad is None else count_reasons(bad))}
-    quarantined = [
-        {
-            "step": line.step,
-            "reason": reason,
-            "rows": rows,
-            **_samples(found.get((line.step, reason))),
-        }
+    counts = [
+        (line.step, reason, rows)
         for line in prepared.ledger
         for reason, rows in sorted(line.quarantined.items())
     ]
-    if quarantined:
-        _quarantine_table(name, quarantined)
+    _quarantine_table(name, counts, bad)
 
 
 def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
@@ -104,11 +96,8 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
         description=f"Why nothing was published: {type(error).__name__}",
     )
     if bad is not None:
-        reasons = [
-            {"step": line["step"], "reason": line["reason"], "rows": line["rows"], **_samples(line)}
-            for line in count_reasons(bad)
-        ]
-        _quarantine_table(recipe.dataset, reasons)
+        counts = [(each["step"], each["reason"], each["rows"]) for each in count_reasons(bad)]
+        _quarantine_table(recipe.dataset, counts, bad)
 
 
 def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
@@ -221,36 +210,9 @@ def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str)
     create_table_artifact(key=key, table=cells, description=for_markdown(description))
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; cells are escaped, numbers have commas.
-
-    Example:
-        >>> markdown_table(("a", "b"), [(1234, "x|y")])
-        ['| a | b |', '|---|---|', '| 1,234 | x&#124;y |']
-    """
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return lines + [f"| {' | '.join(map(_cell, row))} |" for row in rows]
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "-" if value in (None, "-") else for_markdown(str(value))  # a dash is no list in a cell
-
-
-def fenced(text: str, language: str) -> list[str]:
-    """Return the lines of a block of code; no line of the text can end it.
-
-    Example:
-        >>> fenced("a: ```", "yaml")
-        ['````yaml', 'a: ```', '````']
-    """
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=2))
-    return [f"{fence}{language}", text.rstrip("\n"), fence]
-
-
 def _version_page(prepared: Prepared) -> str:
     place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
+    audit = audit_rows(prepared.published.audit)
     verb = "Published" if prepared.created else "Unchanged, already published"
     lines = [
         f"# {prepared.dataset} {prepared.version}",
@@ -258,7 +220,7 @@ def _version_page(prepared: Prepared) -> str:
         *_held(prepared),
         "",
         "## Ledger",
-        *markdown_table(_LEDGER, map(_ledger_row, prepared.ledger)),
+        *_ledger_table(prepared.ledger),
         "",
         *_reason_lines(prepared.ledger),
         "",
@@ -268,7 +230,7 @@ def _version_page(prepared: Prepared) -> str:
         *lengths_picture(prepared.published.statistics),
         "",
         "## Audit",
-        *_audit(prepared.published.audit),
+        *markdown_table(tuple(audit[0]), [tuple(row.values()) for row in audit]),
         "",
         "## Where",
         *_links(prepared, place),
@@ -287,12 +249,13 @@ def _version_page(prepared: Prepared) -> str:
     return "\n".join(lines)
 
 
-_LEDGER = ("step", "rows in", "rows out", "quarantined", "dropped", "tokens out")
-
-
-def _ledger_row(line: LedgerLine) -> tuple[object, ...]:
-    bad, dropped = sum(line.quarantined.values()), sum(line.dropped.values())
-    return line.step, line.rows_in, line.rows_out, bad, dropped, line.tokens_out
+def _ledger_table(ledger: Sequence[LedgerLine]) -> list[str]:
+    columns = ("step", "rows in", "rows out", "quarantined", "dropped", "tokens out")
+    rows = []
+    for line in ledger:
+        bad, dropped = sum(line.quarantined.values()), sum(line.dropped.values())
+        rows.append((line.step, line.rows_in, line.rows_out, bad, dropped, line.tokens_out))
+    return markdown_table(columns, rows)
 
 
 def _reason_lines(ledger: Sequence[LedgerLine]) -> list[str]:
@@ -323,25 +286,12 @@ def _held(prepared: Prepared) -> list[str]:
 
 def _splits(statistics: Mapping[Side, PackStatistics]) -> list[str]:
     columns = ("split", "packs", "records", "tokens", "trained", "fill", "lower bound")
-    rows = [
-        (
-            split,
-            side.num_packs,
-            side.num_sequences,
-            side.num_tokens,
-            side.num_trained,
-            f"{side.fill:.2%}",
-            side.lower_bound,
-        )
-        for split, side in sorted(statistics.items(), reverse=True)  # train before eval
-        if side.num_packs
-    ]
+    rows = []
+    for split, each in sorted(statistics.items(), reverse=True):  # train before eval
+        counts = (each.num_packs, each.num_sequences, each.num_tokens, each.num_trained)
+        if each.num_packs:
+            rows.append((split, *counts, f"{each.fill:.2%}", each.lower_bound))
     return markdown_table(columns, rows)
-
-
-def _audit(audit: Mapping[str, Any]) -> list[str]:
-    rows = audit_rows(audit)
-    return markdown_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 def _links(prepared: Prepared, place: str) -> list[str]:
@@ -349,16 +299,12 @@ def _links(prepared: Prepared, place: str) -> list[str]:
     if bad := prepared.published.quarantine:
         lines.append(f"- quarantine: {markdown_code(bad)}")
     for uri, name in prepared.published.mirrors.items():
-        lines.append(f"- also in {_mirror(uri, name)}")
+        where = markdown_code(uri)
+        if re.fullmatch(r"hf://[\w./-]+", uri):
+            where = f"[{uri}](https://huggingface.co/{uri.removeprefix('hf://')})"
+        lines.append(f"- also in {where} ({for_markdown(name)})")
     lines.append(f"- look at it: {markdown_code(f'packhouse inspect {place}@{prepared.version}')}")
     return lines
-
-
-def _mirror(uri: str, name: str) -> str:
-    if re.fullmatch(r"hf://[\w./-]+", uri):
-        page = f"https://huggingface.co/{uri.removeprefix('hf://')}"
-        return f"[{uri}]({page}) ({for_markdown(name)})"
-    return f"{markdown_code(uri)} ({for_markdown(name)})"
 
 
 def _counts(reasons: Mapping[str, int]) -> str:
@@ -388,22 +334,27 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
     ]
 
 
-def _quarantine_table(dataset: str, rows: list[dict[str, Any]]) -> None:
-    _create_table(
-        key=artifact_key(dataset, "quarantine"),
-        rows=rows,
-        description="Quarantined rows by step and reason, with the first of each",
-    )
-
-
-def _samples(line: Mapping[str, Any] | None) -> dict[str, str]:
-    if line is None:
-        return {"samples": ""}
-    shown = [
-        f"{s['source']} row {s['row']:,}: {str(s['detail'])[:_MOST_DETAIL]}"
-        for s in line["samples"]
+def _quarantine_table(
+    dataset: str, counts: Sequence[tuple[str, str, int]], bad: pa.Table | None
+) -> None:
+    """Create the table of (step, reason, rows), with the first rows where this machine has them."""
+    found = [] if bad is None else count_reasons(bad)
+    known = {(each["step"], each["reason"]): each["samples"] for each in found}
+    rows = [
+        {
+            "step": step,
+            "reason": reason,
+            "rows": number,
+            "samples": "; ".join(
+                f"{row['source']} row {row['row']:,}: {row['detail'][:_MOST_DETAIL]}"
+                for row in known.get((step, reason), ())
+            ),
+        }
+        for step, reason, number in counts
     ]
-    return {"samples": "; ".join(shown)}
+    if rows:
+        said = "Quarantined rows by step and reason, with the first of each"
+        _create_table(key=artifact_key(dataset, "quarantine"), rows=rows, description=said)
 
 
 def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:

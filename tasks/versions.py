@@ -14,6 +14,7 @@ from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.store.layout import is_name
 from packhouse.store.read import VerifyReport, verify_version
 from packhouse.store.refs import scan_refs
+from packhouse.wording import counted
 from tasks.artifacts import move_artifacts
 from tasks.policies import retried_task
 
@@ -87,7 +88,8 @@ def checked(reports: Reports[VerifyReport]) -> State[Reports[VerifyReport]]:
         raise IntegrityError(f"{'; '.join(problems[:3])}{more}", problems=problems)
     files = sum(report.num_files for _, report in reports)
     size = sum(report.num_bytes for _, report in reports)
-    message = f"{len(reports):,} versions intact: {files:,} files, {size:,} bytes"
+    message = f"{counted(len(reports), 'version')} intact: "
+    message += f"{counted(files, 'file')}, {counted(size, 'byte')}"
     return Completed(data=reports, message=message)
 
 
@@ -137,4 +139,4 @@ def collected(reports: Reports[GcReport]) -> State[Reports[GcReport]]:
     done = f"{deleted:,} objects deleted"
     if all(report.dry_run for _, report in reports):
         done = "nothing deleted; run with delete"
-    return Completed(data=reports, message=f"{size:,} bytes of garbage: {done}")
+    return Completed(data=reports, message=f"{counted(size, 'byte')} of garbage: {done}")

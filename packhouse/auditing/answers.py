@@ -1,5 +1,6 @@
 """How much of each row's text must be trained, and how much may be: counted in its messages."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,7 +37,7 @@ def answer_bytes(
         is_trained &= np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
     due = _num_bytes(pc.utf8_trim_whitespace(fields["content"]))
     due -= _unsaid_bytes(flat, offsets, one_chunk(formatted["text"]), config)
-    due = np.where(is_trained, due, 0)
+    due = np.where(is_trained, due - _untrained_parts(fields), 0)
     own = _num_bytes(fields["content"]) + _num_bytes(fields["reasoning"])
     own += 2 * _num_bytes(fields["tool_calls"])  # room for another way to write the same JSON
     own += 2 * _num_bytes(fields["context"])
@@ -91,6 +92,17 @@ def _unsaid_bytes(
         if is_cut or whole not in texts[int(row)].as_py():
             unsaid[message] = len(whole.encode()) - len(without_thinking(content).strip().encode())
     return unsaid
+
+
+def _untrained_parts(fields: Mapping[str, pa.Array]) -> Int64s:
+    """Bytes of each content that stand in parts of weight 0."""
+    untrained = np.zeros(len(fields["content"]), np.int64)
+    for message in np.flatnonzero(fields["part_weights"].is_valid()).tolist():
+        content, at = fields["content"][message].as_py(), 0
+        for size, factor in json.loads(fields["part_weights"][message].as_py()):
+            untrained[message] += len(content[at : at + size].encode()) if factor == 0 else 0
+            at += size
+    return untrained
 
 
 def _label_bytes(labels: pa.Array, names: Sequence[str] | None) -> Int64s:

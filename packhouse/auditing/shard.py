@@ -31,7 +31,7 @@ from packhouse.auditing.ends import bos_and_unknown, double_ends
 from packhouse.auditing.second_look import ends_blank, has_no_end
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.recipe import FormatConfig
-from packhouse.records.lists import one_chunk
+from packhouse.records.lists import list_offsets, one_chunk
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -215,8 +215,10 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
     end_ids = np.unique(tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]])
     headers = _header_ids(tokens, messages)
     is_ended &= ~_are_short(tokens, end_ids, config, messages)
-    if config.reasoning == "train_last":
-        is_ended |= _goes_on(tokens, np.union1d(headers, end_ids))
+    goes_on = _goes_on(tokens, np.union1d(headers, end_ids))
+    if config.reasoning != "train_last":  # in rows with weights of parts, too
+        goes_on &= _has_parts(messages)[tokens.range_rows]
+    is_ended |= goes_on
     for number in np.flatnonzero(~is_ended).tolist():
         is_ended[number] = ends_blank(tokens, number, int(last[number])) or has_no_end(
             tokens, number, messages
@@ -260,6 +262,13 @@ def _num_absent(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) ->
         return np.zeros(len(messages), np.int64)
     absent = num_trained_answers(messages, config) - tokens.ranges_per_row
     return np.where(tokens.ranges_per_row > 0, np.maximum(absent, 0), 0)
+
+
+def _has_parts(messages: pa.ListArray) -> Bools:
+    """Return, for each row, if a message has weights of parts."""
+    offsets = list_offsets(messages).astype(np.int64)
+    parts = messages.values.field("part_weights").is_valid().to_numpy(zero_copy_only=False)
+    return np.asarray(np.diff(np.append(0, np.cumsum(parts))[offsets]) > 0)
 
 
 def _goes_on(tokens: Tokens, borders: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

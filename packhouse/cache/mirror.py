@@ -38,7 +38,7 @@ from packhouse.store.objects import (
     file_body,
     open_store,
 )
-from packhouse.store.protocol import Create, Read, Retry, RetryPolicy, Stat, Steps, request, run
+from packhouse.store.protocol import RetryPolicy, ask, download, run
 
 __all__ = ["StepMirror", "open_mirror"]
 
@@ -148,7 +148,7 @@ class StepMirror:
 
     def _has(self, key: str) -> bool:
         try:
-            run(self.store, request(Stat(key)), retry=_RETRY)
+            run(self.store, ask(ObjectStore.head, key), retry=_RETRY)
         except ObjectNotFoundError:
             return False
         return True
@@ -156,7 +156,7 @@ class StepMirror:
     def _fetch(self, step: str, key: str, work: Path) -> bool:
         folder = f"{step}/{key}"
         try:
-            raw = run(self.store, request(Read(f"{folder}/{_RECEIPT}")), retry=_RETRY).data
+            raw = run(self.store, ask(ObjectStore.get, f"{folder}/{_RECEIPT}"), retry=_RETRY).data
         except ObjectNotFoundError:
             return False
         receipt = parse_receipt(raw, step, key, work)
@@ -164,7 +164,7 @@ class StepMirror:
         if other := [name for name in names if not name.endswith(_SUFFIXES)]:
             raise IntegrityError(f"'{folder}' lists '{other[0]}', which no step writes")
         for name in names:
-            steps = _download_steps(self.store, f"{folder}/{name}", work / name)
+            steps = download(f"{folder}/{name}", work / name, receipt.files[name].size)
             run(self.store, steps, retry=_RETRY)
         if not is_intact(receipt):  # asked before others see it
             raise IntegrityError("its files are not those of its receipt")
@@ -194,16 +194,6 @@ def open_mirror(cache: CachePlace) -> StepMirror | None:
 
 def _create(store: ObjectStore, key: str, body: Any) -> None:
     try:
-        run(store, request(Create(key, body)), retry=_RETRY)
+        run(store, ask(ObjectStore.put_create, key, body), retry=_RETRY)
     except PreconditionFailedError:
         return  # there already, or our own lost success: a key has one content
-
-
-def _download_steps(store: ObjectStore, key: str, path: Path) -> Steps[None]:
-    retry = Retry()
-    while True:
-        path.unlink(missing_ok=True)
-        try:
-            return store.download(key, path)
-        except TransientError as error:
-            yield from retry.wait(error)

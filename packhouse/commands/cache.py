@@ -20,6 +20,7 @@ from packhouse.cache.places import check_cache, default_cache
 from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo, print_text
+from packhouse.wording import counted
 
 __all__ = ["cache"]
 
@@ -58,7 +59,8 @@ def list_command(folder: Path | None, as_json: bool) -> None:
         return
     rows = [(step, *_json(entries).values()) for step, entries in sorted(steps.items())]
     print_table(("step", "jobs", "bytes", "in use", "bytes in use", "held", "bytes held"), rows)
-    echo(f"{sum(entry.num_bytes for entry in found):,} bytes in {len(found):,} jobs")
+    num_bytes = sum(entry.num_bytes for entry in found)
+    echo(f"{counted(num_bytes, 'byte')} in {counted(len(found), 'job')}")
     print_text(str(cache_room(place, found)))
 
 
@@ -121,10 +123,10 @@ def gc_command(
             ("step", "key", "bytes", "in use"),
             [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
         )
-    verb = f"{freed:,} bytes freed" if delete else "nothing deleted; add --delete"
-    echo(f"{num_bytes:,} bytes in {len(chosen):,} jobs: {verb}")
+    verb = f"{counted(freed, 'byte')} freed" if delete else "nothing deleted; add --delete"
+    echo(f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}: {verb}")
     if kept.steps and not unfinished:
-        runs = f"{kept.num_runs:,} unfinished run{'s' * (kept.num_runs > 1)}"
+        runs = counted(kept.num_runs, "unfinished run")
         echo(
             f"{kept_bytes:,} bytes in {len(kept.steps):,} jobs are held for {runs} to go on from, "
             f"until {until} at the latest; --unfinished frees them"

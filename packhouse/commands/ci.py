@@ -14,7 +14,7 @@ from packhouse.errors import ConfigError
 from packhouse.runtime.disks import disk_error
 from packhouse.runtime.interrupts import Interrupted, ignore_signals, interruption
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import echo
+from packhouse.terminal import echo, print_note
 
 __all__ = ["ci"]
 
@@ -106,15 +106,15 @@ def _say(job: CiJob, facts: dict[str, Any], as_json: bool) -> None:
         echo(json.dumps(facts, sort_keys=True))
     else:
         for note in job.notes:
-            echo(f"note: {note}", err=True)
+            print_note(f"note: {note}")
         for error in job.unwritten:
-            echo(f"{type(error).__name__}: {error}", err=True)
+            print_note(f"{type(error).__name__}: {error}")
     if isinstance(job.error, Interrupted):
         exit_interrupted(job.error, keeps_steps=True)
     if as_json:
         return
     if job.error is not None:
-        echo(f"{type(job.error).__name__}: {job.error}", err=True)
+        print_note(f"{type(job.error).__name__}: {job.error}")
     elif job.refreshed is not None:
         echo(f"{job.refreshed.dataset}: {job.refreshed.outcome}: {job.refreshed.message}")
     elif job.facts is not None:

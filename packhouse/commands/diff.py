@@ -1,8 +1,6 @@
 """`packhouse diff OLD NEW`: what changed between two versions, with examples."""
 
-from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,14 @@ from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import IntegrityError
 from packhouse.escaping import for_terminal
+from packhouse.report.tokens import pipeline_of, plain, runs_of
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion, open_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo, print_text
+from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views.contents import find_records
 from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
 
@@ -126,7 +127,8 @@ class _Texts:
         self, found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path
     ) -> None:
         shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
-        self._decoders = (_decoder(old, tokenizers), _decoder(new, tokenizers)) if shown else ()
+        opened = (old, new) if shown else ()
+        self._pipelines = [pipeline_of(tokenizer_of(each, tokenizers)) for each in opened]
         self._old = _read(old, {change.old_id for change in shown})
         self._new = _read(new, {change.record_id for change in shown})
 
@@ -135,9 +137,9 @@ class _Texts:
         if sides[0] is None or sides[1] is None:
             return
         start = max(0, _first_difference(sides[0], sides[1]) - _BEFORE)
-        for sign, tokens, decode in zip("-+", sides, self._decoders, strict=True):
-            if tokens is not None and decode is not None:
-                text = decode(tokens, start)
+        for sign, tokens, pipeline in zip("-+", sides, self._pipelines, strict=True):
+            if tokens is not None and pipeline is not None:
+                text = _shown(tokens, start, pipeline)
                 print_text(f"{sign} {'... ' if start else ''}{text}", 12)
 
 
@@ -160,26 +162,9 @@ def _first_difference(old: Tokens, new: Tokens) -> int:
     return int(np.argmax(differs)) if differs.any() else length
 
 
-def _decoder(opened: OpenVersion, tokenizers: Path) -> Callable[[Tokens, int], str] | None:
-    """Return what shows some tokens as text, those that are trained between {+ and +}."""
-    from packhouse.foreign import decode, run_tokenizer
-    from packhouse.tokenization.of_version import tokenizer_of
-
-    load = tokenizer_of(opened, tokenizers)
-    if load is None:
-        return None
-
-    def show(tokens: Tokens, start: int) -> str:
-        ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
-        edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
-        runs = [(a, b) for a, b in pairwise(edges) if b > a]
-        pieces = [ids[a:b].tolist() for a, b in runs]
-        texts = run_tokenizer(partial(decode, load, pieces), f"of {opened.dataset}")
-        said = "".join(
-            f"{{+{text}+}}" if mask[start] else text
-            for (start, _), text in zip(runs, texts, strict=True)
-        )
-        more = " ..." if start + len(ids) < len(tokens[0]) else ""
-        return for_terminal(said) + more
-
-    return show
+def _shown(tokens: Tokens, start: int, pipeline: Pipeline) -> str:
+    """Some tokens as text, those that are trained between {+ and +}."""
+    ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
+    said = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
+    more = " ..." if start + len(ids) < len(tokens[0]) else ""
+    return for_terminal(said) + more

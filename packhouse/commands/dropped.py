@@ -26,7 +26,7 @@ from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import SHARD_BYTES
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
-from packhouse.terminal import echo, print_text
+from packhouse.terminal import echo, print_note, print_text
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.views import read_view
 from packhouse.wording import counted
@@ -83,7 +83,7 @@ def dropped(
         for row in rows:
             echo(json.dumps(row))
         for note in notes:
-            print_text(note, err=True)
+            print_note(note)
         return
     for name, number in groups.items():
         echo(f"{name}: {counted(number, 'row')}")

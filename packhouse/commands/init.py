@@ -18,7 +18,8 @@ from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.report.samples import rows_with_masks
 from packhouse.report.tokens import coloured, pipeline_of, plain, runs_of
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import console, echo, print_text
+from packhouse.terminal import console, echo, print_note, print_text
+from packhouse.wording import counted
 
 __all__ = ["init"]
 
@@ -74,8 +75,7 @@ def init(
     asked = None if question is None or answer is None else (question, answer)
     with show_progress():
         start_phase("looking at the files")
-        from packhouse.api import name_of
-        from packhouse.given import data_uri, pinned, tokenizer_name
+        from packhouse.given import data_uri, name_of, pinned, tokenizer_name
 
         looks = [look for item in data for look in look_at(data_uri(item, cache), asked)]
         raw: dict[str, Any] = {
@@ -163,15 +163,14 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
     num_seen = tokenized.num_rows + len(refused)
     if not tokenized.num_rows:
         raise SourceError(
-            f"source '{source.path}': none of the first {num_seen:,} rows passes; row "
+            f"source '{source.path}': none of the first {counted(num_seen, 'row')} passes; row "
             f"{refused[0]['row']:,}: {refused[0]['detail']}",
             path=source.path,
         )
     if refused:
-        echo(
-            f"note: {len(refused):,} of the first {num_seen:,} rows of '{source.path}' are bad; "
-            f"row {refused[0]['row']:,}: {refused[0]['detail']}",
-            err=True,
+        print_note(
+            f"note: {len(refused):,} of the first {counted(num_seen, 'row')} of '{source.path}' "
+            f"are bad; row {refused[0]['row']:,}: {refused[0]['detail']}",
         )
     return tokenized
 
@@ -207,7 +206,7 @@ def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
         ids, trained = (row[name][:_SHOWN_TOKENS] for name in ("input_ids", "trained"))
         runs = runs_of(ids, np.asarray(trained, np.bool_), pipeline)
         title = (
-            f"-- row {row['row'] + 1:,}: {row['num_tokens']:,} tokens, {row['num_trained']:,} "
+            f"-- row {row['row']:,}: {counted(row['num_tokens'], 'token')}, {row['num_trained']:,} "
             "trained (green) --"
         )
         out.print(f"\n{title}", style="cyan")

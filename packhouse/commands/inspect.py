@@ -24,8 +24,9 @@ from packhouse.report.samples import (
 from packhouse.report.tokens import Run, coloured, pipeline_of, plain, runs_of, token_texts
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
-from packhouse.terminal import console, echo, page
+from packhouse.terminal import console, echo, page, print_note
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.wording import counted
 
 __all__ = ["inspect"]
 
@@ -138,9 +139,9 @@ def _show_packs(
 
     def blocks() -> Iterator[Any]:
         for number, row in packed:
-            counts = f"{len(row['input_ids']):,} tokens, {sum(row['trained']):,} trained"
+            counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
             num_records = len(row["seq_lengths"]) // len(sides)
-            yield _rule(f"{split} pack {number:,}: {counts}, {num_records:,} records")
+            yield _rule(f"{split} pack {number:,}: {counts}, {counted(num_records, 'record')}")
             for (name, start, end), side in zip(record_bounds(row), cycle(sides), strict=False):
                 yield _cyan(f"\n-- record {name}{side and ', '}{side} --\n")
                 yield _drawn(_runs(row, pipeline, start, end))
@@ -164,11 +165,11 @@ def _show_records(
 ) -> None:
     """Print records: each has source, row, record_id, input_ids, trained and `about`."""
     if not rows:
-        echo("no record matches", err=True)
+        print_note("no record matches")
 
     def blocks() -> Iterator[Any]:
         for row in rows:
-            counts = f"{len(row['input_ids']):,} tokens, {sum(row['trained']):,} trained"
+            counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
             yield _rule(f"{row['source']} row {row['row']:,}: {counts}")
             yield _cyan(f"{row['about']}\n")
             yield _drawn(_runs(row, pipeline))
@@ -266,10 +267,9 @@ def _of_recipe(
         if refused:
             first = refused[0]
             are = "is" if len(refused) == 1 else "are"
-            echo(
+            print_note(
                 f"note: {len(refused):,} of the first rows of '{source.path}' {are} bad; row "
                 f"{first['row']:,}: {first['reason']}: {first['detail']}",
-                err=True,
             )
     return found, pipeline
 
@@ -285,7 +285,8 @@ def _is_wanted(row: Mapping[str, Any], wanted: _Wanted, pipeline: Pipeline | Non
 def _sampled(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
     over = f"; longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else ""
     names = ("source", "row", "record_id", "input_ids", "trained")
-    return {**{name: row[name] for name in names}, "about": f"record {row['record_id']}{over}"}
+    about = f"record {row['record_id']}{over}{_weights_of(row)}"
+    return {**{name: row[name] for name in names}, "about": about}
 
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
@@ -297,13 +298,26 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
     if folder:
         wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
         if fingerprint_tokenizer(folder) != wanted:
-            echo("warning: this is not the tokenizer the version was made with", err=True)
+            print_note("warning: this is not the tokenizer the version was made with")
         return pipeline_of(partial(load_snapshot, folder, tokenizers))
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
     if pipeline is None:
-        echo(
+        print_note(
             "printing ids: neither the cache nor the store has the tokenizer; give --tokenizer "
             "FOLDER for text",
-            err=True,
         )
     return pipeline
+
+
+def _weights_of(row: Mapping[str, Any]) -> str:
+    """Loss weights of a row's trained tokens, where some are not 1.
+
+    Example:
+        >>> _weights_of({"range_weights": [0.5, 1.0, 0.5]}), _weights_of({"range_weights": None})
+        ('; loss weights 0.5, 1', '')
+    """
+    given = row.get("loss_weights")
+    weights = np.unique((row.get("range_weights") if given is None else given) or [])
+    shown = [f"{weight:g}" for weight in weights[weights > 0].tolist()]
+    cut = [*shown[:2], "...", shown[-1]] if len(shown) > 4 else shown
+    return f"; loss weights {', '.join(cut)}" if shown else ""

@@ -18,6 +18,7 @@ from packhouse.sources.files import source_name
 from packhouse.steps import STEPS
 from packhouse.steps.plan import plan_jobs
 from packhouse.terminal import console, echo, print_table, print_text
+from packhouse.wording import counted
 
 __all__ = ["plan"]
 
@@ -72,8 +73,8 @@ def _print(
     about = "" if facts.is_exact else "about "
     out.print(f"{dataset} {version_id}", style="bold")
     out.print(
-        f"  {about}{facts.rows:,} rows, {facts.tokens:,} tokens, {facts.packs:,} packs, "
-        f"{facts.bytes / 2**20:,.1f} MiB"
+        f"  {about}{counted(facts.rows, 'row')}, {counted(facts.tokens, 'token')}, "
+        f"{counted(facts.packs, 'pack')}, {facts.bytes / 2**20:,.1f} MiB"
     )
     for note in facts.notes:
         print_text(f"note: {note}", 2)

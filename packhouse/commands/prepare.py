@@ -7,7 +7,7 @@ from packhouse.commands.options import run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import echo
+from packhouse.terminal import print_note
 
 __all__ = ["prepare"]
 
@@ -70,8 +70,9 @@ def prepare(
     try:
         with show_progress():
             start_phase("importing")
-            from packhouse.api import prepare_recipe, recipe_for  # takes over a second
+            from packhouse.api import prepare_recipe  # takes over a second
             from packhouse.cache.places import check_cache, find_cache
+            from packhouse.given import recipe_for
 
             is_recipe = data[0].endswith((".yaml", ".yml"))
             if is_recipe and len(data) > 1:
@@ -97,5 +98,5 @@ def prepare(
     from packhouse.result import print_result
 
     for note in notes:
-        echo(f"note: {note}", err=True)
+        print_note(f"note: {note}")
     print_result(done, as_json=as_json)

@@ -30,7 +30,8 @@ from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.sources.lines import lines_of_rows, place_of
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
-from packhouse.terminal import echo, print_text
+from packhouse.terminal import echo, print_note, print_text
+from packhouse.wording import counted
 
 __all__ = ["quarantine"]
 
@@ -72,7 +73,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     if as_json:
         echo(json.dumps({"rows": table.num_rows, "reasons": reasons}))
         return
-    echo(f"{table.num_rows:,} quarantined rows")
+    echo(counted(table.num_rows, "quarantined row"))
     lines = _lines_of([row for reason in reasons for row in reason["samples"]], target)
     for reason in reasons:
         echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
@@ -223,7 +224,7 @@ def _without_mended(table: pa.Table, recipe: Recipe) -> pa.Table:
     places = zip(*(table[name].to_pylist() for name in names), strict=True)
     is_left = [place not in mended for place in places]
     if num_mended := len(is_left) - sum(is_left):
-        echo(f"{num_mended:,} rows are not shown: sources of the recipe hold them mended", err=True)
+        print_note(f"{num_mended:,} rows are not shown: sources of the recipe hold them mended")
     return table.filter(pa.array(is_left, pa.bool_()))
 
 
@@ -265,7 +266,7 @@ def _write_editable(table: pa.Table, path: Path, as_json: bool) -> None:
     if as_json:
         echo(json.dumps({"rows": len(lines), "file": str(path)}))
     else:
-        echo(f"{len(lines):,} rows in {path}: mend `raw`, then give it as --from")
+        echo(f"{counted(len(lines), 'row')} in {path}: mend `raw`, then give it as --from")
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -305,7 +306,7 @@ def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
         facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
         echo(json.dumps({**facts, "sources": sources}))
         return
-    echo(f"{retried.num_passed:,} rows pass, {len(retried.still_bad):,} are still bad")
+    echo(f"{counted(retried.num_passed, 'row')} passed, {len(retried.still_bad):,} still bad")
     for line in retried.still_bad[:5]:
         reason = for_terminal(line.get("detail", ""))
         echo(f"  {line['source']} row {line['row']:,}: {reason}")

@@ -16,6 +16,7 @@ from packhouse.escaping import for_terminal
 from packhouse.store.address import open_address
 from packhouse.terminal import echo, print_table
 from packhouse.views import ask
+from packhouse.wording import counted
 
 __all__ = ["print_rows", "sql"]
 
@@ -103,7 +104,7 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
         drawn.add_row(*(_cell(_plain(value)) for value in row.values()))
     print_table(drawn)
     if len(shown) < table.num_rows:
-        echo(f"{len(shown):,} of {table.num_rows:,} rows; --limit 0 shows all")
+        echo(f"{len(shown):,} of {counted(table.num_rows, 'row')}; --limit 0 shows all")
 
 
 def _cell(value: Any) -> str:

@@ -20,6 +20,8 @@ from packhouse.views import read_view
 __all__ = ["trace"]
 
 _COLUMNS = ("source", "row", "record_id", "split", "outcome", "num_tokens", "pack", "position")
+_FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
+_FROM["line"] = "line (from 1)"
 _RULES = {
     "assistant": "answers are trained",
     "last_assistant": "the last answer is trained",
@@ -52,7 +54,8 @@ def trace(
 ) -> None:
     """Say from which row a token comes and why it is trained; or where a row went.
 
-    A LINE counts every line of the file that is not blank.
+    Rows, packs and tokens count from 0 everywhere. A LINE counts from 1, every line of the file
+    that is not blank: line 18 is row 17.
 
     \b
     packhouse trace ./store/demo --pack 12 --token 345
@@ -70,8 +73,9 @@ def trace(
         if as_json:
             echo(json.dumps(each))
         else:
-            width = max(map(len, each))
-            echo("\n".join(f"{name:{width}}  {_said(value)}" for name, value in each.items()))
+            named = {_FROM.get(name, name): value for name, value in each.items()}
+            width = max(map(len, named))
+            echo("\n".join(f"{name:{width}}  {_said(value)}" for name, value in named.items()))
 
 
 def _said(value: Any) -> str:
@@ -139,7 +143,7 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
     if not found:
         files = sorted({s.get("file", "") for s in opened.manifest.lineage.get("sources", ())})
         raise ConfigError(
-            f"no row {row:,} of '{file}' in {opened.dataset} {opened.version}; its files: "
+            f"no row {row:,} (from 0) of '{file}' in {opened.dataset} {opened.version}; its files: "
             f"{', '.join(files[:5])}"
         )
     if len(found) > 1 and "outcome" in found[0]:  # the record, and why it was dropped

@@ -11,15 +11,16 @@ from rich.table import Table
 
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
-from packhouse.result import audit_table, print_ledger
+from packhouse.result import audit_table, print_ledger, print_quality
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.layout import is_name
 from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
-from packhouse.terminal import echo, print_facts
+from packhouse.terminal import echo, print_facts, print_note
 from packhouse.terminal import print_table as print_rich_table
+from packhouse.wording import counted
 
 __all__ = ["ls", "pull", "show", "verify"]
 
@@ -46,7 +47,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
 def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
     """Name on stderr what is passed over, with its remedy; after the rest is said, end with 5."""
     for error in damaged:
-        echo(f"warning: {error}", err=True)
+        print_note(f"warning: {error}")
     yield
     if damaged:
         raise click.exceptions.Exit(IntegrityError.exit_code)
@@ -151,6 +152,7 @@ def show(address: str, as_json: bool) -> None:
     print_table(("file", "rows", "tokens", "bytes"), files)
     if manifest.audit:
         print_rich_table(audit_table(dict(manifest.audit)))
+    print_quality(manifest.audit)
     if ledger := [dict(line) for line in manifest.counts.get("ledger", [])]:
         echo()
         print_ledger(ledger, manifest.lineage.get("sources", ()))
@@ -200,9 +202,9 @@ def verify(address: str, as_json: bool) -> None:
         )
     else:
         echo(
-            f"{report.version}: {report.num_files:,} files, {report.num_bytes:,} bytes, "
-            f"{report.num_rows:,} rows, {report.num_tokens:,} tokens: "
-            f"{'intact' if report.is_intact else 'DAMAGED'}"
+            f"{report.version}: {counted(report.num_files, 'file')}, "
+            f"{counted(report.num_bytes, 'byte')}, {counted(report.num_rows, 'row')}, "
+            f"{counted(report.num_tokens, 'token')}: {'intact' if report.is_intact else 'DAMAGED'}"
         )
         for problem in report.problems:
             echo(f"  {problem}")

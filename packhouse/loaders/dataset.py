@@ -8,7 +8,7 @@ where records end.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from packhouse.errors import ConfigError, ContractError
+from packhouse.errors import ConfigError, ContractError, EmptyRowError
 from packhouse.loaders.rows import ArrowRows, Row, open_rows
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.pack_plan import PackPlan
@@ -69,11 +69,13 @@ class PackedDataset(torch.utils.data.Dataset):
     Args:
         rows: packs (a dataset of `load_packed`) as they are; or, with `seq_len`, tokenized records,
             one a row, to be packed: a `datasets.Dataset`, an Arrow table, the path of an Arrow
-            file or a tuple of such paths, or a sequence of mappings with `input_ids` and optionally
-            `labels`, `attention_mask`, `loss_weights`. What a mask marks as padding is left out.
+            file or a tuple of such paths, or a sequence or iterator of mappings with `input_ids`
+            and optionally `labels`, `attention_mask`, `loss_weights`. What a mask marks as padding
+            is left out; so are rows without a token, which `num_empty` counts.
         seq_len: pack size in tokens; None leaves rows as they are.
         strategy: of `packhouse.packing.STRATEGIES`, `concat` excepted.
-        seed: order of packs.
+        seed: order of packs; None: longest records first, or records as given
+            (`packhouse.packing.plan`), in every epoch alike.
         over_length: a record over `seq_len` is an error, or dropped and counted.
         repack: with `seq_len`, take packs apart and pack their records anew: another `seq_len`,
             strategy, multiple or epoch over the same files. Reads a whole pack for each record
@@ -105,7 +107,7 @@ class PackedDataset(torch.utils.data.Dataset):
         *,
         seq_len: int | None = None,
         strategy: str = "best_fit",
-        seed: int = 0,
+        seed: int | None = 0,
         over_length: Literal["error", "drop"] = "error",
         pad_record_to_multiple_of: int = 1,
         balance: int = 1,
@@ -120,21 +122,25 @@ class PackedDataset(torch.utils.data.Dataset):
             raise ConfigError(f"over_length '{over_length}' is not known; use error or drop")
         if seq_len is None and (repack or epoch):
             raise ConfigError("repack and epoch decide how records are packed: give seq_len")
+        rows = list(rows) if seq_len is not None and isinstance(rows, Iterator) else rows
         self._source, self._repack, self.seq_len = rows, repack, seq_len
         self._rows = self._open()
         self.num_dropped = 0
+        self.num_empty = 0
         self.ledger: list[LedgerLine] = []
         self._plan: PackPlan | None = None
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         """With a plan: row numbers, pack after pack."""
         if seq_len is not None:
             lengths = _record_lengths(self._rows)
-            kept = np.flatnonzero(lengths <= seq_len if over_length == "drop" else lengths > 0)
-            self.num_dropped = len(lengths) - len(kept)
+            self.num_empty = int((lengths == 0).sum())
+            is_kept = (lengths > 0) & ((lengths <= seq_len) | (over_length == "error"))
+            kept = np.flatnonzero(is_kept)
+            self.num_dropped = len(lengths) - len(kept) - self.num_empty
             self._lengths, self._kept = lengths[kept], kept
             self._settings = (seq_len, strategy, seed, pad_record_to_multiple_of, balance)
             self.set_epoch(epoch)
-        _refuse_shifted(self._rows)
+        _refuse_shifted(self._rows, range(len(self._rows)) if self._plan is None else self._kept)
 
     def set_epoch(self, epoch: int) -> None:
         """Pack the records anew, as `epoch` and the seed decide; packs that are given stay.
@@ -147,7 +153,7 @@ class PackedDataset(torch.utils.data.Dataset):
         if self.seq_len is None:
             return
         seq_len, strategy, seed, multiple, balance = self._settings
-        if epoch:
+        if epoch and seed is not None:
             seed = splitmix64(splitmix64(seed & (2**64 - 1)) ^ epoch) >> 1
         self._plan = plan_packs(self._lengths, seq_len, strategy, seed, multiple, balance)
         self._order = self._kept[self._plan.order]
@@ -237,17 +243,17 @@ class RecordRows(Sequence[Row]):
 
 
 def _record_lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
-    """Return the tokens of each row, all of which must be single records."""
+    """Return the tokens of each row, all of which must be single records; 0: an empty one."""
     if isinstance(rows, RecordRows):
         return rows.lengths
     if isinstance(rows, ArrowRows) and rows.is_plain:
-        lengths = rows.num_tokens()
-        if not lengths.all():
-            raise ContractError(f"row {int(np.argmin(lengths))} has no token; leave empty rows out")
-        return lengths
-    lengths = np.empty(len(rows), dtype=np.int64)
+        return rows.num_tokens()
+    lengths = np.zeros(len(rows), dtype=np.int64)
     for index in range(len(rows)):
-        row = rows[index]
+        try:
+            row = rows[index]
+        except EmptyRowError:
+            continue
         if len(row.seq_lengths) > 1:
             raise ContractError(
                 f"row {index} is a pack of {len(row.seq_lengths)} records; leave out seq_len, or "
@@ -257,11 +263,11 @@ def _record_lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
     return lengths
 
 
-def _refuse_shifted(rows: Sequence[Row]) -> None:
+def _refuse_shifted(rows: Sequence[Row], numbers: Sequence[int] | npt.NDArray[np.int64]) -> None:
     """Refuse labels that name the next token already: the model would shift them once more."""
     num_trained = 0
-    for index in range(min(len(rows), 8)):
-        row = rows[index]
+    for index in numbers[:8]:
+        row = rows[int(index)]
         trained = np.flatnonzero(row.labels[:-1] != IGNORE_INDEX)
         num_trained += len(trained)
         if (row.labels[trained] != row.input_ids[trained + 1]).any():

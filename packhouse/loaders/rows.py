@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from packhouse.errors import ConfigError, ContractError
+from packhouse.errors import ConfigError, ContractError, EmptyRowError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, read_ranges, zero_based
 from packhouse.records.tables import read_table
@@ -98,7 +98,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     mask = _read_column(row, "attention_mask", where, len(ids), kinds="iubf")
     keep = slice(None) if mask is None else mask != 0  # without a mask nothing is copied
     if not len(ids[keep]):
-        raise ContractError(f"{where} has no token; leave empty rows out")
+        raise EmptyRowError(f"{where} has no token; leave empty rows out")
     lengths = _record_lengths(row, len(ids), mask, whole_rows, where)
     spans = row.get("trained_ranges")
     ranges = None if spans is None else _range_bounds(spans)
@@ -106,6 +106,11 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     given = _read_column(row, "labels", where, len(ids))
     if given is not None:
         labels = given.copy()
+        if mask is not None and (labels[mask == 0] != IGNORE_INDEX).any():
+            raise ContractError(
+                f"{where} trains tokens that attention_mask calls padding: an EOS that is the pad "
+                "token would be lost. Set their mask to 1, or their labels to -100"
+            )
     elif ranges is not None:
         labels = np.where(trained_mask(*ranges, len(ids)), ids, IGNORE_INDEX)
     else:
@@ -281,15 +286,8 @@ class _MappingRows(Sequence[Row]):
 
 
 _PACK = ("input_ids", "labels", "seq_lengths")
-_COLUMNS = (
-    *_PACK,
-    "trained_ranges",
-    "range_weights",
-    "position_ids",
-    "attention_mask",
-    "loss_weights",
-    "label",
-)
+_OTHERS = {"trained_ranges", "range_weights", "position_ids", "attention_mask"}
+_OTHERS |= {"loss_weights", "label"}
 
 
 class ArrowRows(Sequence[Row]):
@@ -313,7 +311,7 @@ class ArrowRows(Sequence[Row]):
         whole_rows: bool = False,
         indices: npt.NDArray[np.integer[Any]] | None = None,
     ) -> None:
-        names = [n for n in table.column_names if n in _COLUMNS]
+        names = [n for n in table.column_names if n in _PACK or n in _OTHERS]
         if "range_weights" in names and table["range_weights"].null_count == len(table):
             names.remove("range_weights")  # all are 1
         self._batches = [b for b in table.select(names).to_batches() if b.num_rows]
@@ -387,17 +385,13 @@ def _is_sound(batch: pa.RecordBatch) -> bool:
     (_, offsets), (labels, label_offsets), (lengths, pack_offsets) = (flat[n] for n in _PACK)
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     num_tokens = np.diff(offsets)
-    if lengths.min(initial=1) < 1 or num_tokens.min(initial=1) < 1:
+    if min(lengths.min(initial=1), num_tokens.min(initial=1)) < 1:
         return False
-    if not np.array_equal(offsets, label_offsets):
-        return False
-    if not np.array_equal(num_tokens, np.diff(bounds[pack_offsets])):
-        return False
-    if (labels[bounds[:-1]] != IGNORE_INDEX).any():
-        return False
-    if "position_ids" not in flat:
-        return True
-    positions, position_offsets = flat["position_ids"]
-    return np.array_equal(offsets, position_offsets) and np.array_equal(
-        positions, position_ids(lengths)
+    due = [(label_offsets, offsets), (np.diff(bounds[pack_offsets]), num_tokens)]
+    if "position_ids" in flat:
+        positions, position_offsets = flat["position_ids"]
+        due += [(position_offsets, offsets), (positions, position_ids(lengths))]
+    # Labels are looked up only where the lengths fit them.
+    return all(np.array_equal(*pair) for pair in due) and bool(
+        (labels[bounds[:-1]] == IGNORE_INDEX).all()
     )

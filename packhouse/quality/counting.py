@@ -151,7 +151,7 @@ def quality_lines(found: Mapping[str, Any]) -> list[str]:
         named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
         more = ", ..." * (number > len(first))
         share = f"{number / max(found['dataset']['rows'], 1):.2%}"
-        lines.append(f"{counter}: {number:,} ({share}) {COUNTERS[counter]}: {named}{more}")
+        lines.append(f"{counter}: {number:,} ({share}) {COUNTERS.get(counter, '')}: {named}{more}")
     return lines
 
 

@@ -14,7 +14,7 @@ RowFormat = Literal[
     "auto",
     "alpaca",  # instruction, input, output
     "prompt_completion",  # prompt, completion
-    "question_answer",  # question, answer
+    "question_answer",  # question or query, answer or response
     "dolly",  # instruction, context, response
     "chat",  # messages: [{role, content}]
     "messages",  # the row itself is the list of messages

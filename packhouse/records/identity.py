@@ -118,6 +118,9 @@ def _join_messages(flat: FlatMessages) -> pa.Array:
         head[:, place] = np.asarray(pc.fill_null(pc.binary_length(column), -1))
         if column.null_count < len(column):
             texts.append(pc.fill_null(column.cast(pa.binary()), b""))
+    parts = flat.fields["part_weights"]
+    if parts.null_count < len(parts):  # begins with `[`, which no head of a message does
+        texts.append(pc.fill_null(parts.cast(pa.binary()), b""))
     weight = np.asarray(pc.fill_null(flat.fields["weight"].cast(pa.float32()), np.nan), "<f4")
     head[:, 7] = np.where(np.isnan(weight), -1, weight.view("<i4"))
     starts = pa.py_buffer(np.arange(0, 32 * len(codes) + 1, 32, dtype=np.int32))

@@ -145,20 +145,7 @@ def _histogram(
         "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
         "axis": _axis(measured, format=",d", tickCount=8),
     }
-    bars = {
-        "mark": {"type": "bar", "binSpacing": 1},
-        "encoding": {
-            "x": x,
-            "x2": {"field": "to"},
-            "y": _q("n", counts, stack="zero", axis=_counts(counts)),
-            "color": _color(series, bins),
-            "tooltip": [
-                {"field": "of", "title": series, "type": "nominal"},
-                {"field": "bin", "title": measured, "type": "nominal"},
-                _q("n", counts, format=","),
-            ],
-        },
-    }
+    bars = _bars(x, measured, counts, series, bins)
     layers: list[Any] = [bars]
     if seq_len:
         layers.append(_rule(seq_len))
@@ -172,6 +159,26 @@ def _histogram(
 def _rows(bins: Bins) -> list[list[Any]]:
     tops = sorted({top for own in bins.values() for top in own})
     return [[_range(top), *(own.get(top, 0) for own in bins.values())] for top in tops]
+
+
+def _bars(
+    x: Mapping[str, Any], measured: str, counts: str, series: str, names: Iterable[str]
+) -> dict[str, Any]:
+    """Bars of values with `from`, `to`, `n`, `of` and `bin`, stacked by what they are `of`."""
+    return {
+        "mark": {"type": "bar", "binSpacing": 1},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "to"},
+            "y": _q("n", counts, stack="zero", axis=_counts(counts)),
+            "color": _color(series, names),
+            "tooltip": [
+                {"field": "of", "title": series, "type": "nominal"},
+                {"field": "bin", "title": measured, "type": "nominal"},
+                _q("n", counts, format=","),
+            ],
+        },
+    }
 
 
 def _rule(seq_len: int) -> Spec:
@@ -309,30 +316,19 @@ def _shares(
     name: str, title: str, says: str, splits: Mapping[str, Sequence[int]], counts: str
 ) -> Figure:
     bins = max((len(each) for each in splits.values()), default=1)
+
+    def named(i: int) -> str:
+        return f"{i / bins:.0%} to {(i + 1) / bins:.0%}"
+
     values = [
-        {"from": i / bins, "to": (i + 1) / bins, "n": n, "of": split}
+        {"from": i / bins, "to": (i + 1) / bins, "n": n, "of": split, "bin": named(i)}
         for split, each in splits.items()
         for i, n in enumerate(each)
     ]
-    spec = _spec(
-        values,
-        mark={"type": "bar", "binSpacing": 1},
-        encoding={
-            "x": {**_q("from", "share", bin="binned"), "axis": _axis(None, format="%"),
-                  "scale": {"domain": [0, 1]}},
-            "x2": {"field": "to"},
-            "y": _q("n", counts, stack="zero", axis=_counts(counts)),
-            "color": _color("split", splits),
-            "tooltip": [
-                {"field": "of", "title": "split", "type": "nominal"},
-                _q("from", "from", format=".0%"),
-                _q("to", "to", format=".0%"),
-                _q("n", counts, format=","),
-            ],
-        },
-    )  # fmt: skip
+    x = _q("from", "share", bin="binned", axis=_axis(None, format="%"), scale={"domain": [0, 1]})
+    spec = _spec(values, **_bars(x, "share", counts, "split", splits))
     rows = [
-        [f"{i / bins:.0%} to {(i + 1) / bins:.0%}", *(each[i] for each in splits.values())]
+        [named(i), *(each[i] for each in splits.values())]
         for i in range(bins)
         if any(each[i] for each in splits.values())
     ]

@@ -66,9 +66,9 @@ def unpublished_report(
     dataset: str, vid: str, files: Sequence[LocalFile], facts: Mapping[str, Any], tokenizers: Path
 ) -> str:
     """Return the report of what will be a version; arguments as those of `publish_version`."""
-    uploads = name_files(files, with_md5=False)
-    draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
-    paths = {entry.key: Path(file.path) for (entry, _), file in zip(uploads, files, strict=True)}
+    uploads = name_files(files)
+    draft = draft_manifest(dataset, vid, uploads, facts)
+    paths = {entry.key: body.path for entry, body in uploads}
     wanted = str(draft.lineage.get("tokenizer", {}).get("fingerprint", ""))
     pipeline = pipeline_of(partial(find_snapshot, wanted, tokenizers))
     return report_of(draft, lambda entry: paths[entry.key], pipeline)

@@ -5,7 +5,6 @@ Tool calls and tool definitions become JSON text in one form: compact, keys in t
 objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in OpenAI's wrapping.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from packhouse.plugins import BadRowError
+from packhouse.sources.message_weights import WEIGHTS, read_weight, weigh_parts
 from packhouse.sources.strict import hidden_fault, parse_text
 
 __all__ = [
@@ -28,9 +28,10 @@ __all__ = [
     "speaker_key",
 ]
 
-Turn = tuple[str, str, str | None, str | None, str | None, str | None, str | None, float | None]
+_Text = str | None
+Turn = tuple[str, str, _Text, _Text, _Text, _Text, _Text, float | None, _Text]
 """The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,
-name, weight."""
+name, weight, part_weights."""
 
 # Role in the file -> role. Any other name is kept, and the rules then refuse the conversation.
 _ROLES = {
@@ -53,15 +54,12 @@ SPEAKERS = frozenset(_ROLES)
 
 _CALL_ROLES = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_WEIGHTS = ("weight", "loss_weight", "train", "loss")
-_FLAGS = ("train", "loss")
-_READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *_WEIGHTS}
+_READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *WEIGHTS}
 _READ_BY_SPEAKER = {
     "role": _READ | {"role", "content"},
     "from": _READ | {"from", "value"},
 }
 _EMPTY: tuple[object, ...] = (None, "", [], {})
-_MAX_WEIGHT = 1e6  # far below what float32 holds
 
 
 class Conversation(NamedTuple):
@@ -98,7 +96,7 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
     turns = [_read_message(message, number) for number, message in enumerate(messages)]
     if system and not (turns and turns[0][:2] == ("system", system)):
-        turns.insert(0, ("system", system, None, None, None, None, None, None))
+        turns.insert(0, ("system", system, None, None, None, None, None, None, None))
     unread: frozenset[str] = frozenset()
     for message in messages:
         if len(message) > 2:
@@ -186,7 +184,7 @@ def _read_message(message: object, number: int) -> Turn:
     role = _ROLES.get(raw_role, raw_role)
     # The common case first: text, and nothing but role and content.
     if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
-        return role, value, None, None, None, None, None, None
+        return role, value, None, None, None, None, None, None, None
     calls: list[object] = []
     if message.get("tool_calls") is not None and message["tool_calls"] != []:
         calls += _read_calls(message["tool_calls"], number)
@@ -195,6 +193,14 @@ def _read_message(message: object, number: int) -> Turn:
     if raw_role in _CALL_ROLES:
         calls, value = _read_calls(value, number), ""
     content, reasoning, calls = _read_content(value, calls, number)
+    weight, part_weights = read_weight(message, number), None
+    if isinstance(value, list):
+        parts = [(part, _read_part(part, number)) for part in value]
+        sizes = [
+            (len(text) if kind == "text" else None, read_weight(part, number))
+            for part, (kind, text) in parts
+        ]
+        weight, part_weights = weigh_parts(sizes, weight, role, number)
     fields = [_optional_text(message, name, number) for name in _REASONING]
     return (
         role,
@@ -204,7 +210,8 @@ def _read_message(message: object, number: int) -> Turn:
         orjson.dumps(calls).decode() if calls else None,
         _optional_text(message, "tool_call_id", number),
         _optional_text(message, "name", number),
-        _read_weight(message, number),
+        weight,
+        part_weights,
     )
 
 
@@ -335,30 +342,6 @@ def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:
     if bad is not None:
         raise BadRowError(bad[0], f"{what}: {bad[1]}")
     return value
-
-
-def _read_weight(message: dict[str, Any], number: int) -> float | None:
-    """Return the loss weight: `weight`, `loss_weight` (a number), `train`, `loss` (true or false).
-
-    If several are given, they must agree; beside a weight, a flag says whether it may be 0. A
-    `loss` that is a number is what some model had, and no weight.
-    """
-    given: dict[str, float] = {}
-    for key in _WEIGHTS:
-        value = message.get(key)
-        if value is None or (key == "loss" and type(value) in (int, float)):
-            continue
-        is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
-        if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
-            what = str(value)[:40]
-            raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
-        given[key] = float(value)
-    weights = {weight for key, weight in given.items() if key not in _FLAGS}
-    is_trained = {weight > 0 for weight in given.values()}
-    if len(weights) > 1 or len(is_trained) > 1:
-        says = ", ".join(f"{key} is {message[key]}" for key in given)
-        raise BadRowError("type", f"message {number}: {says}, which contradict each other")
-    return next(iter(given.values()), None)
 
 
 def _optional_text(message: dict[str, Any], key: str, number: int) -> str | None:

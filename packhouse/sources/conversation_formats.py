@@ -97,7 +97,7 @@ class MessageTree(RowFormat):
 
 
 def _spoken(path: list[Said]) -> Conversation:
-    rest = (None, None, None, None, None, None)
+    rest = (None,) * 7
     return Conversation([(said.role, said.text, *rest) for said in path])
 
 
@@ -169,7 +169,7 @@ class Transcript(RowFormat):
             raise BadRowError("type", f"{names['transcript']} is {kind_of(text)}, not text")
         system = optional_text(row, names, "system")
         turns = [("system", system)] if system else []
-        rest = (None, None, None, None, None, None)
+        rest = (None,) * 7
         return [Conversation([(*turn, *rest) for turn in turns + read_transcript(text)])]
 
 

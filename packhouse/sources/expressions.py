@@ -14,7 +14,7 @@ from typing import Any
 from packhouse.errors import ConfigError
 from packhouse.near import near_name
 
-__all__ = ["FUNCTIONS", "Parsed", "in_parentheses", "parse_expression"]
+__all__ = ["FUNCTIONS", "FUNCTION_GROUPS", "Parsed", "in_parentheses", "parse_expression"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,48 +28,57 @@ class Parsed:
     """The column, where the expression is nothing else."""
 
 
-FUNCTIONS = frozenset(
-    # Text
-    "length len strlen char_length character_length octet_length length_grapheme lower lcase upper "
-    "ucase trim ltrim rtrim substring substr substring_grapheme left right left_grapheme "
-    "right_grapheme overlay replace translate reverse concat concat_ws || chr ascii ord unicode "
-    "split_part split string_split str_split string_to_array str_split_regex string_split_regex "
-    "regexp_split_to_array contains starts_with ends_with prefix suffix instr strpos position "
-    "strip_accents nfc_normalize format printf levenshtein editdist3 damerau_levenshtein hamming "
-    "mismatches jaccard jaro_similarity jaro_winkler_similarity md5 sha1 sha256 url_encode "
-    "url_decode regexp_matches regexp_full_match regexp_extract regexp_extract_all regexp_replace "
-    "regexp_escape ~ !~ ~~ !~~ ~~* !~~* ~~~ ^@ like_escape ilike_escape not_like_escape "
-    "not_ilike_escape "
-    # Numbers
-    "+ - * / // % ** ^ & | << >> @ xor add subtract multiply divide mod fmod abs sign ceil ceiling "
-    "floor round round_even trunc sqrt cbrt exp ln log log2 log10 pow power greatest least isnan "
-    "isinf isfinite "
-    # Choices
-    "if ifnull nullif typeof "
-    # Lists
-    "list_value list_pack list_contains list_has array_contains array_has list_has_any "
-    "array_has_any list_has_all array_has_all list_position list_indexof array_position "
-    "array_indexof list_extract list_element array_extract element_at list_slice array_slice "
-    "list_concat list_cat array_concat array_cat list_append array_append list_prepend "
-    "array_prepend list_distinct array_distinct list_unique array_unique list_sort array_sort "
-    "list_reverse_sort array_reverse_sort list_reverse array_reverse list_filter array_filter "
-    "filter list_transform array_transform list_apply array_apply apply list_reduce array_reduce "
-    "reduce list_intersect array_intersect list_zip array_zip list_where list_select flatten "
-    "array_length list_sum list_avg list_min list_max list_count list_median list_first list_last "
-    "list_any_value list_bool_and list_bool_or list_string_agg array_to_string && @> <@ "
-    # Objects, maps, JSON
-    "row struct_pack struct_extract struct_insert struct_concat struct_keys struct_values "
-    "map map_keys map_values map_extract map_extract_value map_contains map_entries "
-    "map_from_entries cardinality -> ->> json_extract json_extract_path json_extract_string "
-    "json_extract_path_text json_value json_exists json_type json_valid json_array_length "
-    "json_keys json_contains json_object json_array json_quote to_json row_to_json from_json "
-    "json_transform "
-    # Times
-    "strptime try_strptime strftime date_part datepart date_trunc datetrunc date_diff datediff "
-    "make_date make_timestamp year month day hour minute second dayofweek epoch epoch_ms".split()
-)
-"""Functions and operators that an expression may call: none reads files, settings, the clock or
-random numbers, and none makes much of little but by what it is given."""
+FUNCTION_GROUPS = {
+    "Text": (
+        "length len strlen char_length character_length octet_length length_grapheme lower "
+        "lcase upper ucase trim ltrim rtrim substring substr substring_grapheme left right "
+        "left_grapheme right_grapheme overlay replace translate reverse concat concat_ws || chr "
+        "ascii ord unicode split_part split string_split str_split string_to_array "
+        "str_split_regex string_split_regex regexp_split_to_array contains starts_with "
+        "ends_with prefix suffix instr strpos position strip_accents nfc_normalize format "
+        "printf levenshtein editdist3 damerau_levenshtein hamming mismatches jaccard "
+        "jaro_similarity jaro_winkler_similarity md5 sha1 sha256 url_encode url_decode "
+        "regexp_matches regexp_full_match regexp_extract regexp_extract_all regexp_replace "
+        "regexp_escape ~ !~ ~~ !~~ ~~* !~~* ~~~ ^@ like_escape ilike_escape not_like_escape "
+        "not_ilike_escape"
+    ),
+    "Numbers": (
+        "+ - * / // % ** ^ & | << >> @ xor add subtract multiply divide mod fmod abs sign ceil "
+        "ceiling floor round round_even trunc sqrt cbrt exp ln log log2 log10 pow power "
+        "greatest least isnan isinf isfinite"
+    ),
+    "Choices": "if ifnull nullif typeof",
+    "Lists": (
+        "list_value list_pack list_contains list_has array_contains array_has list_has_any "
+        "array_has_any list_has_all array_has_all list_position list_indexof array_position "
+        "array_indexof list_extract list_element array_extract element_at list_slice "
+        "array_slice list_concat list_cat array_concat array_cat list_append array_append "
+        "list_prepend array_prepend list_distinct array_distinct list_unique array_unique "
+        "list_sort array_sort list_reverse_sort array_reverse_sort list_reverse array_reverse "
+        "list_filter array_filter filter list_transform array_transform list_apply array_apply "
+        "apply list_reduce array_reduce reduce list_intersect array_intersect list_zip "
+        "array_zip list_where list_select flatten array_length list_sum list_avg list_min "
+        "list_max list_count list_median list_first list_last list_any_value list_bool_and "
+        "list_bool_or list_string_agg array_to_string && @> <@"
+    ),
+    "Objects, maps, JSON": (
+        "row struct_pack struct_extract struct_insert struct_concat struct_keys struct_values "
+        "map map_keys map_values map_extract map_extract_value map_contains map_entries "
+        "map_from_entries cardinality -> ->> json_extract json_extract_path json_extract_string "
+        "json_extract_path_text json_value json_exists json_type json_valid json_array_length "
+        "json_keys json_contains json_object json_array json_quote to_json row_to_json "
+        "from_json json_transform"
+    ),
+    "Times": (
+        "strptime try_strptime strftime date_part datepart date_trunc datetrunc date_diff "
+        "datediff make_date make_timestamp year month day hour minute second dayofweek epoch "
+        "epoch_ms"
+    ),
+}
+"""Functions and operators that an expression may call, by what they are of: none reads files,
+settings, the clock or random numbers, and none makes much of little but by what it is given."""
+
+FUNCTIONS = frozenset(name for names in FUNCTION_GROUPS.values() for name in names.split())
 
 _WITH_LAMBDA = frozenset(
     "list_filter array_filter filter list_transform array_transform list_apply array_apply apply "
@@ -210,7 +219,7 @@ def _check(node: dict[str, Any], functions: frozenset[str]) -> None:
             meant = near_name(name, FUNCTIONS | functions, likeness=0.8)
             raise ConfigError(
                 f"function '{name}' may not be used: it is unknown, an aggregate, or may read more "
-                f"than the row{meant}; see docs/how-to/filter-and-reshape.md"
+                f"than the row{meant}; docs/reference/functions.md lists them"
             )
         if node.get("distinct") or node.get("filter") or node["order_bys"].get("orders"):
             raise ConfigError(f"function '{name}' may have neither DISTINCT, FILTER nor ORDER BY")

@@ -160,9 +160,11 @@ def _answer_alone(side: Conversation, num_before: int, name: str) -> Conversatio
         raise BadRowError(
             "not_one_answer", f"behind the prompt {name} has {roles[:100]}, not one assistant turn"
         )
-    if answer[0][-1] not in (None, 1):
+    *_, weight, part_weights = answer[0]
+    if weight not in (None, 1) or part_weights is not None:
         raise BadRowError("weight", f"{name} has a loss weight of its own")
-    return side._replace(turns=[*((*turn[:7], 0.0) for turn in before), *answer])
+    untrained: list[Turn] = [(*turn[:7], 0.0, None) for turn in before]
+    return side._replace(turns=[*untrained, *answer])
 
 
 def _turns(value: object, role: str, name: str) -> list[Turn]:
@@ -183,7 +185,7 @@ def _turns(value: object, role: str, name: str) -> list[Turn]:
 
 
 def _turn(role: str, content: str) -> Turn:
-    return (role, content, None, None, None, None, None, None)
+    return (role, content, None, None, None, None, None, None, None)
 
 
 def _messages_in_text(value: object) -> object:

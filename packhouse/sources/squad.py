@@ -47,7 +47,7 @@ def read_questions(paragraphs: object, question: str, answers: str) -> list[Conv
 
 
 def _turn(role: str, content: str, context: str | None = None) -> Turn:
-    return role, content, context or None, None, None, None, None, None
+    return role, content, context or None, None, None, None, None, None, None
 
 
 def _first_answer(answers: object) -> object:

@@ -16,6 +16,7 @@ from packhouse.records.messages import assemble
 from packhouse.sources.chat_messages import (
     BadRowError,
     Conversation,
+    Turn,
     kind_of,
 )
 from packhouse.sources.records import Rows
@@ -66,9 +67,8 @@ class TextFields(RowFormat):
         if "label" in self.required:
             check_present(row, ["label"], names, config)
             label = class_index(row[names["label"]], config.label_names)
-        return [
-            Conversation([(*text, None, None, None, None, None) for text in texts], None, label)
-        ]
+        turns: list[Turn] = [(*text, None, None, None, None, None, None) for text in texts]
+        return [Conversation(turns, None, label)]
 
     def read_columns(
         self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
@@ -206,7 +206,7 @@ TEXT_FORMATS: dict[str, RowFormat] = {
         turns=(("user", "prompt"), ("assistant", "completion")),
     ),
     "question_answer": TextFields(
-        required=aliases("question answer"),
+        required=aliases("question|query answer|response|resp"),
         optional=aliases(f"context|input {_ASIDE}"),
         turns=(("user", "question"), ("assistant", "answer")),
         context="context",

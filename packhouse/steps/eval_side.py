@@ -17,7 +17,7 @@ from packhouse.sources.files import source_name
 from packhouse.splitting import sides
 from packhouse.steps.selection import Selection
 
-__all__ = ["SplitCounts", "is_for_eval", "of_eval_only", "split_counts"]
+__all__ = ["SplitCounts", "from_eval_only_sources", "is_for_eval", "split_counts"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class SplitCounts:
     """Records whose group was joined to that of others."""
 
 
-def of_eval_only(
+def from_eval_only_sources(
     recipe: Recipe, names: Sequence[str], shards: Sequence[pa.Table]
 ) -> npt.NDArray[np.bool_]:
     """Which records are of sources that are for evaluation only."""

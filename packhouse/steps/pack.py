@@ -43,7 +43,7 @@ from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.sources.files import source_name
 from packhouse.steps.benchmarks import BENCHMARKS, match_shards
-from packhouse.steps.eval_side import SplitCounts, is_for_eval, of_eval_only, split_counts
+from packhouse.steps.eval_side import SplitCounts, from_eval_only_sources, is_for_eval, split_counts
 from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.steps.records import OUTCOMES, PLACES, write_batches
 from packhouse.steps.selection import Selection, ShardReceipts, select
@@ -177,7 +177,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
-    only = of_eval_only(work.recipe, names, shards)
+    only = from_eval_only_sources(work.recipe, names, shards)
     is_eval = is_for_eval(shards, selection, told.split, only)
     if matches is not None and told.on_match == "same_side":
         is_eval |= _groups_of(matches, shards, selection)

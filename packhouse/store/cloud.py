@@ -13,23 +13,18 @@ machine; AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with
 AZURE_STORAGE_ACCOUNT_KEY, a SAS token, or a login.
 """
 
-import hashlib
 import os
 import re
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
-from packhouse.errors import (
-    ConfigError,
-    PackhouseError,
-    TransientError,
-)
+from packhouse.errors import ConfigError, TransientError
 from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -39,7 +34,6 @@ from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
-    changed_file,
     check_key,
     error_of_answer,
 )
@@ -62,6 +56,7 @@ __all__ = ["CloudStore", "make_filesystem"]
 
 Scheme = Literal["gs", "az"]
 
+_CHUNK_BYTES = 8 * 2**20
 _UPLOAD_TIMEOUT_S = 3600  # 1 GiB at 300 kB/s
 _ONCE: "RetryConfig" = {"max_retries": 0}
 # `... - Server returned non-2xx status code: 503 Service Unavailable: <Error><Code>ServerBusy</...`
@@ -73,7 +68,6 @@ class CloudStore(ObjectStore):
     """Objects in `gs://bucket/prefix` or `az://container/prefix`; safe to share between threads."""
 
     max_put_bytes = 2**30
-    is_sent_md5 = False
 
     def __init__(
         self, scheme: Scheme, bucket: str, prefix: str = "", *, timeout_s: float = 60
@@ -96,13 +90,22 @@ class CloudStore(ObjectStore):
             tag = self._tag(found.meta)
             if found.meta["size"] <= MAX_GET_BYTES:
                 return Blob(bytes(found.bytes()), tag)
-        return Blob(self.get_range(key, 0, MAX_GET_BYTES + 1), tag)
+            return Blob(self._range(key, 0, MAX_GET_BYTES + 1), tag)
 
     @override
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._request(key):
-            part = obstore.get_range(self._client, self._at(key), start=start, length=length)
-            return bytes(part)
+    def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
+        """By ranged reads: the client would hold the whole object in memory."""
+        size = self.head(key).size
+        while start < size:
+            with self._request(key):
+                chunk = self._range(key, start, _CHUNK_BYTES)
+            if not chunk:
+                return
+            yield chunk
+            start += len(chunk)
+
+    def _range(self, key: str, start: int, length: int) -> bytes:
+        return bytes(obstore.get_range(self._client, self._at(key), start=start, length=length))
 
     @override
     def head(self, key: str) -> ObjectInfo:
@@ -116,10 +119,9 @@ class CloudStore(ObjectStore):
                 return self._tag(obstore.put(self._client, self._at(key), body, mode="create"))
         self._check_size(body)
         with self._large:
-            with body.open() as file:
-                data = file.read()
-            if (found := hashlib.sha256(data).hexdigest()) != body.sha256:
-                raise changed_file(body, found)
+            data = bytearray()
+            for chunk in body.chunks():
+                data += chunk
             with self._request(key):
                 return self._tag(obstore.put(self._uploads, self._at(key), data, mode="create"))
 
@@ -133,28 +135,25 @@ class CloudStore(ObjectStore):
             raise PreconditionFailedError(str(error), key=key) from None
 
     @override
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
         folder, _, rest = (self.prefix + prefix).rpartition("/")  # obstore lists whole folders
+        start = f"{folder}/{rest}" if folder else rest
         with self._request(prefix):
             found = [meta for page in obstore.list(self._client, folder) for meta in page]
-        start = f"{folder}/{rest}" if folder else rest
-        wanted = [meta for meta in found if meta["path"].startswith(start)]
-        yield from (self._info(meta) for meta in sorted(wanted, key=lambda meta: meta["path"]))
+        wanted = [self._info(meta) for meta in found if meta["path"].startswith(start)]
+        return sorted(wanted, key=lambda info: info.key)
 
     @override
-    def list_folders(self, prefix: str) -> Iterator[str]:
+    def list_folders(self, prefix: str) -> Sequence[str]:
         with self._request(prefix):
             found = obstore.list_with_delimiter(self._client, self.prefix + prefix)
-        for folder in sorted(found["common_prefixes"]):
-            yield folder.removeprefix(self.prefix + prefix)
+        base = self.prefix + prefix
+        return sorted(folder.removeprefix(base) for folder in found["common_prefixes"])
 
     @override
     def delete(self, key: str) -> None:
-        try:
-            with self._request(key):
-                obstore.delete(self._client, self._at(key))
-        except ObjectNotFoundError:
-            return
+        with suppress(ObjectNotFoundError), self._request(key):
+            obstore.delete(self._client, self._at(key))
 
     @override
     def clock(self) -> float:
@@ -181,31 +180,31 @@ class CloudStore(ObjectStore):
 
     @contextmanager
     def _request(self, key: str) -> Iterator[None]:
+        """Errors of the client -> ours.
+
+        Status and code are read from the message: obstore's classes do not tell 503 from 400.
+        """
         _check_process()
         try:
             yield
         except ValueError as error:
             raise ConfigError(f"{self.uri}/{key}: {error}") from None
         except (BaseError, FileNotFoundError) as error:
-            raise self._explained(key, error) from error
-
-    def _explained(self, key: str, error: Exception) -> PackhouseError:
-        """Read status and code from the message: obstore's classes do not tell 503 from 400."""
-        text = str(error)
-        message = text.partition("\n")[0]
-        status, code = _STATUS.search(message), _CODE.search(text)
-        number = int(status[1]) if status else 404 if isinstance(error, FileNotFoundError) else 0
-        if "token request" in message and number < 429:
-            return ConfigError(f"{self.uri}: no credentials; set {_VARIABLES[self._scheme]}")
-        kind = "bucket" if self._scheme == "gs" else "container"
-        return error_of_answer(
-            f"{self.uri}/{key}",
-            key,
-            number,
-            code[1] if code else "",
-            detail=message,
-            no_bucket=f"no {kind} '{self.bucket}'; make it, or correct publish.store",
-        )
+            message = str(error).partition("\n")[0]
+            status, code = _STATUS.search(message), _CODE.search(str(error))
+            number = int(status[1]) if status else 404 * isinstance(error, FileNotFoundError)
+            if "token request" in message and number < 429:
+                needed = _VARIABLES[self._scheme]
+                raise ConfigError(f"{self.uri}: no credentials; set {needed}") from error
+            kind = "bucket" if self._scheme == "gs" else "container"
+            raise error_of_answer(
+                f"{self.uri}/{key}",
+                key,
+                number,
+                code[1] if code else "",
+                detail=message,
+                no_bucket=f"no {kind} '{self.bucket}'; make it, or correct publish.store",
+            ) from error
 
 
 _process = 0  # the one that obstore's threads run in, once they do
@@ -227,19 +226,17 @@ def make_filesystem(scheme: Scheme) -> Any:
     """An fsspec filesystem that reads with the same settings, made anew each time."""
     _check_process()
     options = _client_options(60)
-    if scheme == "gs":
-        return FsspecStore("gs", client_options=options, skip_instance_cache=True)
-    config = _azure_config()
-    return FsspecStore("az", config=config, client_options=options, skip_instance_cache=True)
+    config = {"config": _azure_config()} if scheme == "az" else {}
+    return FsspecStore(scheme, **config, client_options=options, skip_instance_cache=True)
 
 
 def _make_client(scheme: Scheme, bucket: str, timeout_s: float) -> GCSStore | AzureStore:
-    options, once = _client_options(timeout_s), _ONCE
+    options = _client_options(timeout_s)
     try:
         if scheme == "gs":
-            return GCSStore(bucket, client_options=options, retry_config=once)
+            return GCSStore(bucket, client_options=options, retry_config=_ONCE)
         config = _azure_config()
-        return AzureStore(bucket, config=config, client_options=options, retry_config=once)
+        return AzureStore(bucket, config=config, client_options=options, retry_config=_ONCE)
     except BaseError as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError(f"{scheme}://: set {_VARIABLES[scheme]} ({problem})") from None
@@ -261,13 +258,13 @@ def _azure_config() -> "AzureConfig":
     """
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.strip().partition("=")[::2] for part in text.split(";"))
+    if "EndpointSuffix" in parts:
+        endpoint = f"https://{parts.get('AccountName', '')}.blob.{parts['EndpointSuffix']}"
+        parts.setdefault("BlobEndpoint", endpoint)
     config: AzureConfig = {}
     for name, setting in _AZURE_SETTINGS.items():
         if name in parts:
             config[setting] = parts[name]
-    if "EndpointSuffix" in parts and "endpoint" not in config:
-        account, suffix = parts.get("AccountName", ""), parts["EndpointSuffix"]
-        config["endpoint"] = f"https://{account}.blob.{suffix}"
     return config
 
 

@@ -34,18 +34,7 @@ from packhouse.store.objects import (
     file_body,
     open_store,
 )
-from packhouse.store.protocol import (
-    Clock,
-    Create,
-    Delete,
-    ListAll,
-    Read,
-    RetryPolicy,
-    Swap,
-    read,
-    request,
-    run,
-)
+from packhouse.store.protocol import RetryPolicy, ask, read, run
 
 __all__ = ["Check", "check_usable", "examine", "require_guarded"]
 
@@ -53,12 +42,15 @@ _MAX_SKEW_S = 15 * 60.0
 """S3 refuses requests that are signed more than this from its own time."""
 
 
+Status = Literal["pass", "warn", "fail"]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """Outcome of one check."""
 
     name: str
-    status: Literal["pass", "warn", "fail"]
+    status: Status
     """`warn`: publication works, and something that would be good to have is missing."""
     detail: str
 
@@ -78,7 +70,7 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         StoreError: it cannot be tried at all: no such bucket, wrong credentials.
         TransientError: not reached within 10 s.
     """
-    run(store, request(Clock()), retry=_PROBE_RETRY)
+    run(store, ask(ObjectStore.clock), retry=_PROBE_RETRY)
     folder = f"{PROBES}{uuid.uuid4().hex[:12]}"
     trials: dict[str, Callable[[ObjectStore, str], str]] = {
         "create-only": _create_only,
@@ -93,15 +85,24 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
     }
     if store.uri.startswith("s3://"):  # the others have no upload in parts
         trials["aborted upload"] = _aborted_upload
+    checks = []
     try:
-        return [
-            _judged(name, partial(trial, store, f"{folder}/{name.replace(' ', '-')}"))
-            for name, trial in trials.items()
-        ]
+        for name, trial in trials.items():
+            try:
+                status: Status = "pass"
+                detail = trial(store, f"{folder}/{name.replace(' ', '-')}")
+            except _WarningError as warning:
+                status, detail = "warn", str(warning)
+            except (_FailedCheckError, StoreRefusedError) as failure:
+                status, detail = "fail", str(failure)
+            except (StoreError, TransientError) as error:
+                status, detail = "fail", f"{type(error).__name__}: {error}"
+            checks.append(Check(name, status, detail))
     finally:
         with suppress(PackhouseError):  # what stays is for `packhouse gc`
-            for info in run(store, request(ListAll(f"{folder}/"))):
-                run(store, request(Delete(info.key)))
+            for info in run(store, ask(ObjectStore.list, f"{folder}/")):
+                run(store, ask(ObjectStore.delete, info.key))
+    return checks
 
 
 def check_usable(uri: str) -> None:
@@ -124,7 +125,8 @@ def check_usable(uri: str) -> None:
         return
     for _ in range(2):
         try:
-            run(store, request(Create(_PROBE, b"packhouse\n")), retry=_PROBE_RETRY)
+            write = ask(ObjectStore.put_create, _PROBE, b"packhouse\n")
+            run(store, write, retry=_PROBE_RETRY)
         except PreconditionFailedError:
             return
     raise StoreRefusedError(
@@ -144,13 +146,11 @@ def require_guarded(store: ObjectStore) -> None:
         StoreRefusedError: a condition was ignored or is not supported.
         TransientError: collections removed every check while it ran.
     """
-    with _GUARDED_LOCK:
-        if store.uri in _GUARDED:
-            return
+    if store.uri in _GUARDED:
+        return
     for _ in range(_MOST_TRIALS):
         if _try_conditions(store, f"{PROBES}{uuid.uuid4().hex[:12]}"):
-            with _GUARDED_LOCK:
-                _GUARDED.add(store.uri)
+            _GUARDED.add(store.uri)
             return
     raise TransientError(
         f"{store.uri}: `packhouse gc` removed {_MOST_TRIALS} checks of the store while they "
@@ -158,6 +158,7 @@ def require_guarded(store: ObjectStore) -> None:
     )
 
 
+_GUARDED: set[str] = set()
 _MOST_TRIALS = 20
 
 
@@ -174,7 +175,7 @@ def _try_conditions(store: ObjectStore, folder: str) -> bool:
     """
     has_begun = False
     try:
-        _must_write(store, Create(f"{folder}/alive", b"alive"))
+        _write(store, f"{folder}/alive", b"alive")
         has_begun = True
         _create_only(store, f"{folder}/create")
         _compare_and_swap(store, f"{folder}/swap")
@@ -188,12 +189,8 @@ def _try_conditions(store: ObjectStore, folder: str) -> bool:
     finally:
         for name in ("alive", "create", "swap", "swap-absent"):
             with suppress(PackhouseError):  # what stays is for `packhouse gc`
-                run(store, request(Delete(f"{folder}/{name}")))
+                run(store, ask(ObjectStore.delete, f"{folder}/{name}"))
     return True
-
-
-_GUARDED: set[str] = set()
-_GUARDED_LOCK = threading.Lock()
 
 
 class _FailedCheckError(Exception):
@@ -204,92 +201,86 @@ class _WarningError(Exception):
     """The store lacks something that publication can do without."""
 
 
-def _judged(name: str, trial: Callable[[], str]) -> Check:
-    try:
-        return Check(name, "pass", trial())
-    except _WarningError as warning:
-        return Check(name, "warn", str(warning))
-    except (_FailedCheckError, StoreRefusedError) as failure:
-        return Check(name, "fail", str(failure))
-    except (StoreError, TransientError) as error:
-        return Check(name, "fail", f"{type(error).__name__}: {error}")
+def _expect(is_so: bool, problem: str) -> None:
+    if not is_so:
+        raise _FailedCheckError(problem)
 
 
-def _write(store: ObjectStore, wanted: Create | Swap) -> str | None:
-    """Write a key that nobody else knows; return its tag, or None if the store refused.
+def _try_write(store: ObjectStore, key: str, body: bytes, etag: str = "") -> str | None:
+    """Create a key that nobody else knows, or swap it; return its tag, or None if it was refused.
 
     A write whose answer was lost is sent again and then meets its own success: a 412 alone says
     nothing, so the bytes decide.
     """
     try:
-        tag: str = run(store, request(wanted))
+        if etag:
+            return run(store, ask(ObjectStore.put_if_match, key, body, etag))
+        return run(store, ask(ObjectStore.put_create, key, body))
     except PreconditionFailedError:
-        found = run(store, read(wanted.key))
-        return found.etag if found and found.data == wanted.body else None
-    return tag
+        found = run(store, read(key))
+        return found.etag if found and found.data == body else None
 
 
-def _must_write(store: ObjectStore, wanted: Create | Swap) -> str:
-    tag = _write(store, wanted)
-    if tag is None:
-        raise _FailedCheckError(f"the store refused a write of '{wanted.key}' that it must accept")
-    return tag
+def _write(store: ObjectStore, key: str, body: bytes, etag: str = "") -> str:
+    tag = _try_write(store, key, body, etag)
+    _expect(tag is not None, f"the store refused a write of '{key}' that it must accept")
+    return str(tag)
+
+
+def _bytes(store: ObjectStore, key: str) -> bytes:
+    return run(store, ask(ObjectStore.get, key)).data
 
 
 def _create_only(store: ObjectStore, key: str) -> str:
-    _must_write(store, Create(key, b"first"))
-    if _write(store, Create(key, b"second")) is not None:
-        raise _FailedCheckError("a second create-only write of one key was accepted")
-    if run(store, request(Read(key))).data != b"first":
-        raise _FailedCheckError("a refused create-only write changed the object")
+    _write(store, key, b"first")
+    second = _try_write(store, key, b"second")
+    _expect(second is None, "a second create-only write of one key was accepted")
+    is_first = _bytes(store, key) == b"first"
+    _expect(is_first, "a refused create-only write changed the object")
     return "a second writer is refused, and the first one's bytes stay"
 
 
 def _compare_and_swap(store: ObjectStore, key: str) -> str:
-    first = _must_write(store, Create(key, b"1"))
-    second = _must_write(store, Swap(key, b"2", first))
-    if first == second:
-        raise _FailedCheckError("two bodies have one ETag")
-    if _write(store, Swap(key, b"3", first)) is not None:
-        raise _FailedCheckError("a swap with an outdated ETag was accepted")
-    _must_write(store, Swap(key, b"4", second))
-    if run(store, request(Read(key))).data != b"4":
-        raise _FailedCheckError("swaps do not leave the last accepted bytes")
-    if _write(store, Swap(f"{key}-absent", b"5", second)) is not None:
-        raise _FailedCheckError("a swap of an absent key was accepted")
+    first = _write(store, key, b"1")
+    second = _write(store, key, b"2", first)
+    _expect(first != second, "two bodies have one ETag")
+    outdated = _try_write(store, key, b"3", first)
+    _expect(outdated is None, "a swap with an outdated ETag was accepted")
+    _write(store, key, b"4", second)
+    _expect(_bytes(store, key) == b"4", "swaps do not leave the last accepted bytes")
+    absent = _try_write(store, f"{key}-absent", b"5", second)
+    _expect(absent is None, "a swap of an absent key was accepted")
     return "outdated and absent ETags are refused"
 
 
 def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int) -> str:
+    """Writers of one key start together, with bytes of their own; one of them must win."""
+
+    def wins(place: str, body: bytes, start: threading.Barrier) -> bool:
+        start.wait(timeout=60)
+        for _ in range(100):
+            try:
+                store.put_create(place, body)
+            except PreconditionFailedError:
+                return bool(store.get(place).data == body)  # our own lost success counts
+            except TransientError:
+                time.sleep(0.02)
+            else:
+                return True
+        raise _FailedCheckError("a race was not decided in 100 tries")
+
     counts = []
     with ThreadPoolExecutor(num_racers) as pool:
         for race in range(num_races):
-            start = threading.Barrier(num_racers)
-            place = f"{key}-{race}"
+            place, start = f"{key}-{race}", threading.Barrier(num_racers)
             bodies = [f"racer {n} of race {race}".encode() for n in range(num_racers)]
-            won = list(pool.map(lambda body: _races(store, place, body, start), bodies))  # noqa: B023
+            won = list(pool.map(partial(wins, place, start=start), bodies))
             counts.append(sum(won))
-            left = store.get(place).data
-            if sum(won) == 1 and left != bodies[won.index(True)]:
-                raise _FailedCheckError(f"race {race}: the loser's bytes are in the store")
+            is_winners = sum(won) != 1 or store.get(place).data == bodies[won.index(True)]
+            _expect(is_winners, f"race {race}: the loser's bytes are in the store")
     wrong = [count for count in counts if count != 1]
-    if wrong:
-        raise _FailedCheckError(f"{len(wrong)} of {num_races} races had {max(wrong)} winners")
+    _expect(not wrong, f"{len(wrong)} of {num_races} races had {max(wrong, default=1)} winners")
     return f"{num_races} races of {num_racers} writers, one winner each"
-
-
-def _races(store: ObjectStore, key: str, body: bytes, start: threading.Barrier) -> bool:
-    start.wait(timeout=60)
-    for _ in range(100):
-        try:
-            store.put_create(key, body)
-        except PreconditionFailedError:
-            return bool(store.get(key).data == body)  # our own lost success counts
-        except TransientError:
-            time.sleep(0.02)
-        else:
-            return True
-    raise _FailedCheckError("a race was not decided in 100 tries")
 
 
 def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -> str:
@@ -316,47 +307,43 @@ def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -
         for future in [pool.submit(count_up) for _ in range(num_racers)]:
             future.result()
     total = int(store.get(key).data.split()[0])
-    if total != each * num_racers:
-        raise _FailedCheckError(f"{each * num_racers} swaps were accepted and {total} took place")
+    accepted = each * num_racers
+    _expect(total == accepted, f"{accepted} swaps were accepted and {total} took place")
     return f"{total} swaps by {num_racers} writers, none lost"
 
 
 def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
-    tag = _must_write(store, Create(key, b"0"))
+    tag = _write(store, key, b"0")
     for number in range(1, times):
         body = str(number).encode()
-        tag = _must_write(store, Swap(key, body, tag))
-        if run(store, request(Read(key))).data != body:
-            raise _FailedCheckError(f"write {number} was acknowledged and an older one was read")
+        tag = _write(store, key, body, tag)
+        is_new = _bytes(store, key) == body
+        _expect(is_new, f"write {number} was acknowledged and an older one was read")
     run(store, read(f"{key}-new"))  # some stores remember for a while that it is absent
-    _must_write(store, Create(f"{key}-new", b"here"))
-    if run(store, request(Read(f"{key}-new"))).data != b"here":
-        raise _FailedCheckError("an object that was absent is still absent after its write")
+    _write(store, f"{key}-new", b"here")
+    is_there = _bytes(store, f"{key}-new") == b"here"
+    _expect(is_there, "an object that was absent is still absent after its write")
     return f"{times} writes, each read at once"
 
 
 def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
     for number in range(times):
-        _must_write(store, Create(f"{key}/{number:03d}", b"x"))
-        if sum(1 for _ in store.list(f"{key}/")) != number + 1:
-            raise _FailedCheckError(f"object {number} was acknowledged and is not listed")
+        _write(store, f"{key}/{number:03d}", b"x")
+        is_listed = len(store.list(f"{key}/")) == number + 1
+        _expect(is_listed, f"object {number} was acknowledged and is not listed")
     for number in range(times):
         store.delete(f"{key}/{number:03d}")
-    if any(True for _ in store.list(f"{key}/")):
-        raise _FailedCheckError("deleted objects are listed")
+    _expect(not store.list(f"{key}/"), "deleted objects are listed")
     return f"{times} writes and deletions, each listed at once"
 
 
 def _ranges(store: ObjectStore, key: str) -> str:
-    _must_write(store, Create(key, bytes(range(200))))
-    if store.get_range(key, 10, 5) != bytes(range(10, 15)):
-        raise _FailedCheckError("a ranged read returns other bytes")
+    _write(store, key, bytes(range(200)))
     with temporary_folder("doctor") as folder:
         path = folder / "part"
         path.write_bytes(bytes(range(100)))
         store.download(key, path, offset=100)
-        if path.read_bytes() != bytes(range(200)):
-            raise _FailedCheckError("a download does not resume")
+        _expect(path.read_bytes() == bytes(range(200)), "a download does not resume")
     return "a range is that range, and downloads resume"
 
 
@@ -366,6 +353,7 @@ def _damaged_upload(store: ObjectStore, key: str) -> str:
         path = folder / "body"
         path.write_bytes(b"as hashed")
         body = file_body(path)
+        _ = body.md5  # made now, of the first bytes: S3 is sent it
         path.write_bytes(b"otherwise")
         try:
             store.put_create(key, body)
@@ -383,19 +371,17 @@ def _aborted_upload(store: ObjectStore, key: str) -> str:
     with store._request(key):
         upload = store._client.create_multipart_upload(**where)["UploadId"]
         store._client.upload_part(**where, UploadId=upload, PartNumber=1, Body=b"x" * 5 * 2**20)
-    if any(True for _ in store.list(key)):
-        raise _FailedCheckError("an upload that is not complete is listed")
-    if run(store, read(key)) is not None:
-        raise _FailedCheckError("an upload that is not complete can be read")
+    _expect(not store.list(key), "an upload that is not complete is listed")
+    _expect(run(store, read(key)) is None, "an upload that is not complete can be read")
     with store._request(key):
         store._client.abort_multipart_upload(**where, UploadId=upload)
     return "unfinished and aborted uploads are invisible"
 
 
 def _clock(store: ObjectStore, _: str) -> str:
-    skew = run(store, request(Clock())) - time.time()
-    if abs(skew) > _MAX_SKEW_S:
-        raise _FailedCheckError(f"its clock is {skew:+,.0f} s from ours, over {_MAX_SKEW_S:.0f} s")
+    skew = run(store, ask(ObjectStore.clock)) - time.time()
+    text = f"its clock is {skew:+,.0f} s from ours"
+    _expect(abs(skew) <= _MAX_SKEW_S, f"{text}, over {_MAX_SKEW_S:.0f} s")
     if abs(skew) > 60:
-        raise _WarningError(f"its clock is {skew:+,.0f} s from ours")
+        raise _WarningError(text)
     return f"{skew:+.1f} s from ours"

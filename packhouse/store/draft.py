@@ -4,28 +4,27 @@ Keys are made of content, so the same files get the same keys whoever publishes 
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packhouse.errors import ConfigError
 from packhouse.runtime.fingerprint import canonical_json
 from packhouse.store.card import dataset_card
-from packhouse.store.layout import check_name
 from packhouse.store.manifest import (
     FACTS,
     PULLED_NAMES,
     FileEntry,
     FileKind,
     Manifest,
-    refuse_secrets,
     schema_fingerprint,
     schema_to_json,
 )
-from packhouse.store.objects import FileBody, changed_file, file_body
+from packhouse.store.objects import FileBody, file_body
 
 __all__ = ["LocalFile", "Uploads", "card_file", "draft_manifest", "name_files"]
 
@@ -53,26 +52,32 @@ class LocalFile:
     """The source of all its rows, where a split has files by source."""
 
 
-def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
-    """Hash the files and give each its content-hashed key, e.g. `data/train-00000-of-00002-...`.
+def name_files(files: Sequence[LocalFile]) -> Uploads:
+    """Give each file its content-hashed key, e.g. `data/train-00000-of-00002-0a1b2c3d4e5f.parquet`.
 
-    Where uploads carry no MD5 the store compares sha256 as it writes, so a file whose sha256 is
-    given is not read here.
+    A file whose sha256 is given is not read here: the store compares it as it reads the file.
 
     Raises:
         ConfigError: no such file, or a split with a name that is not allowed.
-        IntegrityError: a file is not what its sha256 says.
     """
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
-    uploads = []
     with ThreadPoolExecutor(_HASHING_THREADS, "packhouse-hash") as pool:
-        bodies = list(pool.map(lambda file: _body(file, with_md5), files))
+        bodies = list(pool.map(_body, files))
+    uploads = []
     for file, body in zip(files, bodies, strict=True):
-        check_name("split", file.split)
         group = (file.kind, file.split)
+        short = body.sha256[:12]
+        if file.kind in PULLED_NAMES:
+            name, _, ending = PULLED_NAMES[file.kind].partition(".")
+            name = f"{name}-{short}.{ending}"
+        elif file.name is not None:
+            name = file.name
+        else:
+            shard = f"{file.split}-{numbers[group]:05d}-of-{totals[group]:05d}-{short}"
+            name = shard + body.path.suffix
         entry = FileEntry(
-            key=_key(file, body, numbers[group], totals[group]),
+            key=f"{file.kind}/{name}",
             kind=file.kind,
             split=file.split,
             size=body.size,
@@ -86,34 +91,14 @@ def name_files(files: Sequence[LocalFile], *, with_md5: bool = True) -> Uploads:
     return tuple(uploads)
 
 
-def _body(file: LocalFile, with_md5: bool) -> FileBody:
+def _body(file: LocalFile) -> FileBody:
     path = Path(file.path)
-    if file.sha256 is not None and not with_md5 and path.is_file():
-        return FileBody(path, path.stat().st_size, file.sha256)
-    body = file_body(path, with_md5=with_md5)
-    if file.sha256 is not None and body.sha256 != file.sha256:
-        raise changed_file(replace(body, sha256=file.sha256), body.sha256)
-    return body
+    if file.sha256 is None or not path.is_file():
+        return file_body(path)
+    return FileBody(path, path.stat().st_size, file.sha256)
 
 
-def _key(file: LocalFile, body: FileBody, number: int, total: int) -> str:
-    if file.kind in PULLED_NAMES:
-        name, ending = PULLED_NAMES[file.kind].split(".")
-        return f"{file.kind}/{name}-{body.sha256[:12]}.{ending}"
-    if file.name is not None:
-        return f"{file.kind}/{file.name}"
-    ending = "".join(Path(file.path).suffixes[-1:])
-    shard = f"{file.split}-{number:05d}-of-{total:05d}-{body.sha256[:12]}"
-    return f"{file.kind}/{shard}{ending}"
-
-
-def draft_manifest(
-    dataset: str,
-    vid: str,
-    entries: Sequence[FileEntry],
-    facts: Mapping[str, Any],
-    files: Sequence[LocalFile],
-) -> Manifest:
+def draft_manifest(dataset: str, vid: str, uploads: Uploads, facts: Mapping[str, Any]) -> Manifest:
     """The manifest of generation 0.
 
     Raises:
@@ -127,27 +112,50 @@ def draft_manifest(
         plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
     except (TypeError, ValueError) as error:  # NaN, bytes, a set, ...
         raise ConfigError(f"a manifest holds plain JSON only: {error}") from None
-    refuse_secrets(plain)
+    _refuse_secrets(plain)
     schema = facts.get("schema")
     if schema is None:
-        schema = _schema_of(files)
+        schema = _schema_of(uploads)
     described = schema_to_json(schema) if schema is not None else {}
     return Manifest(
         dataset=dataset,
         vid=vid,
         generation=0,
-        files=tuple(entries),
+        files=tuple(entry for entry, _ in uploads),
         schema=described,
         schema_fingerprint=schema_fingerprint(described),
         **plain,
     )
 
 
-def _schema_of(files: Sequence[LocalFile]) -> Any:
+_SECRET = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|X-Amz-Signature=|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30,}"
+)
+
+
+def _refuse_secrets(value: Any, where: str = "the manifest") -> None:
+    """Fail if any string inside holds a credential.
+
+    Raises:
+        ConfigError: a password in a URI, a signed URL, or a key with a known form.
+    """
+    if isinstance(value, str) and _SECRET.search(value):
+        raise ConfigError(f"{where} would publish a credential; take it from the environment")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_secrets(key, where)
+            _refuse_secrets(item, f"{where}, key '{key}'")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_secrets(item, where)
+
+
+def _schema_of(uploads: Uploads) -> Any:
+    """The schema of the first Parquet or Arrow data file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    for path in (Path(file.path) for file in files if file.kind == "data"):
+    for path in (body.path for entry, body in uploads if entry.kind == "data"):
         if path.suffix == ".parquet":
             return pq.read_schema(path)
         if path.suffix == ".arrow":

@@ -16,20 +16,17 @@ from itertools import groupby
 from typing import Literal
 
 from packhouse.errors import IntegrityError
-from packhouse.store.layout import PROBES, check_name, is_version, manifest_key
-from packhouse.store.manifest import Manifest, Tombstone
-from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
-from packhouse.store.protocol import (
-    Clock,
-    Create,
-    Delete,
-    ListAll,
-    ListFolders,
-    Steps,
-    request,
-    run,
+from packhouse.store.layout import (
+    PROBES,
+    check_name,
+    file_key,
+    is_version,
+    manifest_key,
+    version_folder,
 )
-from packhouse.store.refs import read_slot_steps
+from packhouse.store.manifest import Manifest, Tombstone, read_slot_steps
+from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
+from packhouse.store.protocol import Steps, ask, run
 
 __all__ = ["DEFAULT_GRACE_S", "Garbage", "GcReport", "collect_garbage", "find_garbage"]
 
@@ -79,7 +76,6 @@ def collect_garbage(
 
     Safe beside any number of publishers, readers and other collections, and may be killed anywhere.
     """
-    check_name("dataset", dataset)
     garbage = run(store, find_garbage_steps(dataset, grace_s))
     deleted = 0 if dry_run else sum(run(store, collect_steps(item)) for item in garbage)
     uploads = store.abort_uploads(grace_s, dry_run=dry_run)
@@ -97,18 +93,18 @@ def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
 
     In the order of keys: `require_guarded` tells by the first one that a collection came by.
     """
-    now: float = yield from request(Clock())
-    folders: list[str] = yield from request(ListFolders(""))
+    now = yield from ask(ObjectStore.clock)
+    folders = yield from ask(ObjectStore.list_folders, "")
     found = 0
     for folder in folders:
         if not folder.startswith(PROBES):
             continue
-        objects: list[ObjectInfo] = yield from request(ListAll(f"{folder}/"))
+        objects = yield from ask(ObjectStore.list, f"{folder}/")
         if any(info.last_modified >= now - grace_s for info in objects):
             continue  # it may be at work
         found += len(objects)
         for info in () if dry_run else sorted(objects, key=lambda info: info.key):
-            yield from request(Delete(info.key))
+            yield from ask(ObjectStore.delete, info.key)
     return found
 
 
@@ -116,14 +112,13 @@ def find_garbage(
     store: ObjectStore, dataset: str, *, grace_s: float = DEFAULT_GRACE_S
 ) -> list[Garbage]:
     """What a collection would delete now."""
-    check_name("dataset", dataset)
     return run(store, find_garbage_steps(dataset, grace_s))
 
 
 def find_garbage_steps(dataset: str, grace_s: float) -> Steps[list[Garbage]]:
     """List once, then look at the commit slot of each version folder."""
-    now: float = yield from request(Clock())
-    listed: list[ObjectInfo] = yield from request(ListAll(f"{dataset}/v/"))
+    now = yield from ask(ObjectStore.clock)
+    listed = yield from ask(ObjectStore.list, f"{check_name('dataset', dataset)}/v/")
     found = []
     for version, group in groupby(listed, key=lambda info: info.key.split("/")[2]):
         if not is_version(version):
@@ -152,8 +147,7 @@ def _judge(
     if isinstance(slot, Tombstone):
         return "collected", others
     if isinstance(slot, Manifest):
-        folder = f"{dataset}/v/{version}/"
-        named = {folder + entry.key for entry in slot.files}
+        named = {file_key(dataset, version, entry.key) for entry in slot.files}
         old = [info for info in others if info.last_modified < before]
         return "stray", [info for info in old if info.key not in named]
     is_alive = any(info.last_modified >= before for info in others)
@@ -166,11 +160,11 @@ def collect_steps(garbage: Garbage) -> Steps[int]:
     if garbage.reason == "abandoned":
         if not (yield from fence_steps(garbage.dataset, garbage.version)):
             return 0  # committed since we looked
-        prefix = f"{garbage.dataset}/v/{garbage.version}/"
-        objects = yield from request(ListAll(prefix))  # with what arrived since we looked
+        folder = version_folder(garbage.dataset, garbage.version)
+        objects = yield from ask(ObjectStore.list, f"{folder}/")  # with what arrived since
     doomed = [i for i in objects if i.key != manifest_key(garbage.dataset, garbage.version)]
     for info in doomed:
-        yield from request(Delete(info.key))
+        yield from ask(ObjectStore.delete, info.key)
     return len(doomed)
 
 
@@ -178,7 +172,8 @@ def fence_steps(dataset: str, version: str) -> Steps[bool]:
     """Take the commit slot with a tombstone; False if a manifest has it."""
     tombstone = Tombstone(dataset=dataset, version=version)
     try:
-        yield from request(Create(manifest_key(dataset, version), tombstone.to_bytes()))
+        key = manifest_key(dataset, version)
+        yield from ask(ObjectStore.put_create, key, tombstone.to_bytes())
     except PreconditionFailedError:  # a manifest, another collection, or our own lost success
         slot = yield from read_slot_steps(dataset, version)
         return isinstance(slot, Tombstone)

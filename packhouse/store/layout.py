@@ -97,22 +97,22 @@ def split_version(version: str) -> tuple[str, int]:
 
 def version_folder(dataset: str, version: str) -> str:
     """Key prefix of a version, without a slash at its end."""
-    return f"{dataset}/v/{version}"
+    return f"{check_name('dataset', dataset)}/v/{version}"
 
 
 def manifest_key(dataset: str, version: str) -> str:
     """Key of the commit point of a version."""
-    return f"{dataset}/v/{version}/manifest.json"
+    return f"{version_folder(dataset, version)}/manifest.json"
 
 
 def file_key(dataset: str, version: str, key: str) -> str:
     """Key under the root of a file that the manifest names relative to its version."""
-    return f"{dataset}/v/{version}/{key}"
+    return f"{version_folder(dataset, version)}/{key}"
 
 
 def ref_key(dataset: str, ref: str) -> str:
     """Key of a ref."""
-    return f"{dataset}/refs/{ref}.json"
+    return f"{check_name('dataset', dataset)}/refs/{ref}.json"
 
 
 def tokenizer_key(fingerprint: str) -> str:

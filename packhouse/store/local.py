@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -29,7 +29,6 @@ from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
-    changed_file,
     check_key,
 )
 
@@ -37,12 +36,12 @@ __all__ = ["LocalStore"]
 
 _OWN = ".packhouse"  # temporary files and locks; hidden from listings
 _CHUNK_BYTES = 2**20
+_AGAIN = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class LocalStore(ObjectStore):
     """Objects as files under `root`, which is made at the first write; tags are sha256."""
-
-    is_sent_md5 = False
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - keep symlinks as given
@@ -55,13 +54,7 @@ class LocalStore(ObjectStore):
         return Blob(data, hashlib.sha256(data).hexdigest())
 
     @override
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._reading(key) as file:
-            file.seek(start)
-            return file.read(length)
-
-    @override
-    def _blocks(self, key: str, start: int) -> Iterator[bytes]:
+    def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
         with self._reading(key) as file:
             file.seek(start)
             while chunk := file.read(_CHUNK_BYTES):
@@ -79,8 +72,8 @@ class LocalStore(ObjectStore):
         target = self.path(key)
         if os.path.lexists(target):  # saves the copy; the link below is what decides
             raise PreconditionFailedError(f"'{key}' exists in {self.uri}", key=key)
-        with self._staged(body) as (staged, tag), self._writing(key):
-            self._make_folder(target.parent)
+        with self._staged(body) as (staged, tag), self._writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
             _link(staged, target)
             for folder in target.parents:  # any of them may be new
                 _sync(folder)
@@ -91,7 +84,7 @@ class LocalStore(ObjectStore):
     @override
     def put_if_match(self, key: str, body: bytes, etag: str) -> str:
         target = self.path(key)
-        with self._staged(body) as (staged, tag), self._locked(key), self._writing(key):
+        with self._staged(body) as (staged, tag), self._locked(key), self._writing(target):
             try:
                 current = self.get(key).etag
             except ObjectNotFoundError:
@@ -103,38 +96,42 @@ class LocalStore(ObjectStore):
         return tag
 
     @override
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
         base = self._inside(prefix.rpartition("/")[0])
-        found_paths = [Path(folder) / name for folder, _, names in os.walk(base) for name in names]
-        for path in sorted(found_paths):
+        paths = [Path(folder) / name for folder, _, names in os.walk(base) for name in names]
+        listed = []
+        for path in sorted(paths):
             key = path.relative_to(self.root).as_posix()
-            if not key.startswith(prefix) or key.startswith(_OWN + "/"):
-                continue
-            try:
-                found = path.lstat()
-            except FileNotFoundError:
-                continue  # deleted since the folder was read
-            yield ObjectInfo(key, found.st_size, found.st_mtime)
+            if key.startswith(prefix) and not key.startswith(_OWN + "/"):
+                with suppress(FileNotFoundError):  # deleted since the folder was read
+                    found = path.lstat()
+                    listed.append(ObjectInfo(key, found.st_size, found.st_mtime))
+        return listed
 
     @override
-    def list_folders(self, prefix: str) -> Iterator[str]:
+    def list_folders(self, prefix: str) -> Sequence[str]:
         base = self._inside(prefix)
         if os.path.lexists(self.root) and not self.root.is_dir():
-            raise _no_folder(self.root, self.uri)
-        if base.is_dir():
-            yield from sorted(p.name for p in base.iterdir() if p.is_dir() and p.name != _OWN)
+            raise self._no_folder(self.root)
+        if not base.is_dir():
+            return []
+        return sorted(p.name for p in base.iterdir() if p.is_dir() and p.name != _OWN)
 
     @override
     def delete(self, key: str) -> None:
         path = self.path(key)
-        with self._writing(key):
+        with self._writing(path):
             path.unlink(missing_ok=True)
-            self._prune(path.parent)
+        folder = path.parent
+        with suppress(OSError):  # folders that this emptied; a racing writer makes them anew
+            while folder != self.root:
+                folder.rmdir()
+                folder = folder.parent
 
     @override
     def clock(self) -> float:
         probe = self._own("tmp") / f"clock-{uuid.uuid4().hex}"
-        with _translated(self.uri):
+        with self._writing(probe):
             probe.touch()
             now = probe.stat().st_mtime
             probe.unlink()
@@ -148,14 +145,11 @@ class LocalStore(ObjectStore):
             return 0
         now, found = self.clock(), 0
         for path in sorted(folder.iterdir()):
-            try:
-                if now - path.stat().st_mtime < older_than_s:
-                    continue
-                found += 1
-                if not dry_run:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # its writer has just finished
+            with suppress(FileNotFoundError):  # its writer has just finished
+                if now - path.stat().st_mtime >= older_than_s:
+                    found += 1
+                    if not dry_run:
+                        path.unlink()
         return found
 
     def check_usable(self) -> None:
@@ -167,14 +161,14 @@ class LocalStore(ObjectStore):
         """
         folder = next(place for place in (self.root, *self.root.parents) if os.path.lexists(place))
         if not folder.is_dir():
-            raise _no_folder(folder, self.uri)
+            raise self._no_folder(folder)
         probe = folder / f".packhouse-probe-{uuid.uuid4().hex}"
         try:
-            with _translated(self.uri):
+            with self._translated():
                 probe.touch()
                 _link(probe, probe.with_suffix(".link"))
         except FileNotFoundError:  # /proc, /sys: folders that take no file
-            raise _no_folder(self.root, self.uri) from None
+            raise self._no_folder(self.root) from None
         finally:
             for left in (probe.with_suffix(".link"), probe):
                 with suppress(OSError):  # a read-only disk refuses this, too, and took nothing
@@ -200,34 +194,27 @@ class LocalStore(ObjectStore):
         return path
 
     def _own(self, name: str) -> Path:
+        """Our folder for temporary files or locks, made if need be."""
         folder = self.root / _OWN / name
         try:
-            self._make_folder(folder)
-        except FileNotFoundError:  # /proc, /sys: folders that take no folder
-            raise _no_folder(folder, self.uri) from None
-        return folder
-
-    def _make_folder(self, folder: Path) -> None:
-        try:
-            with _translated(self.uri):
+            with self._translated():
                 folder.mkdir(parents=True, exist_ok=True)
-        except NotADirectoryError:
-            raise _no_folder(folder, self.uri) from None
-
-    def _prune(self, folder: Path) -> None:
-        """Remove folders that a deletion emptied; a racing writer makes them anew."""
-        with suppress(OSError):
-            while folder != self.root:
-                folder.rmdir()
-                folder = folder.parent
+        except (FileNotFoundError, NotADirectoryError):  # /proc, /sys: they take no folder
+            raise self._no_folder(folder) from None
+        return folder
 
     @contextmanager
     def _staged(self, body: bytes | FileBody) -> Iterator[tuple[Path, str]]:
-        staged = self._own("tmp") / uuid.uuid4().hex
+        """A temporary file with these bytes, on the disk, and their sha256."""
+        staged, digest = self._own("tmp") / uuid.uuid4().hex, hashlib.sha256()
         try:
-            with _translated(self.uri):
-                tag = _write(staged, body)
-            yield staged, tag
+            with self._translated(), staged.open("xb") as out:
+                for chunk in (body,) if isinstance(body, bytes) else body.chunks():
+                    digest.update(chunk)
+                    out.write(chunk)
+                out.flush()
+                os.fsync(out.fileno())
+            yield staged, digest.hexdigest()
         finally:
             staged.unlink(missing_ok=True)
 
@@ -235,7 +222,7 @@ class LocalStore(ObjectStore):
     def _locked(self, key: str) -> Iterator[None]:
         # 256 locks for all keys: few enough to leave them there, and collisions only wait.
         lock = self._own("locks") / hashlib.sha256(key.encode()).hexdigest()[:2]
-        with _translated(self.uri):
+        with self._translated():
             file = lock.open("ab")
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -245,7 +232,7 @@ class LocalStore(ObjectStore):
     def _reading(self, key: str) -> Iterator[BufferedReader]:
         """An object's file, open; a pipe or device in its place is no object, and blocks nobody."""
         try:
-            with _translated(self.uri):
+            with self._translated():
                 handle = os.open(self.path(key), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 with os.fdopen(handle, "rb") as file:
                     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -253,71 +240,48 @@ class LocalStore(ObjectStore):
                     yield file
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             if os.path.lexists(self.root) and not self.root.is_dir():
-                raise _no_folder(self.root, self.uri) from None
+                raise self._no_folder(self.root) from None
             raise ObjectNotFoundError(f"no object '{key}' in {self.uri}", key=key) from None
 
     @contextmanager
-    def _writing(self, key: str) -> Iterator[None]:
-        with _translated(self.uri):
-            try:
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            with self._translated():
                 yield
-            except FileNotFoundError:  # the folder was pruned under us
-                raise TransientError(f"'{key}' in {self.uri}: its folder vanished") from None
-            except (IsADirectoryError, NotADirectoryError):
-                raise _no_folder(self.path(key), self.uri) from None
+        except FileNotFoundError:  # the folder was pruned under us
+            raise TransientError(f"'{path}' in {self.uri}: its folder vanished") from None
+        except (IsADirectoryError, NotADirectoryError):
+            raise self._no_folder(path) from None
 
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Errors of the operating system -> ours; absence stays for the caller to name."""
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise
+        except FileExistsError as error:  # mkdir's, where a file has the folder's name
+            raise self._no_folder(Path(error.filename)) from None
+        except OSError as error:
+            if error.errno in _AGAIN:
+                raise TransientError(f"store {self.uri}: {error}") from error
+            if error.errno in OF_DISKS:
+                other = "publish to another store (publish.store)"
+                raise disk_error(error, self.root, "the store", other) from error
+            raise StoreError(f"store {self.uri}: {error}") from error
 
-@contextmanager
-def _translated(uri: str) -> Iterator[None]:
-    """Errors of the operating system -> ours; absence stays for the caller to name."""
-    try:
-        yield
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise
-    except FileExistsError as error:  # mkdir's, where a file has the folder's name
-        raise _no_folder(Path(error.filename), uri) from None
-    except OSError as error:
-        if error.errno in (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO):
-            raise TransientError(f"store {uri}: {error}") from error
-        if error.errno in OF_DISKS:
-            other = "publish to another store (publish.store)"
-            raise disk_error(error, Path(uri), "the store", other) from error
-        raise StoreError(f"store {uri}: {error}") from error
-
-
-def _no_folder(folder: Path, uri: str) -> StoreError:
-    """Say what stands where a folder of the store should be."""
-    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if place.is_dir():
-        problem = f"'{folder}' cannot be made in '{place}'"
-    else:
-        problem = f"'{place}' is {'a file' if place.is_file() else 'no folder'}"
-    return StoreError(
-        f"store {uri}: {problem}, where a folder is needed; move it away or name another store",
-        path=str(place),
-    )
-
-
-def _write(path: Path, body: bytes | FileBody) -> str:
-    digest = hashlib.sha256()
-    with path.open("xb") as out:
-        for chunk in _chunks(body):
-            digest.update(chunk)
-            out.write(chunk)
-        out.flush()
-        os.fsync(out.fileno())
-    if isinstance(body, FileBody) and digest.hexdigest() != body.sha256:
-        raise changed_file(body, digest.hexdigest())
-    return digest.hexdigest()
-
-
-def _chunks(body: bytes | FileBody) -> Iterator[bytes]:
-    if isinstance(body, bytes):
-        yield body
-        return
-    with body.open() as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+    def _no_folder(self, folder: Path) -> StoreError:
+        """Say what stands where a folder of the store should be."""
+        place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+        if place.is_dir():
+            problem = f"'{folder}' cannot be made in '{place}'"
+        else:
+            problem = f"'{place}' is {'a file' if place.is_file() else 'no folder'}"
+        return StoreError(
+            f"store {self.uri}: {problem}, where a folder is needed; move it away or name another "
+            "store",
+            path=str(place),
+        )
 
 
 def _link(staged: Path, target: Path) -> None:
@@ -326,7 +290,7 @@ def _link(staged: Path, target: Path) -> None:
     except FileExistsError:
         raise PreconditionFailedError(f"'{target}' exists", key=str(target)) from None
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in _NO_LINKS:
             raise
         raise StoreRefusedError(
             f"the filesystem of '{target.parent}' has no hard links, so a publication there "

@@ -16,16 +16,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, NotRequired, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict
 
-from packhouse.errors import ConfigError, IntegrityError
+from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe.model import Preferences, preferences_in
 from packhouse.runtime.fingerprint import canonical_json, digest
-from packhouse.store.layout import check_name, check_vid, split_version, version_name
+from packhouse.store.facts import FACT_TYPES, check_facts
+from packhouse.store.layout import (
+    check_name,
+    check_vid,
+    manifest_key,
+    split_version,
+    version_name,
+)
+from packhouse.store.protocol import Steps, read_checked
 
 __all__ = [
     "FORMAT",
@@ -34,7 +40,10 @@ __all__ = [
     "FileKind",
     "Manifest",
     "Tombstone",
+    "changed_manifest",
+    "committed_steps",
     "parse_slot",
+    "read_slot_steps",
     "schema_fingerprint",
     "schema_to_json",
 ]
@@ -47,15 +56,8 @@ FileKind = Literal["data", "records", "quarantine", "dropped", "card", "report",
 TABLES = ("data", "records", "quarantine", "dropped")
 """Kinds of files that are tables of rows, numbered by split."""
 
-FACTS = (
-    "content_id",
-    "counts",
-    "audit",
-    "lineage",
-    "configuration",
-    "engines",
-    "libraries",
-)
+FACTS = ("content_id", "counts", "audit", "lineage", "configuration", "engines", "libraries")
+"""Facts that are hashed, beside the schema."""
 
 PULLED_NAMES: dict[str, str] = {"card": "README.md", "report": "report.html"}
 """Kinds of files that have a name of their own at the top of a pulled version.
@@ -76,116 +78,6 @@ _SHARD = re.compile(
     r"(data|records|quarantine|dropped)/(.+)-([0-9]{5,9})-of-([0-9]{5,9})-([0-9a-f]{12})"
     r"(\.[A-Za-z0-9]+)?"
 )
-
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-_open = with_config(ConfigDict(strict=True, extra="allow"))
-
-
-@_open
-class _Column(TypedDict):
-    name: str
-    type: str
-    nullable: bool
-
-
-@_open
-class _Schema(TypedDict, total=False):
-    fields: list[_Column]
-    metadata: dict[str, str]
-
-
-@_open
-class _LedgerLine(TypedDict, total=False):
-    step: str
-    rows_in: _Count
-    rows_out: _Count
-    added: dict[str, _Count]
-    quarantined: dict[str, _Count]
-    dropped: dict[str, _Count]
-    tokens_added: dict[str, _Count]
-    tokens_dropped: dict[str, _Count]
-    tokens_in: _Count | None
-    tokens_out: _Count | None
-
-
-@_open
-class _Statistics(TypedDict, total=False):
-    num_packs: _Count
-    num_tokens: _Count
-    num_trained: _Count
-    seq_len: _Count
-    length_histogram: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
-
-
-@_open
-class _Counts(TypedDict, total=False):
-    ledger: list[_LedgerLine]
-    statistics: dict[str, _Statistics]
-    sides: dict[str, dict[str, _Count]]
-    sources: dict[str, dict[str, _Count]]
-
-
-@_open
-class _Source(TypedDict, total=False):
-    file: str
-    sha256: str
-    rows: _Count
-    dropped: dict[str, _Count]
-
-
-@_open
-class _Tokenizer(TypedDict, total=False):
-    fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}\z")]  # part of a file's name
-    vocab_size: _Count
-
-
-@_open
-class _Lineage(TypedDict, total=False):
-    sources: list[_Source]
-    tokenizer: _Tokenizer
-
-
-@_open
-class _Audit(TypedDict):
-    dataset: dict[str, _Count]
-    sources: dict[str, dict[str, _Count]]
-    packs: NotRequired[dict[str, _Count]]
-
-
-@_open
-class _Pack(TypedDict, total=False):
-    seq_len: _Count
-    strategy: str
-
-
-@_open
-class _Publish(TypedDict, total=False):
-    exports: list[str]
-
-
-@_open
-class _Configuration(TypedDict, total=False):
-    pack: _Pack
-    publish: _Publish
-
-
-@_open
-class _Facts(TypedDict):
-    """Types of all facts that readers use; what else a fact holds is shown and compared only."""
-
-    schema: _Schema
-    schema_fingerprint: str
-    content_id: str
-    counts: _Counts
-    audit: _Audit | Annotated[dict[str, Any], Field(max_length=0)]
-    lineage: _Lineage
-    configuration: _Configuration
-    engines: dict[str, Any]
-    libraries: dict[str, Any]
-    provenance: dict[str, Any]
-
-
-_FACTS = TypeAdapter(_Facts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,11 +104,11 @@ class FileEntry:
 
     def __post_init__(self) -> None:
         key = self.key
+        check_name("split", self.split)
         if self.source is not None:
             check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
             raise ConfigError(f"file {key[:80]!r} of kind {self.kind!r}: not a key of a version")
-        check_name("split", self.split)
         if self.kind not in get_args(FileKind) or not _SHA256.fullmatch(self.sha256):
             raise ConfigError(f"file {key!r} has kind {self.kind!r} and sha256 {self.sha256!r}")
         for name in ("size", "rows", "tokens"):
@@ -272,12 +164,8 @@ class Manifest:
         if type(self.generation) is not int or not 0 <= self.generation < 10**9:
             raise ConfigError(f"generation is {self.generation!r}; 0 to 999,999,999 is possible")
         _check_files(self.files)
-        facts = {name: getattr(self, name) for name in _Facts.__annotations__}
-        try:
-            _FACTS.validate_python(facts)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise ConfigError(f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}") from None
+        facts = {name: getattr(self, name) for name in FACT_TYPES}
+        check_facts(facts)
         _check_plain(facts, _MAX_DEPTH)
         if self.schema and self.schema_fingerprint != schema_fingerprint(self.schema):
             raise ConfigError("schema_fingerprint is not that of the schema")
@@ -392,6 +280,53 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
     return slot
 
 
+def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
+    """What lies in a commit slot.
+
+    Raises:
+        IntegrityError: damaged, or the manifest of another dataset or version.
+    """
+
+    def parse(data: bytes, where: str) -> Manifest | Tombstone:
+        slot = parse_slot(data, where)
+        if (slot.dataset, slot.version) != (dataset, version):
+            raise IntegrityError(
+                f"{where} is damaged: it is the manifest of '{slot.dataset}' {slot.version}. "
+                "Remove that object and publish the version again",
+                key=where,
+            )
+        return slot
+
+    found = yield from read_checked(manifest_key(dataset, version), parse)
+    return found[0] if found else None
+
+
+def committed_steps(dataset: str, version: str, manifest_id: str = "") -> Steps[Manifest]:
+    """The manifest of a version that must be committed; with `manifest_id`, it must have that.
+
+    Raises:
+        VersionNotFoundError: never committed, or collected.
+        IntegrityError: damaged, or changed since its `manifest_id` was recorded.
+    """
+    slot = yield from read_slot_steps(dataset, version)
+    if isinstance(slot, Manifest):
+        if manifest_id not in ("", slot.manifest_id):
+            raise changed_manifest(slot, manifest_id)
+        return slot
+    state = "does not exist" if slot is None else "was removed by garbage collection"
+    raise VersionNotFoundError(f"version '{version}' of '{dataset}' {state}")
+
+
+def changed_manifest(found: Manifest, recorded: str) -> IntegrityError:
+    """The error for a manifest that is another than a ref recorded."""
+    return IntegrityError(
+        f"the manifest of '{found.dataset}' {found.version} has id {found.manifest_id[:12]}, and "
+        f"a ref recorded {recorded[:12]}: somebody changed it since. Put back the manifest.json of "
+        "a pulled copy, or remove that object and publish the version again",
+        key=manifest_key(found.dataset, found.version),
+    )
+
+
 def _check_files(files: tuple[FileEntry, ...]) -> None:
     """No two files in one place, and each numbered series whole and in order."""
     places = [entry.path.lower() for entry in files]  # some disks do not tell A from a
@@ -426,27 +361,18 @@ def _check_plain(value: Any, depth: int) -> None:
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
-    """Arrow schema -> JSON: names, types, nullability, children and metadata.
+    """Arrow schema -> JSON: names, types, nullability and metadata.
 
     Example:
         >>> schema_to_json(pa.schema([pa.field("input_ids", pa.list_(pa.int32()))]))["fields"][0]
         {'name': 'input_ids', 'type': 'list<item: int32>', 'nullable': True}
     """
-    return {
-        "fields": [_field_to_json(field) for field in schema],
-        "metadata": _metadata_to_json(schema.metadata),
-    }
-
-
-def schema_fingerprint(schema: Mapping[str, Any]) -> str:
-    """sha256 over the JSON of a schema."""
-    return digest(schema)
-
-
-def _field_to_json(field: pa.Field) -> dict[str, Any]:
-    described = {"name": field.name, "type": str(field.type), "nullable": field.nullable}
-    metadata = _metadata_to_json(field.metadata)
-    return described | ({"metadata": metadata} if metadata else {})
+    fields = []
+    for column in schema:
+        described = {"name": column.name, "type": str(column.type), "nullable": column.nullable}
+        metadata = _metadata_to_json(column.metadata)
+        fields.append(described | ({"metadata": metadata} if metadata else {}))
+    return {"fields": fields, "metadata": _metadata_to_json(schema.metadata)}
 
 
 def _metadata_to_json(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
@@ -455,23 +381,6 @@ def _metadata_to_json(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
     return {k: v for k, v in sorted(pairs.items()) if not k.startswith(("ARROW:", "PARQUET:"))}
 
 
-_SECRET = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|X-Amz-Signature=|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30,}"
-)
-
-
-def refuse_secrets(value: Any, where: str = "the manifest") -> None:
-    """Fail if any string inside holds a credential.
-
-    Raises:
-        ConfigError: a password in a URI, a signed URL, or a key with a known form.
-    """
-    if isinstance(value, str) and _SECRET.search(value):
-        raise ConfigError(f"{where} would publish a credential; take it from the environment")
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            refuse_secrets(key, where)
-            refuse_secrets(item, f"{where}, key '{key}'")
-    elif isinstance(value, list | tuple):
-        for item in value:
-            refuse_secrets(item, where)
+def schema_fingerprint(schema: Mapping[str, Any]) -> str:
+    """sha256 over the JSON of a schema."""
+    return digest(schema)

@@ -1,4 +1,4 @@
-"""The narrow interface that publication needs of an object store, and the door to every store.
+"""What publication needs of an object store, and `open_store`, which opens every kind of one.
 
 Each method is **one attempt** and tells apart what a publisher must tell apart: done, lost a race
 (`PreconditionFailedError`), absent (`ObjectNotFoundError`), unknown or busy (`TransientError`:
@@ -8,8 +8,9 @@ and reading back live in `packhouse.store.protocol`, once for all stores, where 
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
@@ -32,9 +33,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectStore",
     "PreconditionFailedError",
-    "changed_file",
     "check_key",
-    "check_unchanged",
     "error_of_answer",
     "file_body",
     "open_filesystem",
@@ -45,7 +44,6 @@ MAX_GET_BYTES = 2**26
 """Most that `ObjectStore.get` holds in memory: manifests, refs and receipts are smaller."""
 
 _CHUNK_BYTES = 2**20
-_BLOCK_BYTES = 8 * 2**20
 
 
 class ObjectNotFoundError(StoreError):
@@ -78,15 +76,13 @@ class ObjectInfo:
     listings."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileBody:
-    """A local file to be uploaded whole, with the digests that it had when it was hashed."""
+    """A local file to be uploaded whole, and the sha256 that it had when it was hashed."""
 
     path: Path
     size: int
     sha256: str
-    md5: str = ""
-    """Empty for stores that are sent none."""
 
     def open(self) -> BinaryIO:
         """Open the file.
@@ -99,54 +95,71 @@ class FileBody:
         except FileNotFoundError:
             raise IntegrityError(f"'{self.path}' vanished while it was being published") from None
 
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes, 1 MiB at a time.
 
-def file_body(path: str | Path, *, with_md5: bool = True) -> FileBody:
-    """Hash a local file in one pass of 1 MiB reads.
+        Raises:
+            IntegrityError: the file is gone; or, at the end, the bytes had another sha256.
+        """
+        digest = hashlib.sha256()
+        with self.open() as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                yield chunk
+        if digest.hexdigest() != self.sha256:
+            raise IntegrityError(
+                f"'{self.path}' has sha256 {digest.hexdigest()}, not {self.sha256}: it changed "
+                "since it was written; remove it and run its step again",
+                path=self.path,
+            )
+
+    def check(self) -> None:
+        """Read the file and compare its sha256.
+
+        Raises:
+            IntegrityError: it is gone, or has another one.
+        """
+        for _ in self.chunks():
+            pass
+
+    @cached_property
+    def md5(self) -> str:
+        """MD5 of the bytes, which S3 compares with what arrives; read and checked for it, once."""
+        digest = hashlib.md5(usedforsecurity=False)
+        for chunk in self.chunks():
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def has_tag(self, etag: str) -> bool:
+        """Return True if a store's tag shows that it holds these bytes; False: read them back.
+
+        The tag of one PUT is the bytes' sha256 in folders, and their MD5 on S3 unless the server
+        encrypts; on gs and az it names the write alone.
+        """
+        return etag == self.sha256 or (len(etag) == 32 and etag == self.md5)
+
+
+def file_body(path: str | Path) -> FileBody:
+    """Hash a local file.
 
     Raises:
         ConfigError: no such file.
     """
     path = Path(path)
-    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     try:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                sha256.update(chunk)
-                if with_md5:
-                    md5.update(chunk)
-                size += len(chunk)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileBody(path, file.tell(), digest)
     except FileNotFoundError:
         raise ConfigError(f"no file '{path}' to publish") from None
-    return FileBody(path, size, sha256.hexdigest(), md5.hexdigest() if with_md5 else "")
-
-
-def check_unchanged(body: FileBody) -> None:
-    """Compare a file with its stated sha256, if nobody has read it yet.
-
-    Raises:
-        IntegrityError: it has another one.
-    """
-    if body.md5:
-        return
-    found = file_body(body.path, with_md5=False)
-    if found != body:
-        raise changed_file(body, found.sha256)
-
-
-def changed_file(stated: FileBody, found: str) -> IntegrityError:
-    """The error for a file that has another sha256 than was stated."""
-    return IntegrityError(
-        f"'{stated.path}' has sha256 {found}, not {stated.sha256}: it changed since it was "
-        "written; remove it and run its step again",
-        path=stated.path,
-    )
 
 
 class ObjectStore(ABC):
     """Objects under one root, named by keys such as `alpaca/refs/latest.json`.
 
     All methods may raise `TransientError` (busy, or the outcome is unknown) and `StoreError` (a
-    mistake that no retry repairs: wrong credentials, no such bucket).
+    mistake that no retry repairs: wrong credentials, no such bucket). Those that read an object
+    raise `ObjectNotFoundError` if none has the key.
     """
 
     uri: str
@@ -154,9 +167,6 @@ class ObjectStore(ABC):
 
     max_put_bytes: int = 5 * 2**30
     """Largest object of one conditional PUT (S3: 5 GiB)."""
-
-    is_sent_md5: bool = True
-    """True if uploads carry an MD5. Else `put_create` compares what it reads with the sha256."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As its address: clients hold connections, and each process opens its own.
@@ -167,48 +177,33 @@ class ObjectStore(ABC):
         """Bytes and tag of an object of at most `MAX_GET_BYTES`.
 
         Of a larger object, its first `MAX_GET_BYTES` + 1 bytes, which no parser accepts.
-
-        Raises:
-            ObjectNotFoundError: no object has this key.
         """
 
-    def download(self, key: str, path: Path, *, offset: int = 0, end: int | None = None) -> None:
+    @abstractmethod
+    def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
+        """The object's bytes from `start` on, a few MiB at a time."""
+
+    def download(self, key: str, path: Path, offset: int = 0, end: int | None = None) -> None:
         """Append the object's bytes from `offset` on to a local file, as they come.
 
         Bytes from `end` on are left out, so that an object that grew does not fill the disk.
-
-        Raises:
-            ObjectNotFoundError: no object has this key.
         """
         with path.open("ab") as out:
-            for block in self._blocks(key, offset):
-                out.write(block if end is None else block[: max(0, end - out.tell())])
+            for chunk in self.chunks(key, offset):
+                out.write(chunk if end is None else chunk[: max(0, end - out.tell())])
                 if end is not None and out.tell() >= end:
                     return
 
-    @abstractmethod
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`; fewer at the end of the object.
-
-        Raises:
-            ObjectNotFoundError: no object has this key.
-        """
-
-    def chunks(self, key: str) -> Iterator[bytes]:
-        """The object's bytes, a few MiB at a time.
-
-        Raises:
-            ObjectNotFoundError: no object has this key.
-        """
-        yield from self._blocks(key, 0)
+    def sha256(self, key: str) -> str:
+        """Digest of the object's bytes, which are all read for it."""
+        digest = hashlib.sha256()
+        for chunk in self.chunks(key):
+            digest.update(chunk)
+        return digest.hexdigest()
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
-        """Size, tag and age of an object.
-
-        Raises:
-            ObjectNotFoundError: no object has this key.
-        """
+        """Size, tag and age of an object."""
 
     @abstractmethod
     def put_create(self, key: str, body: bytes | FileBody) -> str:
@@ -219,6 +214,7 @@ class ObjectStore(ABC):
 
         Raises:
             PreconditionFailedError: the key exists.
+            IntegrityError: the file has another sha256 than is stated.
             StoreRefusedError: the store has no create-only write.
         """
 
@@ -235,11 +231,11 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Every object whose key starts with `prefix`, in the order of keys."""
 
     @abstractmethod
-    def list_folders(self, prefix: str) -> Iterator[str]:
+    def list_folders(self, prefix: str) -> Sequence[str]:
         """Names directly under `prefix` (which ends in `/` or is empty) that hold objects."""
 
     @abstractmethod
@@ -250,26 +246,16 @@ class ObjectStore(ABC):
     def clock(self) -> float:
         """Seconds since the epoch by the store's own clock, the one behind `last_modified`."""
 
+    def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
+        """Drop unfinished uploads that no listing shows; returns how many there were."""
+        return 0
+
     def _check_size(self, body: FileBody) -> None:
         if body.size > self.max_put_bytes:
             raise StoreError(
                 f"'{body.path}' has {body.size:,} bytes, over {self.max_put_bytes:,} of one "
                 "guarded upload; lower publish.max_file_mb"
             )
-
-    def _blocks(self, key: str, start: int) -> Iterator[bytes]:
-        """Ranged reads, for stores whose client would hold a whole object in memory."""
-        size = self.head(key).size
-        while start < size:
-            block = self.get_range(key, start, _BLOCK_BYTES)
-            if not block:
-                return
-            yield block
-            start += len(block)
-
-    def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
-        """Drop unfinished uploads that no listing shows; returns how many there were."""
-        return 0
 
 
 # Codes that mean "send it again", though some come with a 400: bytes or time were lost on the way.
@@ -331,13 +317,7 @@ def check_key(key: str) -> str:
     return key
 
 
-_CLOUD: dict[str, Literal["gs", "az"]] = {
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "abfs": "az",
-    "abfss": "az",
-}
+_CLOUD: dict[str, Literal["gs", "az"]] = dict(gs="gs", gcs="gs", az="az", abfs="az", abfss="az")
 
 
 def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
@@ -355,17 +335,13 @@ def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
         ConfigError: an unknown scheme, no bucket, or credentials inside the URI; a client that is
             not installed.
     """
-    if "://" not in uri:
-        from packhouse.store.local import LocalStore
-
-        scheme, colon, rest = uri.partition(":")
-        if colon and scheme in ("s3", "file", *_CLOUD):
-            raise ConfigError(
-                f"store '{uri}' is an address without its '//', as a Path makes them; give "
-                f"'{scheme}://{rest.lstrip('/')}' as text"
-            )
-        return LocalStore(Path(uri).expanduser())
-    parts = urlsplit(uri)
+    scheme, colon, rest = uri.partition(":")
+    if "://" not in uri and colon and scheme in ("s3", "file", *_CLOUD):
+        raise ConfigError(
+            f"store '{uri}' is an address without its '//', as a Path makes them; give "
+            f"'{scheme}://{rest.lstrip('/')}' as text"
+        )
+    parts = urlsplit(uri if "://" in uri else "file://")
     # A password with a slash in it ends the host before the `@`; only an ARN has colons by right.
     has_password = ":" in parts.netloc and not parts.netloc.startswith("arn:")
     if "@" in parts.netloc or has_password or parts.query:
@@ -373,19 +349,18 @@ def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
             f"a {parts.scheme}:// store URI must hold no credentials, account or options: use the "
             "environment variables or profile of its own client"
         )
+    prefix = parts.path.strip("/")
     if parts.scheme == "file":
         from packhouse.store.local import LocalStore
 
-        return LocalStore(Path(parts.path))
+        return LocalStore(Path(parts.path if "://" in uri else uri).expanduser())
     if parts.scheme == "s3":
         from packhouse.store.s3 import S3Store, make_client
 
-        client = make_client(read_timeout_s)
-        return S3Store(bucket=parts.netloc, prefix=parts.path.strip("/"), client=client)
+        return S3Store(parts.netloc, prefix, client=make_client(read_timeout_s))
     if parts.scheme in _CLOUD:
         from packhouse.store.cloud import CloudStore
 
-        prefix = parts.path.strip("/")
         return CloudStore(_CLOUD[parts.scheme], parts.netloc, prefix, timeout_s=read_timeout_s)
     raise ConfigError(
         f"unknown store '{uri}': give a folder, s3://bucket/prefix, gs://bucket/prefix or "

@@ -1,17 +1,24 @@
 """Protocols as generators of store requests, so that the same code runs, is simulated and mutated.
 
-A protocol yields a request (`Read`, `Create`, `Swap`, ...) and gets the answer, or the store's
-error is raised at the `yield`. `run` performs requests against a real store. The simulation in the
-tests performs the same generators against a store in memory: it chooses who moves next, and drops,
-doubles or delays answers at every request. So there is no second model that could differ.
+A protocol yields a request and gets the answer, or the store's error is raised at the `yield`.
+`run` performs requests against a real store. The simulation in the tests performs the same
+generators against a store in memory: it chooses who moves next, and drops, doubles or delays
+answers at every request. So there is no second model that could differ.
+
+    def first_ref() -> Steps[str]:
+        blob = yield from ask(ObjectStore.get, "alpaca/refs/latest.json")
+        return blob.etag
+
+    run(open_store("s3://bucket/store"), first_ref())
 
 Retries are here and nowhere else: transient errors only, with full jitter, until a deadline. A
 retried conditional write may meet its own lost success, so a 412 never means "someone else" by
 itself: the caller reads back and compares.
 """
 
-import hashlib
+import itertools
 import logging
+import os
 import random
 import time
 import uuid
@@ -19,114 +26,54 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
 
 from packhouse.errors import IntegrityError, PackhouseError, TransientError
 from packhouse.store.objects import (
     Blob,
     FileBody,
-    ObjectInfo,
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
-    check_unchanged,
 )
 
 __all__ = [
     "MAX_READS",
     "All",
-    "Clock",
-    "Create",
-    "Delete",
-    "Fingerprint",
-    "ListAll",
-    "ListFolders",
+    "Call",
     "NewId",
     "Pause",
-    "Read",
-    "Retry",
     "RetryPolicy",
-    "Stat",
     "Steps",
-    "Swap",
+    "ask",
+    "download",
     "in_parallel",
     "put_data",
     "read",
     "read_checked",
-    "request",
     "run",
 ]
 
 log = logging.getLogger("packhouse.store")
 S = TypeVar("S")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 MAX_READS = 4
 """Reads after which bytes that differ from their digest are taken for damaged in the store."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Bytes and tag of an object -> `Blob`."""
+class Call:
+    """One attempt at a method of the store -> what it returns.
 
-    key: str
+    Args:
+        method: of `ObjectStore`; the store that performs it answers with its own.
+        args: its arguments, the key or prefix first.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """Size, tag and age -> `ObjectInfo`."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """sha256 over an object's bytes -> hex."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """Create-only write -> tag."""
-
-    key: str
-    body: bytes | FileBody
-
-
-@dataclass(frozen=True, slots=True)
-class Swap:
-    """Compare-and-swap -> tag."""
-
-    key: str
-    body: bytes
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Removal -> None."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class ListAll:
-    """Everything under a prefix -> list[ObjectInfo]."""
-
-    prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class ListFolders:
-    """Folder names under a prefix -> list[str]."""
-
-    prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The store's time -> seconds since the epoch."""
+    def __init__(self, method: Callable[..., Any], *args: Any) -> None:
+        self.method, self.args = method, args
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +83,13 @@ class NewId:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait before try number `attempt` + 1, or give up with `cause` when the time is over."""
+    """Wait before the next try, or give up with `cause` when the time is over -> `started`."""
 
-    attempt: int
-    started: float
     cause: PackhouseError
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """Monotonic seconds of this machine, only for `Pause`."""
+    attempt: int
+    """Tries that failed before: 0, 1, ..."""
+    started: float | None
+    """When the first try failed, by this machine's monotonic clock; None: just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,50 +99,28 @@ class All:
     parts: tuple["Steps[Any]", ...]
 
 
-Request = (
-    Read | Stat | Fingerprint | Create | Swap | Delete | ListAll | ListFolders | Clock | NewId
-    | Pause | Now | All
-)  # fmt: skip
+Request = Call | NewId | Pause | All
 Steps = Generator[Request, Any, T]
 
 
-class Retry:
-    """Waits between the tries of one request, from its first failure on; see `request`."""
-
-    def __init__(self) -> None:
-        self.attempt = 0
-        """Tries that failed."""
-        self._started: float | None = None
-
-    def wait(self, cause: PackhouseError) -> Steps[None]:
-        """Wait before the next try.
-
-        Raises:
-            PackhouseError: `cause`, when the time is over.
-        """
-        if self._started is None:
-            self._started = yield Now()
-        yield Pause(self.attempt, self._started, cause)
-        self.attempt += 1
-
-
-def request(wanted: Request) -> Steps[Any]:
-    """One request, repeated while the store is busy or its answer is lost."""
-    retry = Retry()
-    while True:
+def ask(method: Callable[[ObjectStore, *Ts], T], *args: *Ts) -> Steps[T]:
+    """Call a method of the store, again while it is busy or its answer is lost."""
+    started = None
+    for attempt in itertools.count():
         try:
-            return (yield wanted)
+            answer: T = yield Call(method, *args)
+            return answer
         except TransientError as error:
-            yield from retry.wait(error)
+            started = yield Pause(error, attempt, started)
+    raise AssertionError("unreachable: a pause raises when the time is over")
 
 
 def read(key: str) -> Steps[Blob | None]:
     """An object, or None if there is none."""
     try:
-        blob: Blob = yield from request(Read(key))
+        return (yield from ask(ObjectStore.get, key))
     except ObjectNotFoundError:
         return None
-    return blob
 
 
 def read_checked(key: str, parse: Callable[[bytes, str], T]) -> Steps[tuple[T, str] | None]:
@@ -231,15 +153,12 @@ def put_data(key: str, body: FileBody) -> Steps[None]:
     while True:
         try:
             try:
-                tag = yield from request(Create(key, body))
+                tag = yield from ask(ObjectStore.put_create, key, body)
             except PreconditionFailedError:
-                check_unchanged(body)  # nothing has read it for this
-                info: ObjectInfo = yield from request(Stat(key))
+                body.check()  # the store may have refused before it read the file
+                info = yield from ask(ObjectStore.head, key)
                 tag = info.etag if info.size == body.size else ""
-            # On most stores the tag of a single PUT is a digest; if not, ask for the bytes.
-            if tag and tag in (body.md5, body.sha256):
-                return
-            if (yield from request(Fingerprint(key))) == body.sha256:
+            if body.has_tag(tag) or (yield from ask(ObjectStore.sha256, key)) == body.sha256:
                 return
         except ObjectNotFoundError:
             continue
@@ -248,6 +167,31 @@ def put_data(key: str, body: FileBody) -> Steps[None]:
             "damaged it, or it was written by hand. Remove that object and publish again",
             key=key,
         )
+
+
+def download(key: str, path: Path, size: int) -> Steps[None]:
+    """Append to a local file what it lacks of an object; a lost connection goes on where it broke.
+
+    What is wrong shows in the file's digest, which the caller compares.
+
+    Args:
+        key: of the object.
+        path: the file; one that holds more than `size` bytes begins anew.
+        size: bytes of the object; if it has more, one of them is written.
+    """
+    started = None
+    for attempt in itertools.count():
+        have = path.stat().st_size if path.exists() else None
+        if have == size:
+            return
+        if have is not None and have > size:
+            os.truncate(path, 0)  # and not removed: others wait for its lock
+            have = None
+        try:
+            yield Call(ObjectStore.download, key, path, have or 0, size + 1)
+            return
+        except TransientError as error:
+            started = yield Pause(error, attempt, started)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,56 +231,31 @@ def run(
             return result
         answer, error = None, None
         try:
-            answer = _perform(store, wanted, retry, num_threads)
+            match wanted:
+                case Call():
+                    answer = getattr(store, wanted.method.__name__)(*wanted.args)
+                case NewId():
+                    answer = uuid.uuid4().hex
+                case Pause():
+                    answer = _pause(store, wanted, retry)
+                case All(parts):
+                    one = partial(run, store, retry=retry, num_threads=1)
+                    answer = in_parallel(one, parts, num_threads)
         except PackhouseError as raised:
             error = raised
 
 
-def _perform(store: ObjectStore, wanted: Request, retry: RetryPolicy, num_threads: int) -> Any:
-    match wanted:
-        case Read(key):
-            return store.get(key)
-        case Stat(key):
-            return store.head(key)
-        case Fingerprint(key):
-            digest = hashlib.sha256()
-            for chunk in store.chunks(key):
-                digest.update(chunk)
-            return digest.hexdigest()
-        case Create(key, body):
-            return store.put_create(key, body)
-        case Swap(key, body, etag):
-            return store.put_if_match(key, body, etag)
-        case Delete(key):
-            return store.delete(key)
-        case ListAll(prefix):
-            return list(store.list(prefix))
-        case ListFolders(prefix):
-            return list(store.list_folders(prefix))
-        case Clock():
-            return store.clock()
-        case NewId():
-            return uuid.uuid4().hex
-        case Now():
-            return time.monotonic()
-        case Pause(attempt, started, cause):
-            return _pause(store, retry, attempt, started, cause)
-        case All(parts):
-            one = partial(run, store, retry=retry, num_threads=1)
-            return in_parallel(one, parts, num_threads)
-
-
-def _pause(
-    store: ObjectStore, retry: RetryPolicy, attempt: int, started: float, cause: PackhouseError
-) -> None:
-    delay = retry.delay_s(attempt)
+def _pause(store: ObjectStore, wanted: Pause, retry: RetryPolicy) -> float:
+    started = time.monotonic() if wanted.started is None else wanted.started
+    delay = retry.delay_s(wanted.attempt)
     left = started + retry.deadline_s - time.monotonic() - delay
     if left < 0:
-        raise cause
-    if retry.is_logged and isinstance(cause, TransientError):
+        raise wanted.cause
+    if retry.is_logged and isinstance(wanted.cause, TransientError):
         text = "store '%s' does not answer (%s): attempt %d in %.1f s, giving up %.0f s later"
-        log.warning(text, store.uri, cause, attempt + 2, delay, left)
+        log.warning(text, store.uri, wanted.cause, wanted.attempt + 2, delay, left)
     time.sleep(delay)
+    return started
 
 
 def in_parallel(do: Callable[[S], T], items: Sequence[S], num_threads: int) -> list[T]:

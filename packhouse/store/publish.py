@@ -40,22 +40,15 @@ from packhouse.store.layout import (
 from packhouse.store.manifest import (
     FACTS,
     PULLED_NAMES,
+    FileEntry,
     Manifest,
     Tombstone,
-)
-from packhouse.store.objects import (
-    ObjectStore,
-    PreconditionFailedError,
-    check_unchanged,
-)
-from packhouse.store.protocol import All, Create, ListAll, Steps, put_data, request, run
-from packhouse.store.refs import (
-    Ref,
     committed_steps,
-    move_ref_steps,
-    read_ref_steps,
     read_slot_steps,
 )
+from packhouse.store.objects import ObjectStore, PreconditionFailedError
+from packhouse.store.protocol import All, Steps, ask, put_data, run
+from packhouse.store.refs import Ref, move_ref_steps, read_ref_steps
 from packhouse.store.tokenizers import keep_tokenizer
 
 __all__ = ["PublishedVersion", "publish_version"]
@@ -120,24 +113,22 @@ def publish_version(
     """
     check_name("dataset", dataset)
     check_vid(vid)
-    if ref is not None:
-        check_name("ref", ref)
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
     require_guarded(store)
     with temporary_folder("card") as folder:
-        uploads = name_files(files, with_md5=store.is_sent_md5)
+        uploads = name_files(files)
         try:
-            draft = draft_manifest(dataset, vid, [entry for entry, _ in uploads], facts, files)
+            draft = draft_manifest(dataset, vid, uploads, facts)
         except (OSError, ValueError):  # a file whose schema is looked at is none
             for _, body in uploads:
-                check_unchanged(body)
+                body.check()
             raise
         if not any(file.kind == "card" for file in files):
             uploads += (card_file(draft, folder),)
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
         keeper = _Gatekeeper(draft, gate)
-        held_back = bool(ref) and not run(store, keeper.first_look(str(ref)))
+        held_back = ref is not None and not run(store, keeper.first_look(ref))
         if tokenizer is not None and draft.lineage.get("tokenizer"):
             fingerprint = draft.lineage["tokenizer"]["fingerprint"]
             kept = keep_tokenizer(store, fingerprint, tokenizer)
@@ -173,8 +164,8 @@ class _Gatekeeper:
         Raises:
             ContractError: readers of the ref's current version would break.
         """
-        found = yield from read_ref_steps(self.draft.dataset, ref)
-        may = yield from self.may_move(found[0] if found else None)
+        current, _ = yield from read_ref_steps(self.draft.dataset, ref)
+        may = yield from self.may_move(current)
         if self.broken:
             raise ContractError(
                 f"readers of '{self.draft.dataset}' at ref '{ref}' ({self._seen}) would break: "
@@ -211,21 +202,19 @@ def publish_steps(
     may_move: Callable[[Ref | None], Steps[bool]] | None = None,
 ) -> Steps[PublishedVersion]:
     """The protocol of `publish_version`, from the first look at the slot to the moved ref."""
-    found, generation = yield from find_slot_steps(draft.dataset, draft.vid)
-    manifest, created = found, False
-    if found is not None:
+    manifest, generation = yield from find_slot_steps(draft.dataset, draft.vid)
+    created = False
+    if manifest is not None:
         try:
-            _check_same(replace(draft, generation=generation), found)
+            _check_same(replace(draft, generation=generation), manifest)
         except ConflictError:
             for _, body in uploads:
-                check_unchanged(body)
+                body.check()
             raise
-        yield from _put_back_steps(found, uploads)
+        yield from _put_back_steps(manifest, uploads)
     while manifest is None:
         ours = replace(draft, generation=generation)
-        place = ours.dataset, ours.version
-        writes = tuple(put_data(file_key(*place, entry.key), body) for entry, body in uploads)
-        yield All(writes)
+        yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))
         manifest, created = yield from _commit_steps(ours)
         if manifest is None:  # garbage collection took the slot while we uploaded
             manifest, generation = yield from find_slot_steps(draft.dataset, draft.vid)
@@ -260,14 +249,17 @@ def _put_back_steps(there: Manifest, uploads: Uploads) -> Steps[None]:
     Without this, publishing would report success for a version that nobody can read. Costs one
     listing if nothing is missing.
     """
-    place = there.dataset, there.version
-    listed = yield from request(ListAll(f"{version_folder(*place)}/"))
-    present = {info.key for info in listed}
-    named = {entry.key for entry in there.files}
-    ours = {file_key(*place, entry.key): body for entry, body in uploads if entry.key in named}
+    folder = version_folder(there.dataset, there.version)
+    listed = yield from ask(ObjectStore.list, f"{folder}/")
+    present, named = {info.key for info in listed}, {entry.key for entry in there.files}
+    ours = {_key(there, entry): body for entry, body in uploads if entry.key in named}
     missing = tuple(put_data(key, body) for key, body in ours.items() if key not in present)
     if missing:
         yield All(missing)
+
+
+def _key(manifest: Manifest, entry: FileEntry) -> str:
+    return file_key(manifest.dataset, manifest.version, entry.key)
 
 
 def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
@@ -278,7 +270,8 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
     """
     created = True
     try:
-        yield from request(Create(manifest_key(ours.dataset, ours.version), ours.to_bytes()))
+        key = manifest_key(ours.dataset, ours.version)
+        yield from ask(ObjectStore.put_create, key, ours.to_bytes())
     except PreconditionFailedError:  # another publisher, a tombstone, or our own lost success
         created = False
     slot = yield from read_slot_steps(ours.dataset, ours.version)

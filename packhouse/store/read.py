@@ -14,30 +14,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from packhouse.errors import (
-    ConfigError,
-    ContractError,
-    IntegrityError,
-    TransientError,
-    VersionNotFoundError,
-)
+from packhouse.errors import ConfigError, ContractError, IntegrityError, VersionNotFoundError
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder, write_whole
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
 from packhouse.store.contracts import check_data_file
 from packhouse.store.layout import check_name, file_key, is_version, tokenizer_key
-from packhouse.store.manifest import TABLES, FileEntry, Manifest, parse_slot
-from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
-from packhouse.store.protocol import MAX_READS, Retry, Steps, in_parallel, run
-from packhouse.store.publish import find_slot_steps
-from packhouse.store.refs import (
+from packhouse.store.manifest import (
+    TABLES,
+    FileEntry,
+    Manifest,
     changed_manifest,
     committed_steps,
-    explaining,
-    read_ref_steps,
-    scan_refs,
+    parse_slot,
 )
+from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
+from packhouse.store.protocol import MAX_READS, Steps, download, in_parallel, run
+from packhouse.store.publish import find_slot_steps
+from packhouse.store.refs import explaining, read_ref_steps, scan_refs
 from packhouse.store.tokenizers import fetch_tokenizer
 
 __all__ = [
@@ -76,6 +71,7 @@ class OpenVersion:
         """Download one file, resume what is there, and check its digest.
 
         Raises:
+            VersionNotFoundError: somebody removed the file.
             IntegrityError: the store's bytes are not the published ones.
         """
         path = Path(path)
@@ -85,14 +81,30 @@ class OpenVersion:
         partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
         try:
             with _alone(partial):
-                if not _holds(path, entry):
-                    _fetch_alone(self, entry, path, partial)
-                return path
+                if _holds(path, entry):  # another pull wrote it while we waited
+                    return path
+                for _ in range(MAX_READS):
+                    run(self.store, download(self.key(entry), partial, entry.size))
+                    if file_sha256(partial) == entry.sha256:
+                        return partial.replace(path)
+                    os.truncate(partial, 0)
+        except ObjectNotFoundError:
+            raise VersionNotFoundError(
+                f"'{self.uri(entry)}' is gone: someone removed it by hand. Put it back from a "
+                "pulled copy, or publish the version again elsewhere",
+                key=self.key(entry),
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
                 "another folder. What has come is kept, and the next try goes on there"
             ) from error
+        raise IntegrityError(
+            f"'{self.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), "
+            f"{MAX_READS} times in a row: the object is damaged. Restore it, or publish the "
+            "version again elsewhere",
+            key=entry.key,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +135,6 @@ def open_version(
         IntegrityError: the ref or manifest is damaged.
     """
     store = open_store(root) if isinstance(root, str) else root
-    check_name("dataset", dataset)
     with explaining(store, dataset):
         manifest = run(store, resolve_steps(dataset, ref_or_version))
     return OpenVersion(store=store, dataset=dataset, version=manifest.version, manifest=manifest)
@@ -133,9 +144,9 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
     """Name -> manifest; a ref wins over a version id of the same letters."""
     if is_version(name):
         return (yield from committed_steps(dataset, name))
-    found = yield from read_ref_steps(dataset, check_name("ref", name))
-    if found is not None:
-        return (yield from committed_steps(dataset, found[0].version, found[0].manifest_id))
+    ref, _ = yield from read_ref_steps(dataset, name)
+    if ref is not None:
+        return (yield from committed_steps(dataset, ref.version, ref.manifest_id))
     if name.isalnum():
         manifest, _ = yield from find_slot_steps(dataset, name)
         if manifest is not None:
@@ -145,9 +156,8 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
 
 def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:
     """Every committed version that can be read, by name, and what is wrong with the others."""
-    check_name("dataset", dataset)
     versions, damaged = [], []
-    for version in store.list_folders(f"{dataset}/v/"):
+    for version in store.list_folders(f"{check_name('dataset', dataset)}/v/"):
         if is_version(version):
             try:
                 versions.append(run(store, committed_steps(dataset, version)))
@@ -185,11 +195,23 @@ def pull_version(
         ) from None
     marker = dest / "manifest.json"
     if marker.exists():
-        _check_same_version(marker, opened)
+        try:
+            there = parse_slot(marker.read_bytes(), str(marker))
+        except IntegrityError:
+            raise IntegrityError(
+                f"'{marker}' is damaged; remove it and pull again: the files beside it are "
+                "checked, and fetched where they differ"
+            ) from None
+        if not isinstance(there, Manifest) or there.manifest_id != opened.manifest.manifest_id:
+            raise ConfigError(
+                f"'{dest}' holds another version already; pull {opened.version} to a new folder"
+            )
     wanted = [e for e in opened.manifest.files if not kinds or e.kind in kinds]
     in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
-    if not kinds:
-        _pull_tokenizer(opened, dest / "tokenizer")
+    if not kinds:  # for `AutoTokenizer.from_pretrained`, where the store keeps it
+        tokenizer = fetch_tokenizer(opened.store, _fingerprint(opened)) or {}
+        for name, content in tokenizer.items():
+            write_whole(dest / "tokenizer" / name, content)
     staged = dest / ".manifest.json.partial"
     with _alone(staged):
         staged.write_bytes(opened.manifest.to_bytes())
@@ -197,26 +219,8 @@ def pull_version(
     return dest
 
 
-def _pull_tokenizer(opened: OpenVersion, folder: Path) -> None:
-    """Write the tokenizer's files, for `AutoTokenizer.from_pretrained`, if the store keeps it."""
-    for name, content in (fetch_tokenizer(opened.store, _fingerprint(opened)) or {}).items():
-        folder.mkdir(exist_ok=True)
-        write_whole(folder / name, content)
-
-
 def _fingerprint(opened: OpenVersion) -> str:
     return str(opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
-
-
-def _tokenizer_problems(opened: OpenVersion) -> list[str]:
-    try:
-        found = fetch_tokenizer(opened.store, _fingerprint(opened))
-    except IntegrityError as error:
-        return [str(error)]
-    if found is None and opened.manifest.provenance.get("keeps_tokenizer") is True:
-        key = tokenizer_key(_fingerprint(opened))
-        return [f"the tokenizer '{key}' is gone; publish the version again"]
-    return []
 
 
 def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport:
@@ -236,13 +240,34 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     problems += _tokenizer_problems(opened)
     rules = replace(manifest, files=())  # all that a file is checked with; files may be 200,000
     with temporary_folder("verify") as folder:
-        found = in_parallel(
-            lambda e: _fetch_and_check(opened, e, rules, folder), manifest.files, num_threads
-        )
-    tally: Tally = Counter()
-    for _, of_file in found:
-        tally.update(of_file)
-    if not any(of_file for of_file, _ in found):
+
+        def check(entry: FileEntry) -> Tally | str:
+            """The rows of a file, or what is wrong with it."""
+            path = folder / entry.key
+            try:
+                opened.fetch(entry, path)
+                if entry.kind not in TABLES:
+                    return Counter()
+                counts = run_confined(  # some kilobytes of a file may stand for gigabytes
+                    partial(_check_file, path, entry, rules),
+                    what=f"file '{entry.key}'",
+                    blames=IntegrityError,
+                    num_bytes=entry.size,
+                )
+                return Counter({(place, outcome): rows for place, outcome, rows in counts})
+            except (IntegrityError, ContractError, VersionNotFoundError) as error:
+                return f"{entry.key}: {error}"
+            finally:
+                path.unlink(missing_ok=True)
+
+        found = in_parallel(check, manifest.files, num_threads)
+    of_files, tally = list[str](), Tally()
+    for each in found:
+        if isinstance(each, str):
+            of_files.append(each)
+        else:
+            tally.update(each)
+    if not of_files:
         problems += tally_problems(manifest, tally)
     data = opened.files()
     return VerifyReport(
@@ -251,65 +276,25 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
         num_bytes=manifest.num_bytes,
         num_rows=sum(entry.rows for entry in data),
         num_tokens=sum(entry.tokens for entry in data),
-        problems=(*problems, *(problem for of_file, _ in found for problem in of_file)),
+        problems=(*problems, *of_files),
     )
 
 
-def _fetch_and_check(
-    opened: OpenVersion, entry: FileEntry, rules: Manifest, folder: Path
-) -> tuple[list[str], Tally]:
-    path = folder / entry.key
+def _tokenizer_problems(opened: OpenVersion) -> list[str]:
     try:
-        opened.fetch(entry, path)
-        if entry.kind not in TABLES:
-            return [], Counter()
-        tally = run_confined(  # some kilobytes of a file may stand for gigabytes
-            partial(_check_file, path, entry, rules),
-            what=f"file '{entry.key}'",
-            blames=IntegrityError,
-            num_bytes=entry.size,
-        )
-        return [], Counter({(place, outcome): number for place, outcome, number in tally})
-    except (IntegrityError, ContractError, VersionNotFoundError) as error:
-        return [f"{entry.key}: {error}"], Counter()
-    finally:
-        path.unlink(missing_ok=True)
+        found = fetch_tokenizer(opened.store, _fingerprint(opened))
+    except IntegrityError as error:
+        return [str(error)]
+    if found is None and opened.manifest.provenance.get("keeps_tokenizer") is True:
+        key = tokenizer_key(_fingerprint(opened))
+        return [f"the tokenizer '{key}' is gone; publish the version again"]
+    return []
 
 
 def _check_file(path: Path, entry: FileEntry, rules: Manifest) -> list[tuple[str, str, int]]:
     """In a child: check a file's rows; return its tally, as JSON can say it."""
     check_data_file(path, entry, rules)
     return [(*name, number) for name, number in tally_file(path, entry).items()]
-
-
-def _check_same_version(marker: Path, opened: OpenVersion) -> None:
-    try:
-        there = parse_slot(marker.read_bytes(), str(marker))
-    except IntegrityError:
-        raise IntegrityError(
-            f"'{marker}' is damaged; remove it and pull again: the files beside it are checked, "
-            "and fetched where they differ"
-        ) from None
-    if isinstance(there, Manifest) and there.manifest_id == opened.manifest.manifest_id:
-        return
-    raise ConfigError(
-        f"'{marker.parent}' holds another version already; pull {opened.version} to a new folder"
-    )
-
-
-def _fetch_alone(opened: OpenVersion, entry: FileEntry, path: Path, partial: Path) -> None:
-    for _ in range(MAX_READS):
-        run(opened.store, _download_steps(opened, entry, partial))
-        if file_sha256(partial) == entry.sha256:
-            os.replace(partial, path)
-            return
-        os.truncate(partial, 0)
-    raise IntegrityError(
-        f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), "
-        f"{MAX_READS} times in a row: the object is damaged. Restore it, or publish the version "
-        "again elsewhere",
-        key=entry.key,
-    )
 
 
 @contextmanager
@@ -342,26 +327,3 @@ def _alone(partial: Path) -> Iterator[None]:
 
 def _holds(path: Path, entry: FileEntry) -> bool:
     return path.exists() and file_sha256(path) == entry.sha256
-
-
-def _download_steps(opened: OpenVersion, entry: FileEntry, partial: Path) -> Steps[None]:
-    """Append what is missing; a connection lost in between goes on from where it broke."""
-    key, retry = opened.key(entry), Retry()
-    while True:
-        have = partial.stat().st_size if partial.exists() else 0
-        if have > entry.size:  # what was there is larger than what was published
-            os.truncate(partial, 0)
-            have = 0
-        if have == entry.size and partial.exists():
-            return
-        try:
-            opened.store.download(key, partial, offset=have, end=entry.size + 1)
-            return  # too short or damaged shows in the digest
-        except ObjectNotFoundError:
-            raise VersionNotFoundError(
-                f"'{opened.uri(entry)}' is gone: someone removed it by hand. Put it back from a "
-                "pulled copy, or publish the version again elsewhere",
-                key=key,
-            ) from None
-        except TransientError as error:
-            yield from retry.wait(error)

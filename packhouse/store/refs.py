@@ -10,6 +10,7 @@ Each move keeps the `manifest_id` that the version had, so whoever reads the ref
 manifest was changed afterwards.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -30,22 +31,19 @@ from packhouse.store.layout import (
     check_name,
     is_name,
     is_version,
-    manifest_key,
     ref_key,
     split_version,
 )
-from packhouse.store.manifest import Manifest, Tombstone, parse_slot
+from packhouse.store.manifest import Manifest, committed_steps
 from packhouse.store.objects import ObjectStore, PreconditionFailedError
 from packhouse.store.protocol import (
-    Create,
-    ListAll,
+    Call,
     NewId,
-    Retry,
+    Pause,
     Steps,
-    Swap,
+    ask,
     read,
     read_checked,
-    request,
     run,
 )
 
@@ -172,27 +170,26 @@ def _is_sound(move: Move) -> bool:
     )
 
 
-def read_ref_steps(dataset: str, name: str) -> Steps[tuple[Ref, str] | None]:
-    """The ref and its tag, or None."""
-    key = ref_key(dataset, check_name("ref", name))
-    return (yield from read_checked(key, partial(parse_ref, name)))
+def read_ref_steps(
+    dataset: str, name: str, *, even_damaged: bool = False
+) -> Steps[tuple[Ref | None, str]]:
+    """The ref and its tag; None and an empty tag where there is none.
 
-
-def _read_even_damaged_steps(dataset: str, name: str) -> Steps[tuple[Ref | None, str] | None]:
-    """The ref, or None if it is damaged, and its tag.
-
-    The last look decides, so that a ref mended meanwhile is taken as it is: nobody's move is lost.
+    With `even_damaged`, a damaged ref is None and its tag. The last look decides, so that a ref
+    mended meanwhile is taken as it is: nobody's move is lost.
     """
+    key, parse = ref_key(dataset, check_name("ref", name)), partial(parse_ref, name)
     try:
-        return (yield from read_ref_steps(dataset, name))
+        return (yield from read_checked(key, parse)) or (None, "")
     except IntegrityError:
-        key = ref_key(dataset, name)
-        blob = yield from read(key)
-        if blob is None:
-            return None
-        with suppress(IntegrityError):
-            return parse_ref(name, blob.data, key), blob.etag
-        return None, blob.etag
+        if not even_damaged:
+            raise
+    blob = yield from read(key)
+    if blob is None:
+        return None, ""
+    with suppress(IntegrityError):
+        return parse(blob.data, key), blob.etag
+    return None, blob.etag
 
 
 def move_ref_steps(
@@ -221,12 +218,10 @@ def move_ref_steps(
         ConflictError: the ref does not point to `expected`.
     """
     write_id: str = yield NewId()
-    dataset, retry = target.dataset, Retry()
-    while True:
-        look = _read_even_damaged_steps if force else read_ref_steps
-        found = yield from look(dataset, name)
-        current, tag = found or (None, "")
-        if current is not None and _is_done(current, target, write_id, once, retry.attempt):
+    dataset, started = target.dataset, None
+    for attempt in itertools.count():
+        current, tag = yield from read_ref_steps(dataset, name, even_damaged=force)
+        if current is not None and _is_done(current, target, write_id, once, attempt):
             return current
         points = current.version if current else None
         if expected is not None and points != expected:
@@ -240,14 +235,17 @@ def move_ref_steps(
         moved = next_ref(name, target.version, write_id, current, target.manifest_id)
         key, body = ref_key(dataset, name), moved.to_bytes()
         try:
-            yield Swap(key, body, tag) if tag else Create(key, body)
+            if tag:
+                yield Call(ObjectStore.put_if_match, key, body, tag)
+            else:
+                yield Call(ObjectStore.put_create, key, body)
+            return moved
         except PreconditionFailedError as error:  # another moved it, or a lost success of ours
             cause: PackhouseError = ConflictError(f"ref '{name}' is too contended: {error}")
         except TransientError as error:
             cause = error
-        else:
-            return moved
-        yield from retry.wait(cause)
+        started = yield Pause(cause, attempt, started)
+    raise AssertionError("unreachable: a pause raises when the time is over")
 
 
 def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt: int) -> bool:
@@ -258,53 +256,6 @@ def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt:
     if once:
         return current.held(target.version)
     return attempt == 0 and current.version == target.version
-
-
-def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
-    """What lies in a commit slot.
-
-    Raises:
-        IntegrityError: damaged, or the manifest of another dataset or version.
-    """
-
-    def parse(data: bytes, where: str) -> Manifest | Tombstone:
-        slot = parse_slot(data, where)
-        if (slot.dataset, slot.version) != (dataset, version):
-            raise IntegrityError(
-                f"{where} is damaged: it is the manifest of '{slot.dataset}' {slot.version}. "
-                "Remove that object and publish the version again",
-                key=where,
-            )
-        return slot
-
-    found = yield from read_checked(manifest_key(dataset, version), parse)
-    return found[0] if found else None
-
-
-def committed_steps(dataset: str, version: str, manifest_id: str = "") -> Steps[Manifest]:
-    """The manifest of a version that must be committed; with `manifest_id`, it must have that.
-
-    Raises:
-        VersionNotFoundError: never committed, or collected.
-        IntegrityError: damaged, or changed since its `manifest_id` was recorded.
-    """
-    slot = yield from read_slot_steps(dataset, version)
-    if isinstance(slot, Manifest):
-        if manifest_id not in ("", slot.manifest_id):
-            raise changed_manifest(slot, manifest_id)
-        return slot
-    state = "does not exist" if slot is None else "was removed by garbage collection"
-    raise VersionNotFoundError(f"version '{version}' of '{dataset}' {state}")
-
-
-def changed_manifest(found: Manifest, recorded: str) -> IntegrityError:
-    """The error for a manifest that is another than a ref recorded."""
-    return IntegrityError(
-        f"the manifest of '{found.dataset}' {found.version} has id {found.manifest_id[:12]}, and "
-        f"a ref recorded {recorded[:12]}: somebody changed it since. Put back the manifest.json of "
-        "a pulled copy, or remove that object and publish the version again",
-        key=manifest_key(found.dataset, found.version),
-    )
 
 
 def set_ref_steps(
@@ -352,9 +303,8 @@ def explaining(store: ObjectStore, dataset: str) -> Iterator[None]:
 
 def load_ref(store: ObjectStore, dataset: str, name: str) -> Ref | None:
     """Where a ref points, or None if it was never set."""
-    check_name("dataset", dataset)
-    found = run(store, read_ref_steps(dataset, name))
-    return found[0] if found else None
+    ref, _ = run(store, read_ref_steps(dataset, name))
+    return ref
 
 
 def set_ref(
@@ -379,7 +329,6 @@ def set_ref(
         ConflictError: the ref does not point to `expected`.
         IntegrityError: the ref is damaged, and `force` was not given; or the manifest is.
     """
-    check_name("dataset", dataset)
     steps = set_ref_steps(
         dataset, name, version, expected=expected, force=force, manifest_id=manifest_id
     )
@@ -404,28 +353,21 @@ def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 
             f"ref '{name}' of '{dataset}' has {len(current.past)} moves behind it, cannot go "
             f"back {steps_back}"
         )
-    target = current.past[steps_back - 1]
-    return set_ref(
-        store,
-        dataset,
-        name,
-        target.version,
-        expected=current.version,
-        manifest_id=target.manifest_id,
-    )
+    to, now = current.past[steps_back - 1], current.version
+    return set_ref(store, dataset, name, to.version, expected=now, manifest_id=to.manifest_id)
 
 
 def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
     """All refs of a dataset that can be read, by name, and what is wrong with the others."""
     refs, damaged = [], []
-    for info in run(store, request(ListAll(f"{check_name('dataset', dataset)}/refs/"))):
+    for info in run(store, ask(ObjectStore.list, f"{check_name('dataset', dataset)}/refs/")):
         name = info.key.rpartition("/")[2].removesuffix(".json")
         if not is_name(name) or is_version(name) or info.key != ref_key(dataset, name):
             continue  # no ref of ours: nobody can ask for it
         try:
-            found = run(store, read_ref_steps(dataset, name))
+            ref = load_ref(store, dataset, name)
         except IntegrityError as error:
             damaged.append(error)
         else:
-            refs += [found[0]] if found else []
+            refs += [ref] if ref else []
     return refs, damaged

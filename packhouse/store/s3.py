@@ -13,19 +13,13 @@ import base64
 import email.utils
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from packhouse.errors import (
-    ConfigError,
-    PackhouseError,
-    StoreError,
-    TransientError,
-)
+from packhouse.errors import ConfigError, StoreError, TransientError
 from packhouse.runtime.extras import import_extra
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -67,34 +61,16 @@ class S3Store(ObjectStore):
                 return Blob(data, answer["ETag"].strip('"'))
 
     @override
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        wanted = f"bytes={start}-{start + length - 1}"
-        with self._request(key):
-            answer = self._client.get_object(**self._at(key), Range=wanted)
-            with closing(answer["Body"]) as body:
-                data: bytes = body.read()
-        if "ContentRange" in answer:
-            return data
-        return data[start : start + length]  # a server that ignores ranges sends it all
-
-    @override
-    def chunks(self, key: str) -> Iterator[bytes]:
-        with self._request(key):
-            answer = self._client.get_object(**self._at(key))
-            with closing(answer["Body"]) as body:
-                yield from body.iter_chunks(_CHUNK_BYTES)
-
-    @override
-    def download(self, key: str, path: Path, *, offset: int = 0, end: int | None = None) -> None:
-        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+    def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
+        wanted = {"Range": f"bytes={start}-"} if start else {}
         with self._request(key):
             answer = self._client.get_object(**self._at(key), **wanted)
-            mode = "ab" if not offset or "ContentRange" in answer else "wb"
-            with closing(answer["Body"]) as body, path.open(mode) as out:
+            left_out = 0 if "ContentRange" in answer else start  # by a server without ranges
+            with closing(answer["Body"]) as body:
                 for chunk in body.iter_chunks(_CHUNK_BYTES):
-                    out.write(chunk if end is None else chunk[: max(0, end - out.tell())])
-                    if end is not None and out.tell() >= end:
-                        return
+                    if len(chunk) > left_out:
+                        yield chunk[left_out:]
+                    left_out = max(0, left_out - len(chunk))
 
     @override
     def head(self, key: str) -> ObjectInfo:
@@ -124,18 +100,43 @@ class S3Store(ObjectStore):
                 return tag
         raise AssertionError("unreachable: the last style returns or raises")
 
-    @override
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for page in self._pages(Prefix=self.prefix + prefix):
-            for item in page.get("Contents", ()):
-                key = item["Key"].removeprefix(self.prefix)
-                yield ObjectInfo(key, item["Size"], item["LastModified"].timestamp())
+    def _put(self, key: str, body: bytes | FileBody, **condition: str) -> str:
+        if isinstance(body, FileBody):
+            self._check_size(body)
+            md5 = body.md5
+        else:
+            md5 = hashlib.md5(body, usedforsecurity=False).hexdigest()
+        request = {
+            **self._at(key),
+            "ContentMD5": base64.b64encode(bytes.fromhex(md5)).decode(),
+            **condition,
+        }
+        with self._request(key):
+            if isinstance(body, FileBody):
+                with body.open() as file:
+                    answer = self._client.put_object(**request, Body=file)
+            else:
+                answer = self._client.put_object(**request, Body=body)
+        tag: str = answer["ETag"].strip('"')
+        return tag
 
     @override
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        for page in self._pages(Prefix=self.prefix + prefix, Delimiter="/"):
-            for item in page.get("CommonPrefixes", ()):
-                yield item["Prefix"].removeprefix(self.prefix + prefix).rstrip("/")
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        found = self._pages("list_objects_v2", "Contents", Prefix=self.prefix + prefix)
+        return [
+            ObjectInfo(
+                item["Key"].removeprefix(self.prefix),
+                item["Size"],
+                item["LastModified"].timestamp(),
+            )
+            for item in found
+        ]
+
+    @override
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        base = self.prefix + prefix
+        found = self._pages("list_objects_v2", "CommonPrefixes", Prefix=base, Delimiter="/")
+        return [item["Prefix"].removeprefix(base).rstrip("/") for item in found]
 
     @override
     def delete(self, key: str) -> None:
@@ -153,11 +154,7 @@ class S3Store(ObjectStore):
     @override
     def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
         """Abort unfinished multipart uploads under the prefix (ours are single PUTs; guests')."""
-        with self._request(""):
-            pages = self._client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self.bucket, Prefix=self.prefix
-            )
-            uploads = [item for page in pages for item in page.get("Uploads", ())]
+        uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.prefix)
         now = self.clock()
         old = [u for u in uploads if now - u["Initiated"].timestamp() >= older_than_s]
         for upload in () if dry_run else old:
@@ -170,39 +167,30 @@ class S3Store(ObjectStore):
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self.prefix + check_key(key)}
 
-    def _pages(self, **query: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, method: str, items: str, **query: str) -> Sequence[dict[str, Any]]:
+        """All items of an answer that comes in pages."""
         with self._request(query["Prefix"].removeprefix(self.prefix)):
-            paginator = self._client.get_paginator("list_objects_v2")
-            yield from paginator.paginate(Bucket=self.bucket, **query)
-
-    def _put(self, key: str, body: bytes | FileBody, **condition: str) -> str:
-        if isinstance(body, bytes):
-            digest = hashlib.md5(body, usedforsecurity=False).digest()
-            return self._put_object(key, body, digest, condition)
-        self._check_size(body)
-        with body.open() as file:
-            return self._put_object(key, file, bytes.fromhex(body.md5), condition)
-
-    def _put_object(self, key: str, body: Any, md5: bytes, condition: dict[str, str]) -> str:
-        with self._request(key):
-            answer = self._client.put_object(
-                **self._at(key),
-                Body=body,
-                ContentMD5=base64.b64encode(md5).decode(),
-                **condition,
-            )
-        tag: str = answer["ETag"].strip('"')
-        return tag
+            pages = self._client.get_paginator(method).paginate(Bucket=self.bucket, **query)
+            return [item for page in pages for item in page.get(items, ())]
 
     @contextmanager
     def _request(self, key: str) -> Iterator[None]:
+        """Errors of the client -> ours."""
         import botocore.exceptions as boto
         import urllib3.exceptions
 
+        place = f"{self.uri}/{key}"
         try:
             yield
         except boto.ClientError as error:
-            raise self._explained(key, error) from error
+            raise error_of_answer(
+                place,
+                key,
+                error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
+                str(error.response.get("Error", {}).get("Code", "")),
+                detail=str(error),
+                no_bucket=f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}",
+            ) from error
         except boto.SSLError as error:
             raise StoreError(
                 f"{self.uri}: {error}; AWS_CA_BUNDLE names the certificates to trust"
@@ -212,22 +200,11 @@ class S3Store(ObjectStore):
                 f"{self.uri}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                 "or AWS_PROFILE"
             ) from error
-        except (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError) as error:
-            raise TransientError(f"{self.uri}/{key}: {error}", key=key) from error
         except boto.ParamValidationError as error:
-            raise ConfigError(f"{self.uri}/{key}: {error}") from error
+            raise ConfigError(f"{place}: {error}") from error
+        # No answer, half of one, or no connection.
         except (urllib3.exceptions.HTTPError, boto.BotoCoreError) as error:
-            raise TransientError(f"{self.uri}/{key}: {error}", key=key) from error
-
-    def _explained(self, key: str, error: Any) -> PackhouseError:
-        return error_of_answer(
-            f"{self.uri}/{key}",
-            key,
-            error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
-            str(error.response.get("Error", {}).get("Code", "")),
-            detail=str(error),
-            no_bucket=f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}",
-        )
+            raise TransientError(f"{place}: {error}", key=key) from error
 
 
 def make_client(read_timeout_s: float = 60) -> Any:
@@ -236,75 +213,56 @@ def make_client(read_timeout_s: float = 60) -> Any:
     A custom endpoint is addressed path-style unless the profile says
     `s3 = addressing_style = virtual`.
     """
-    session = _session()
+    session = import_extra("botocore.session", "s3", "s3://").get_session()
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     try:
-        profile = session.get_scoped_config()
+        region, options = _settings(session)
         config = Config(
             retries={"total_max_attempts": 1},
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
             connect_timeout=5,
             read_timeout=read_timeout_s,
             max_pool_connections=32,
-            signature_version="s3v4",
-            s3={"addressing_style": _addressing(profile)},
+            **options,
         )
-        return session.create_client("s3", config=config, region_name=_region(session))
+        return session.create_client("s3", config=config, region_name=region)
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(f"S3 settings: {error}") from error
 
 
 def filesystem_options() -> dict[str, Any]:
     """Options of s3fs that make it read through the same settings as `make_client`."""
-    session = _session()
-    style = _addressing(session.get_scoped_config())
-    checksums = "when_required"
-    return {
-        "client_kwargs": {"region_name": _region(session)},
-        "config_kwargs": {
-            "s3": {"addressing_style": style},
-            "signature_version": "s3v4",
-            "request_checksum_calculation": checksums,
-            "response_checksum_validation": checksums,
-        },
-    }
+    session = import_extra("botocore.session", "s3", "s3://").get_session()
+    region, options = _settings(session)
+    return {"client_kwargs": {"region_name": region}, "config_kwargs": options}
 
 
-def _session() -> Any:
-    """The environment, profile and files of AWS."""
-    return import_extra("botocore.session", "s3", "s3://").get_session()
+def _settings(session: Any) -> tuple[str, dict[str, Any]]:
+    """Region, and options of botocore's Config, from the environment, profile and files of AWS.
 
-
-def _addressing(profile: dict[str, Any]) -> str:
-    custom = _has_own_endpoint(profile)
-    named = (profile.get("s3") or {}).get("addressing_style")
-    return str(named) if named else "path" if custom else "auto"
-
-
-def _has_own_endpoint(profile: Mapping[str, Any]) -> bool:
-    """Return whether S3's address is a custom one; refuse one that holds a password.
-
-    Every library that fails to reach an address repeats it, in errors, logs and artifacts.
+    Raises:
+        ConfigError: an endpoint that holds a password. Every library that fails to reach an
+            address repeats it, in errors, logs and artifacts.
     """
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-        if os.environ.get(name):
-            return _without_password(os.environ[name], name)
-    named = profile.get("endpoint_url")
-    return bool(named) and _without_password(str(named), "endpoint_url of the AWS profile")
-
-
-def _without_password(endpoint: str, name: str) -> bool:
-    if "@" in endpoint or "?" in endpoint:
-        raise ConfigError(
-            f"{name} holds a user name, password or query; give the address alone, and the keys as "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in AWS_SHARED_CREDENTIALS_FILE"
-        )
-    return True
-
-
-def _region(session: Any) -> str:
+    profile = session.get_scoped_config()
+    endpoints = {
+        "AWS_ENDPOINT_URL_S3": os.environ.get("AWS_ENDPOINT_URL_S3"),
+        "AWS_ENDPOINT_URL": os.environ.get("AWS_ENDPOINT_URL"),
+        "endpoint_url of the AWS profile": profile.get("endpoint_url"),
+    }
+    for name, endpoint in endpoints.items():
+        if endpoint and ("@" in endpoint or "?" in endpoint):
+            raise ConfigError(
+                f"{name} holds a user name, password or query; give the address alone, and the "
+                "keys as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in "
+                "AWS_SHARED_CREDENTIALS_FILE"
+            )
+    style = (profile.get("s3") or {}).get("addressing_style")
     region = os.environ.get("AWS_REGION") or session.get_config_variable("region")
-    return str(region or "us-east-1")
+    return str(region or "us-east-1"), {
+        "s3": {"addressing_style": style or ("path" if any(endpoints.values()) else "auto")},
+        "signature_version": "s3v4",
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+    }

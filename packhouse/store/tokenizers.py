@@ -28,7 +28,7 @@ from packhouse.store.objects import (
     ObjectStore,
     PreconditionFailedError,
 )
-from packhouse.store.protocol import Create, Stat, read_checked, request, run
+from packhouse.store.protocol import ask, read_checked, run
 
 __all__ = ["fetch_tokenizer", "keep_tokenizer"]
 
@@ -51,7 +51,7 @@ def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], byte
     """
     key = tokenizer_key(fingerprint)
     try:
-        run(store, request(Stat(key)))
+        run(store, ask(ObjectStore.head, key))
         return True
     except ObjectNotFoundError:
         document = read()
@@ -60,7 +60,7 @@ def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], byte
     if len(document) > _MAX_BYTES or len(body) > MAX_GET_BYTES:
         return False
     with suppress(PreconditionFailedError):  # another publisher, or our own lost success
-        run(store, request(Create(key, body)))
+        run(store, ask(ObjectStore.put_create, key, body))
     return True
 
 

@@ -110,7 +110,7 @@ class ChatEngine:
             notes["reasoning_not_rendered"] += done.num_unwritten
             kept.append(row)
             rendered.append(done)
-            weights += _weights(done, raw)
+            weights += done.weights
         filled = Filled(
             np.array(kept, dtype=np.int64),
             pa.array([row.rendering.text for row in rendered], pa.string()),
@@ -144,6 +144,10 @@ class _Part:
         if self._config.reasoning == "train_last":  # texts of thoughts decide spans
             thinks = np.append(0, np.cumsum(has_thinking(self._all.values)))
             by_shape = np.diff(thinks[self._all.starts]) == 0
+        parts = self._all.values.field("part_weights")
+        if parts.null_count < len(parts):  # spans begin inside of texts
+            weighed = np.append(0, np.cumsum(parts.is_valid().to_numpy(zero_copy_only=False)))
+            by_shape &= np.diff(weighed[self._all.starts]) == 0
         for shape, rows in self._columns.shapes(by_shape):
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
@@ -228,13 +232,8 @@ class _Part:
             filled.text[place].as_buffer().to_pybytes() == done.rendering.text
             and _pairs(filled.content_spans[place]) == done.content
             and _pairs(filled.trained_spans[place]) == [span[:2] for span in done.trained]
-            and weights == _weights(done, raw)
+            and weights == done.weights
         )
-
-
-def _weights(row: RenderedRow, raw: list[dict[str, Any]]) -> list[float]:
-    """Weight of each trained span; `raw` are the messages."""
-    return [1.0 if s.message < 0 else raw[s.message]["weight"] for s in row.trained]
 
 
 def _pairs(spans: pa.Scalar) -> list[tuple[int, int]]:

@@ -81,7 +81,8 @@ class Conversations:
             _one_array(table.column("tools")), _one_array(table.column("arguments")), config
         )
         extras = [
-            values.field(name) for name in ("reasoning", "tool_calls", "tool_call_id", "name")
+            values.field(name)
+            for name in ("reasoning", "tool_calls", "tool_call_id", "name", "part_weights")
         ]
         rich = np.zeros(len(values), dtype=bool)
         for extra in extras:

@@ -34,7 +34,7 @@ from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["SINGLE_TURN", "SingleTurnEngine", "make_single_turn"]
+__all__ = ["SINGLE_TURN", "Ends", "SingleTurnEngine", "ends_of", "make_single_turn"]
 
 # The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.
 PREAMBLE = (
@@ -127,7 +127,8 @@ class SingleTurnEngine:
 
 _RICH = Refusal(
     "template",
-    "tools, documents, arguments, tool calls, reasoning or names need the `chat` template",
+    "tools, documents, arguments, tool calls, reasoning, names or weights of parts need the `chat` "
+    "template",
 )
 _UNLABELLED = Refusal("template", "the row has no label")
 _NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")
@@ -270,7 +271,7 @@ def make_single_turn(
     eos = tokens.get("eos_token", "")
     if name == "sequence_classification":
         ends = Ends(tokens.get("cls_token", ""), tokens.get("sep_token", ""))
-        ends = ends if ends.bos and ends.eos else _ends(snapshot, eos)
+        ends = ends if ends.bos and ends.eos else ends_of(snapshot, eos)
         return SingleTurnEngine(_sequence_classification, ends, needs_label=True)
     if not eos:
         raise TemplateError(
@@ -278,7 +279,7 @@ def make_single_turn(
             f" ({snapshot.class_name}) has none: without it a model never learns to stop."
             " Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
         )
-    ends = _ends(snapshot, eos)
+    ends = ends_of(snapshot, eos)
     if name == "text":
         return SingleTurnEngine(_text, ends)
     if name != "classification":
@@ -297,7 +298,8 @@ def make_single_turn(
     )
 
 
-def _ends(snapshot: TokenizerSnapshot, eos: str) -> Ends:
+def ends_of(snapshot: TokenizerSnapshot, eos: str) -> Ends:
+    """What begins and ends a text, so that its ids are those of the tokenizer with its BOS."""
     if not snapshot.adds_bos:
         return Ends("", eos)
     bos = snapshot.special_tokens.get("bos_token") or snapshot.special_tokens.get("cls_token") or ""

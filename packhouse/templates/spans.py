@@ -25,17 +25,17 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.templates.losses import is_thought
 from packhouse.templates.provenance import UNPROVEN
 from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.thinking import thought_spans
+from packhouse.templates.turn_rules import TurnRules
 
-__all__ = ["SpanFinder", "Trained", "TurnRules", "check_generation", "learn_rules"]
+__all__ = ["SpanFinder", "Trained"]
 
 Messages = list[dict[str, Any]]
 
@@ -48,159 +48,6 @@ class Trained(NamedTuple):
     start: int
     end: int
     message: int
-
-
-class TurnRules(NamedTuple):
-    """How a template opens and closes an assistant turn."""
-
-    has_prompt: bool
-    """True if `add_generation_prompt` changes anything."""
-    header: bytes
-    """Without a generation prompt: what stands between the turns before and the answer."""
-    opening: bytes
-    """What opens an answer, whatever stands before it: the header, or the generation prompt."""
-    end_token: bytes
-    ends_inner_turns: bool
-    """True if turns before the last one end with `end_token`, too."""
-    is_tagged: bool = False
-    """True if generation blocks say what is trained; the rules say where each may begin."""
-
-
-Probe = Callable[[int, bool], Rendering | None]
-"""(number of alternating messages, whether as a prompt) -> rendering of plain words; None where the
-template refuses the conversation."""
-
-
-def learn_rules(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRules:
-    """Learn a template's rules from probe conversations.
-
-    Args:
-        render: renders them.
-        control: matches control tokens.
-        where: what errors call the template.
-
-    Raises:
-        TemplateError: no end token, or no way to tell where an answer starts.
-    """
-    prompt, opened, answered = render(1, False), render(1, True), render(2, False)
-    if answered is None:
-        raise TemplateError(
-            f"{where} refuses a conversation of one user and one assistant turn, or rewrites it"
-        )
-    first, second = _two(answered, where)
-    end_token = _end_token(answered.text[second.end :], control, where)
-    without, with_prompt = _tail(prompt), _tail(opened)
-    gap = answered.text[first.end : second.start]
-    header = b""
-    has_prompt = with_prompt is not None and with_prompt != without
-    if not has_prompt and without is not None and gap.startswith(without):
-        header = gap[len(without) :]
-        header = header if header.strip() else b""  # Mistral's space is the answer's
-    if with_prompt is None or not (
-        gap.startswith(with_prompt + header) or (has_prompt and with_prompt.startswith(gap))
-    ):
-        raise TemplateError(
-            f"{where} does not show where an answer starts: the prompt of inference ends in"
-            f" {(with_prompt or b'')[-40:]!r}, the conversation goes on with {gap[-40:]!r}"
-        )
-    longer = render(4, False)
-    ends_inner = True  # nothing longer is ever rendered, or each row has to show it
-    if longer is not None and [o.field.message for o in longer.occurrences] == [0, 1, 2, 3]:
-        _, answer, question, _ = longer.occurrences
-        match = control.search(longer.text[answer.end : question.start])
-        ends_inner = match is not None and match.group() == end_token
-    opening = header
-    if has_prompt and with_prompt and without is not None and with_prompt.startswith(without):
-        opening = with_prompt[len(without) :]
-    return TurnRules(has_prompt, header, opening, end_token, ends_inner)
-
-
-def check_generation(
-    render: Probe, control: re.Pattern[bytes], where: str, *, trains_all: bool = True
-) -> TurnRules | None:
-    """Refuse a template whose `{% generation %}` blocks do not hold what a model has to write.
-
-    Args:
-        render: renders probes.
-        control: matches control tokens.
-        where: what errors call the template.
-        trains_all: whether answers before the last one are trained, too.
-
-    Returns:
-        Rules that say where an answer begins, where blocks begin before it; else None.
-
-    Raises:
-        TemplateError: the answer or its end token is in no block, a question is, or a block begins
-            with what no rules show to be no part of the answer.
-    """
-    answered, longer = render(2, False), render(4, False)
-    if answered is None:
-        return None  # refused row by row, in the template's own words
-    _two(answered, where)
-    is_early = _begins_early(answered, 1, render, control, where)
-    if longer is not None and [o.field.message for o in longer.occurrences] == [0, 1, 2, 3]:
-        for number in (1, 3) if trains_all else (3,):
-            is_early |= _begins_early(longer, number, render, control, where)
-    return learn_rules(render, control, where)._replace(is_tagged=True) if is_early else None
-
-
-def _begins_early(
-    talk: Rendering, number: int, render: Probe, control: re.Pattern[bytes], where: str
-) -> bool:
-    """Check the block of one answer of a probe; True if it begins before the answer does."""
-    text, (asked, answer) = talk.text, talk.occurrences[number - 1 : number + 1]
-    others = talk.occurrences[number + 1 :]
-    around = [(a, b) for a, b in talk.generation if a <= answer.start and answer.end <= b]
-    if not around:
-        _misplaced(where, "holds no assistant turn")
-    (start, end) = around[0]
-    if any(a < asked.end and asked.start < b for a, b in talk.generation):
-        _misplaced(where, "holds text of the user")
-    after = text[answer.end : others[0].start if others else len(text)]
-    _end_token(after, control, where)
-    if control.search(text[answer.end : end]) is None:
-        behind = text[end : end + 24]
-        _misplaced(where, f"ends before the token that ends the turn ({behind!r} follows it)")
-    prompt = _tail(render(number, True)) or b""
-    header = text[asked.end : answer.start]
-    openers = {match.group() for match in control.finditer(text[: asked.start])}
-    own = control.search(text[start : answer.start])
-    is_early = header.startswith(prompt) and start < asked.end + len(prompt)
-    return is_early or (own is not None and own.group() in openers)
-
-
-def _misplaced(where: str, what: str) -> NoReturn:
-    raise TemplateError(
-        f"{where} has misplaced generation tags: its {{% generation %}} block {what}. Put"
-        " {% generation %} right behind the assistant's header and {% endgeneration %} right behind"
-        " the end token, or take the tags out: spans are then found without them"
-    )
-
-
-def _two(rendering: Rendering, where: str) -> list[Occurrence]:
-    if [o.field.message for o in rendering.occurrences] != [0, 1]:
-        raise TemplateError(
-            f"{where} does not write each content once and in order: trained turns cannot be found"
-        )
-    return rendering.occurrences
-
-
-def _tail(rendering: Rendering | None) -> bytes | None:
-    """Text behind the last content."""
-    if rendering is None or not rendering.occurrences:
-        return None
-    return rendering.text[rendering.occurrences[-1].end :]
-
-
-def _end_token(after: bytes, control: re.Pattern[bytes], where: str) -> bytes:
-    match = control.search(after)
-    if match is None:
-        raise TemplateError(
-            f"{where} writes no control token of the tokenizer after an assistant turn (but"
-            f" {after[:40]!r}): a model trained on it never learns to stop. Use a template that"
-            " ends turns with EOS, or train_on: all."
-        )
-    return match.group()
 
 
 class SpanFinder:
@@ -218,9 +65,7 @@ class SpanFinder:
         rules: Callable[[Mapping[str, Any]], TurnRules | None],
         control: re.Pattern[bytes],
     ) -> None:
-        self._config = config
-        self._rules = rules
-        self._control = control
+        self._config, self._rules, self._control = config, rules, control
 
     def find(self, raw: Messages, talk: Conversation) -> list[Trained]:
         """Trained spans of a conversation's rendering, ascending; there is at least one.
@@ -237,20 +82,20 @@ class SpanFinder:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         places = _Places(talk, self._control)
         if self._config.train_on == "all":
-            if not self._config.never_train and all(weight == 1 for weight in weights):
+            apart = {at for at, message in enumerate(raw) if "part_weights" in message}
+            if not (self._config.never_train or apart) and all(w == 1 for w in weights):
                 return [Trained(0, len(talk.rendering.text), -1)]
-            return _whole_messages(weights, places)
+            return _whole_messages(weights, places, apart)
         wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         rules = self._rules(talk.given.arguments)
         if rules is None or rules.is_tagged:
-            trained = list(_generated(talk.rendering, talk.roles, weights, wanted))
-            if rules is not None:
-                starts = [places.start(span.message, rules) for span in trained]
-                trained = [
-                    span._replace(start=max(span.start, start))
-                    for span, start in zip(trained, starts, strict=True)
-                    if start < span.end
-                ]
+            blocks = list(_generated(talk.rendering, talk.roles, weights, wanted))
+            starts = [places.start(block.message, rules) if rules else 0 for block in blocks]
+            trained = [
+                block._replace(start=max(block.start, start))
+                for block, start in zip(blocks, starts, strict=True)
+                if start < block.end
+            ]
         else:
             trained = [Trained(*places.answer(number, rules), number) for number in wanted]
         others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
@@ -265,12 +110,7 @@ class SpanFinder:
 
 
 class _Places:
-    """Where the messages of one rendering are.
-
-    Args:
-        talk: the conversation.
-        control: matches control tokens.
-    """
+    """Where the messages of one rendering are, as spans of its bytes."""
 
     def __init__(self, talk: Conversation, control: re.Pattern[bytes]) -> None:
         self._talk, self._control = talk, control
@@ -283,10 +123,10 @@ class _Places:
             if occurrence.field.message >= 0:
                 self._own[occurrence.field.message].append(number)
         # Of each message: the first occurrence of any message behind it.
-        self._behind = [len(self._found)] * len(self._own)
-        for number in range(len(self._own) - 1, 0, -1):
-            own = self._own[number]
-            self._behind[number - 1] = min([self._behind[number], *own[:1]])
+        self._behind = [behind := len(self._found)] * len(self._own)
+        for number in reversed(range(len(self._own))):
+            self._behind[number] = behind
+            behind = min([behind, *self._own[number][:1]])
         self._left = FREE_MESSAGES + 64 * len(self._own)
         self._num_questions = talk.trace.num_questions
         self._asked = [set[Any]() for _ in self._own]
@@ -350,30 +190,19 @@ class _Places:
     def start(self, number: int, rules: TurnRules) -> int:
         """Where an assistant turn begins: where the prompt of inference ends."""
         own, found = self._own[number], self._found
-        if own:
-            first, last = own[0], own[-1]
-            if last - first + 1 != len(own):
-                raise RefusedError(
-                    "template", f"message {number} (assistant) is torn by other text"
-                )
-        else:
-            first = self._behind[number]
-            last = first - 1
+        first = own[0] if own else self._behind[number]
         before = found[first - 1] if first else None
-        after = found[last + 1].start if last + 1 < len(found) else len(self._text)
-        start = before.end if before else 0
-        stop = found[first].start if own else after
-        if (
-            not own
-            and "assistant"
-            in self._roles[max(before.field.message if before else -1, -1) + 1 : number]
-        ):
+        if own and own[-1] - first + 1 != len(own):
+            raise RefusedError("template", f"message {number} (assistant) is torn by other text")
+        last_before = before.field.message if before else -1
+        if not own and "assistant" in self._roles[last_before + 1 : number]:
             raise RefusedError(
                 "template", f"message {number} (assistant) has no text to be found by"
             )
-        kind = "answer" if before else "first answer"
+        start = before.end if before else 0
+        stop = found[first].start if first < len(found) else len(self._text)
         return start + self._length(
-            kind,
+            "answer" if before else "first answer",
             number,
             self._talk.rendering.shape[start:stop],
             lambda: self._header_length(number, before, self._text[start:stop], rules),
@@ -397,9 +226,7 @@ class _Places:
             if gap.startswith(tail + rules.header):
                 return len(tail + rules.header)
             if rules.has_prompt and tail.startswith(gap):
-                return len(
-                    gap
-                )  # the prompt already opens something, as `<think>`: not in this turn
+                return len(gap)  # the prompt opens something more, as `<think>`: not in this turn
         raise RefusedError(
             "template",
             f"the prompt before message {number} (assistant) is no beginning of the rendering:"
@@ -484,17 +311,18 @@ def _agreement(tail: bytes, gap: bytes, control: re.Pattern[bytes]) -> int:
     return common
 
 
-def _whole_messages(weights: list[float], places: _Places) -> list[Trained]:
+def _whole_messages(weights: list[float], places: _Places, apart: set[int]) -> list[Trained]:
     """Whole messages, headers included; those of weight 1 that touch are one span.
 
-    The opening before the first text belongs to no message.
+    Those that are `apart`, by weights of their parts, are spans of their own. The opening before
+    the first text belongs to no message.
     """
     firsts, ends, has_tools = places.boundaries()
     trained: list[Trained] = []
     for number, weight in enumerate(weights):
         is_headless = number == 0 or has_tools[number]
         start = firsts[number] if is_headless else ends[number - 1]
-        last = trained[-1] if trained else None
+        last = trained[-1] if trained and apart.isdisjoint((number, number - 1)) else None
         if last is not None and last.end == start and weights[last.message] == weight == 1:
             trained[-1] = last._replace(end=ends[number])
         elif weight > 0:
@@ -544,15 +372,16 @@ def _generated(
 
 def _without_earlier_thoughts(trained: list[Trained], talk: Conversation) -> list[Trained]:
     """Take thinking out of the answers that are trained before the last user turn."""
-    roles, starts = talk.roles, [occurrence.start for occurrence in talk.rendering.occurrences]
+    roles, found = talk.roles, talk.rendering.occurrences
+    starts = [occurrence.start for occurrence in found]
     last_user = max((n for n, role in enumerate(roles) if role == "user"), default=-1)
     kept: list[Trained] = []
     for start, end, message in trained:
         if message < last_user and roles[message] == "assistant":
-            own = talk.rendering.occurrences[bisect_left(starts, start) : bisect_left(starts, end)]
-            for begin, stop in _thoughts_in(
-                start, end, own, talk.messages[message], talk.rendering
-            ):
+            own = found[bisect_left(starts, start) : bisect_left(starts, end)]
+            calls = talk.messages[message].get("tool_calls", [])
+            # (0, 90) with thoughts at (0, 20) and (40, 50) -> (20, 40), (50, 90)
+            for begin, stop in _thoughts_in(start, talk.rendering.text[start:end], own, calls):
                 if begin > start:
                     kept.append(Trained(start, begin, message))
                 start = max(start, stop)
@@ -562,7 +391,7 @@ def _without_earlier_thoughts(trained: list[Trained], talk: Conversation) -> lis
 
 
 def _thoughts_in(
-    start: int, end: int, own: list[Occurrence], message: dict[str, Any], rendering: Rendering
+    start: int, text: bytes, own: list[Occurrence], calls: list[Any]
 ) -> list[tuple[int, int]]:
     """Spans of thinking in a turn: between tags, and texts of fields that are written otherwise.
 
@@ -571,14 +400,14 @@ def _thoughts_in(
     Raises:
         RefusedError: a call quotes a tag, and where the template writes it cannot be shown.
     """
-    calls = [o for o in own if o.field.kind in ("call", "function")]
-    if not calls and "think>" in json.dumps(message.get("tool_calls", [])):
+    in_calls = [o for o in own if o.field.kind in ("call", "function")]
+    if not in_calls and "think>" in json.dumps(calls):
         raise UNPROVEN
-    text = bytearray(rendering.text[start:end])
+    blanked = bytearray(text)
     for o in own:
         if o.field.kind in ("call", "function", "thought"):
-            text[o.start - start : o.end - start] = bytes(o.end - o.start)
-    spans = [(start + a, start + b) for a, b in thought_spans(bytes(text))]
+            blanked[o.start - start : o.end - start] = bytes(o.end - o.start)
+    spans = [(start + a, start + b) for a, b in thought_spans(bytes(blanked))]
     for o in own:
         if is_thought(o) and not any(a <= o.start < b for a, b in spans):
             spans.append((o.start, o.end))

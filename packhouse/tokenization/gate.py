@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import TokenizerError
+from packhouse.runtime.checked_files import read_checked, write_checked
 from packhouse.tokenization.corpus import (
     CORPUS_VERSION,
     adversarial_texts,
     sample_texts,
 )
-from packhouse.tokenization.digest_cache import read_checked, write_checked
 from packhouse.tokenization.encoders import (
     Encoder,
     EncoderError,

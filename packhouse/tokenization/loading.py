@@ -22,9 +22,9 @@ import orjson
 
 from packhouse.errors import TokenizerError
 from packhouse.near import near_files
+from packhouse.runtime.checked_files import read_checked, write_checked
 from packhouse.runtime.confine import at, limited, run_confined
 from packhouse.runtime.disks import temporary_folder
-from packhouse.tokenization.digest_cache import read_checked, write_checked
 from packhouse.tokenization.encoders import bare, load_tokenizer
 from packhouse.tokenization.names import TOKENIZER_FILES, tokenizer_folder
 from packhouse.tokenization.pipeline import MAX_IDS, read_pipeline

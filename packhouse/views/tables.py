@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from packhouse.errors import IntegrityError
 from packhouse.tokenization import TokenizerSnapshot
 from packhouse.views.contents import CONTENTS, read_contents
-from packhouse.views.pieces import Ints, Pieces, Rows, place_rows, read_pieces
+from packhouse.views.locating import Ints, Places, Sequences, locate_records, read_sequences
 from packhouse.views.texts import texts_of
 
 __all__ = ["COLUMNS", "ON_REQUEST", "Tables"]
@@ -102,23 +102,23 @@ class Tables:
                 table = table.set_column(at, field.name, table[field.name].cast(pa.string()))
         return table
 
-    def _placed(self, table: pa.Table) -> Rows:
+    def _placed(self, table: pa.Table) -> Places:
         def ints(name: str) -> Ints:
             return np.asarray(table[name].to_numpy(), np.int64)
 
         ids = table["record_id"].combine_chunks()
-        return place_rows(ids, ints("num_tokens"), ints("times"), self._pieces)
+        return locate_records(ids, ints("num_tokens"), ints("times"), self._sequences)
 
     @cached_property
-    def _pieces(self) -> Pieces:
+    def _sequences(self) -> Sequences:
         asked = {*self.columns}
-        return read_pieces(
+        return read_sequences(
             self.files.get("data", []),
             with_masks=bool(asked & {"num_trained", "trained"}),
             with_ids=bool(asked & {"text", "input_ids"}),
         )
 
-    def _placed_column(self, name: str, rows: Rows, table: pa.Table) -> pa.Array:
+    def _placed_column(self, name: str, rows: Places, table: pa.Table) -> pa.Array:
         missing = ~rows.is_packed
         if name in ("pack", "position", "num_trained"):
             return pa.array(getattr(rows, name), mask=missing)
@@ -130,32 +130,32 @@ class Tables:
         return pc.if_else(pa.array(missing), pa.scalar(None, made.type), made)
 
     def _packs(self) -> pa.Table:
-        pieces, asked = self._pieces, self._asked("packs")
-        split = pieces.splits.indices.to_numpy(zero_copy_only=False)
-        is_first = (np.diff(pieces.pack, prepend=-1) != 0) | (np.diff(split, prepend=-1) != 0)
+        sequences, asked = self._sequences, self._asked("packs")
+        split = sequences.splits.indices.to_numpy(zero_copy_only=False)
+        is_first = (np.diff(sequences.pack, prepend=-1) != 0) | (np.diff(split, prepend=-1) != 0)
         starts = np.flatnonzero(is_first)
 
         def summed(values: Ints) -> Ints:
             return np.add.reduceat(values, starts) if len(starts) else values
 
-        tokens = summed(pieces.num_tokens)
+        tokens = summed(sequences.num_tokens)
         columns: dict[str, Any] = {
-            "split": pieces.splits.take(pa.array(starts)).cast(pa.string()),
-            "pack": pieces.pack[starts],
-            "num_records": summed(np.ones_like(pieces.pack)),
+            "split": sequences.splits.take(pa.array(starts)).cast(pa.string()),
+            "pack": sequences.pack[starts],
+            "num_records": summed(np.ones_like(sequences.pack)),
             "num_tokens": tokens,
-            "num_trained": summed(pieces.num_trained),
+            "num_trained": summed(sequences.num_trained),
             "fill": tokens / max(self.seq_len, 1),
         }
         if {"text", "input_ids"} & {*asked}:
             edges = pa.array(np.concatenate([[0], np.cumsum(tokens)]), pa.int64())
-            ids = pa.LargeListArray.from_arrays(edges, pa.array(pieces.ids))
+            ids = pa.LargeListArray.from_arrays(edges, pa.array(sequences.ids))
             columns["input_ids"] = ids
             if "text" in asked:
                 columns["text"] = texts_of(ids, self.load)
         if "record_ids" in asked:
-            edges = pa.array([*starts.tolist(), len(pieces.pack)], pa.int64())
-            columns["record_ids"] = pa.LargeListArray.from_arrays(edges, pieces.record_ids)
+            edges = pa.array([*starts.tolist(), len(sequences.pack)], pa.int64())
+            columns["record_ids"] = pa.LargeListArray.from_arrays(edges, sequences.record_ids)
         return pa.table({name: columns[name] for name in asked})
 
     def _contents(self) -> pa.Table:

@@ -111,7 +111,7 @@ def key(name):
     return hashlib.sha256(name.encode()).hexdigest()[:20]
 
 
-def record(name, row, group, split="train", source="a/a.jsonl", num_tokens=5):
+def record(name, row, group, split="train", source="a/a.jsonl", times=1):
     return {
         "record_id": key(name),
         "source": source,
@@ -119,7 +119,7 @@ def record(name, row, group, split="train", source="a/a.jsonl", num_tokens=5):
         "group_key": key(group),
         "split": split,
         "outcome": "kept",
-        "num_tokens": num_tokens,
+        "times": times,
     }
 
 
@@ -155,10 +155,10 @@ def test_repetition_is_counted_within_sources_and_over_all():
 )
 def test_repetition_is_what_a_plain_count_says(made):
     rows = [
-        record(name, row, group, split, source, num_tokens)
-        for row, (name, group, split, source, num_tokens) in enumerate(made)
+        record(name, row, group, split, source, times)
+        for row, (name, group, split, source, times) in enumerate(made)
     ]
-    kept = [row for row in rows if row["num_tokens"]]
+    kept = [row for row in rows if row["times"]]
     copies = {}
     for row in kept:
         copies.setdefault(row["record_id"], []).append(row)
@@ -184,7 +184,7 @@ def test_openrlhf_1089_eval_rows_that_are_training_rows():
     """https://github.com/OpenRLHF/OpenRLHF/pull/1089"""
     rows = [record("x", 0, "g"), record("x", 1, "g", split="eval"), record("y", 2, "h")]
     assert repetition(rows)["both_sides"] == 1
-    rows[1]["num_tokens"] = 0  # dropped: it is on no side
+    rows[1]["times"] = 0  # dropped: it is on no side
     assert repetition(rows)["both_sides"] == 0
 
 

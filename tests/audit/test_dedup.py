@@ -53,9 +53,9 @@ def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(proj
     records = pq.read_table(path).to_pylist()
     assert len(records) == 21
     assert prepared.version
-    lost = [(r["source"], r["outcome"]) for r in records if r["num_tokens"] == 0]
+    lost = [(r["source"], r["outcome"]) for r in records if r["times"] == 0]
     assert lost == [("sums/sums.jsonl", "duplicate")] * 10  # `more` comes before `sums`
-    assert len({r["record_id"] for r in records if r["num_tokens"]}) == 11
+    assert len({r["record_id"] for r in records if r["times"]}) == 11
 
 
 def test_shards_change_nothing(project, monkeypatch):

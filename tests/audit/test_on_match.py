@@ -49,7 +49,7 @@ def test_matching_rows_are_left_out_counted_and_listed(project):
     rows = matched(project, published)
     assert [row["row"] for row in rows] == [5, 9, 30]
     assert {row["repeats"] for row in rows} == {"exam/exam.jsonl row 0"}
-    assert {(row["times"], row["num_tokens"]) for row in rows} == {(0, 0)}
+    assert all(row["times"] == 0 < row["num_tokens"] for row in rows)
     opened = open_version(published.store, "sums")
     dropped = read_view(opened, "dropped", ["detail"], project.folder).to_pylist()
     assert dropped == [{"detail": "shares words with exam/exam.jsonl row 0"}] * 3

@@ -15,9 +15,9 @@ import yaml
 from click.testing import CliRunner
 
 import packhouse
-from packhouse.api import recipe_for
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, QuarantineLimitError, SourceError, TokenizerError
+from packhouse.given import recipe_for
 from packhouse.recipe.rows import FormatConfig
 
 TOKENIZER = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")

@@ -118,6 +118,18 @@ def test_exports_hold_the_weights_or_refuse(project, tmp_path):
     assert set(json.loads(first)["loss_weights"]) >= {0.0}
 
 
+def test_inspect_shows_the_weights(project):
+    from click.testing import CliRunner
+
+    from packhouse.cli import cli
+
+    publish(project, **WEIGHTED)
+    for target in (project.root / "recipe.yaml", project.root / "store" / "sums"):
+        shown = CliRunner().invoke(cli, ["inspect", str(target), "--cache", str(project.cache)])
+        assert shown.exit_code == 0, shown.output
+        assert "; loss weights 0." in shown.output.replace("\n", " ")
+
+
 def test_a_class_has_no_place_for_a_weight(project):
     with pytest.raises(ConfigError, match="loss_weight"):
         publish(

@@ -90,6 +90,9 @@ def test_trace_names_the_answer_and_the_rule(version, call):
     found = call("trace", version.uri, "--pack", "0", "--token", str(last))
     assert "trained answer 2 of 2" in found
     assert "format.train_on: assistant (answers are trained)" in found
+    numbers = dict(line.split("  ", 1) for line in found.splitlines())
+    row, line = (int(numbers[name]) for name in ("row (from 0)", "line (from 1)"))
+    assert line == row + 1
 
 
 def test_rows_that_went_elsewhere_are_traced(version, call):

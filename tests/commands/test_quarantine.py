@@ -161,7 +161,7 @@ def test_bytes_that_are_no_text_do_not_pass_as_replacement_characters(desk):
     run_recipe(desk)
     arguments = ["store/birds", "--recipe", "recipe.yaml", "--reason", "encoding", "--out", "out"]
     output = call("retry", *arguments, code=4)
-    assert "0 rows pass, 1 are still bad" in output
+    assert "0 rows passed, 1 still bad" in output
     assert "still holds U+FFFD" in output
     assert json.loads((desk / "out" / "_still-bad.jsonl").read_text())["row"] == 43
 
@@ -171,7 +171,7 @@ def test_without_mending_rows_pass_when_the_rules_changed(desk):
     (desk / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run_recipe(desk, "validate.max_chars=100")
     output = call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out")
-    assert "1 rows pass, 0 are still bad" in output
+    assert "1 row passed, 0 still bad" in output
     assert "name: rows-mended" in output
     assert not (desk / "out" / "_still-bad.jsonl").exists()
 
@@ -275,7 +275,7 @@ def test_rows_of_a_file_in_another_encoding_are_mended_as_utf8(desk):
 
     said = call("retry", "recipe.yaml", "--from", desk / "bad.jsonl", "--out", desk / "mended")
 
-    assert "1 rows pass, 0 are still bad" in said
+    assert "1 row passed, 0 still bad" in said
     (line,) = (desk / "mended" / "rows-mended.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == [rows[0]]
     snippet = yaml.safe_load(said.partition("sources:\n")[2])

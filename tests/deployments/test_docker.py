@@ -97,6 +97,7 @@ def test_the_image_holds_the_versions_that_were_tested():
     tested = pins("test.txt")
     assert {n: v for n, v in image.items() if tested.get(n, v) != v} == {}
     assert {"prefect-kubernetes", "prefect-docker", "prefect-dask", "prefect-ray"} <= set(image)
+    assert {"duckdb", "py3langid"} <= set(image)  # what a recipe may ask of a worker
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))

@@ -178,3 +178,55 @@ def test_lists_of_any_arrow_kind_are_read(kind):
     assert [item["input_ids"].tolist() for item in packs] == [[4, 5, 6], [7, 8, 9]]
     plain = PackedDataset(table.select(["input_ids"]), seq_len=3, strategy="none")
     assert sorted(item["input_ids"].tolist() for item in plain) == [[4, 5, 6], [7, 8, 9]]
+
+
+def test_rows_of_a_generator_are_packed_and_empty_ones_counted():
+    rows = [*RECORDS, {"input_ids": []}, {"input_ids": [5], "attention_mask": [0]}]
+    packs = PackedDataset((row for row in rows), seq_len=5)
+
+    assert packs.num_empty == 2
+    assert packs.stat().num_records == 3
+    for kind in (_as_dataset, pa.Table.from_pylist):
+        packs = PackedDataset(kind([{"input_ids": []}, {"input_ids": [5, 6]}]), seq_len=5)
+        assert (packs.num_empty, packs[0]["input_ids"].tolist()) == (1, [5, 6])
+
+
+def test_without_a_seed_records_stay_as_they_came_in_every_epoch():
+    rows = [{"input_ids": [n, n, n]} for n in range(1, 6)]
+    packs = PackedDataset(rows, seq_len=7, strategy="first_fit_shuffle", seed=None)
+    packs.set_epoch(3)
+
+    assert [pack["input_ids"].unique().tolist() for pack in packs] == [[1, 2], [3, 4], [5]]
+
+
+def test_a_mask_that_hides_a_trained_end_token_is_refused():
+    # Where pad and EOS are one token (2), `input_ids != pad` hides the EOS of every record.
+    ids = torch.tensor([5, 6, 2])
+    row = {"input_ids": ids, "labels": ids, "attention_mask": ids != 2}
+
+    with pytest.raises(
+        ContractError, match="row 0 trains tokens that attention_mask calls padding"
+    ):
+        PackedDataset([row], seq_len=8)
+    row["attention_mask"] = torch.ones(3, dtype=torch.bool)
+    assert PackedDataset([row], seq_len=8)[0]["input_ids"].tolist() == [5, 6, 2]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_padded_to_one_length_with_a_mask_of_bools_lose_their_pads(side):
+    def padded(ids):
+        pads = [0] * (4 - len(ids))
+        row = {"input_ids": ids, "labels": [-100, *ids[1:]], "attention_mask": [True] * len(ids)}
+        fill = {
+            "input_ids": pads,
+            "labels": [-100] * len(pads),
+            "attention_mask": [False] * len(pads),
+        }
+        return {
+            name: torch.tensor(fill[name] + v if side == "left" else v + fill[name])
+            for name, v in row.items()
+        }
+
+    packs = PackedDataset([padded([5, 6, 2]), padded([7, 8, 9, 2])], seq_len=7, seed=None)
+    assert packs[0]["input_ids"].tolist() == [7, 8, 9, 2, 5, 6, 2]
+    assert packs[0]["labels"].tolist() == [-100, 8, 9, 2, -100, 6, 2]

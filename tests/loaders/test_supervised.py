@@ -416,3 +416,55 @@ def test_a_tokenizer_that_is_none_and_a_cache_that_is_none_are_named(files, tmp_
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path)) == 60
+
+
+# dart-math's way: rows of `query` and `response`, a template of texts.
+TEXTS = [
+    {"query_prompt": "User:\n", "prompt_after_query": "\n\n", "resp_prompt": "Assistant:\n"},
+    {
+        "sys_prompt": 'You "solve" {{ problems }}.\n\n',
+        "query_prompt": "Problem: ",
+        "prompt_after_query": "\nThink within \\boxed{}. ",
+        "resp_prompt": "Solution: ",
+        "prompt_before_resp": "Let's think. ",
+    },
+]
+
+
+@pytest.mark.parametrize("texts", TEXTS)
+@pytest.mark.parametrize("name", ["mistral-7b-instruct-v0.3", "qwen2.5-instruct"])
+def test_a_template_of_texts_gives_the_tokenizer_s_ids_of_prompt_and_answer(
+    shared, tmp_path, name, texts
+):
+    from transformers import AutoTokenizer
+
+    folder = shared / "tokenizers" / name
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [{"query": f"What is {n}?\nSay it.", "response": f"It is {n}."} for n in range(9)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    data = make_supervised_dataset(
+        folder, path, prompt_template=texts, shuffle_seed=None, cache=tmp_path / "cache"
+    )
+    behind = "".join(
+        texts.get(part, "") for part in ("prompt_after_query", "resp_prompt", "prompt_before_resp")
+    )
+    for item, row in zip(data, rows, strict=True):
+        opening = texts.get("sys_prompt", "") + texts["query_prompt"]
+        prompt = opening + row["query"] + behind.rstrip(" ")
+        ids = tokenizer(prompt + row["response"] + tokenizer.eos_token)["input_ids"]
+        num_prompt = len(tokenizer(prompt)["input_ids"])
+        assert item["input_ids"].tolist() == ids
+        assert item["labels"].tolist() == [-100] * num_prompt + ids[num_prompt:]
+
+
+@pytest.mark.parametrize(
+    "texts", [{"query_prompt": 7}, {"question": "Q: "}, {"id": "qa", "resp_prompt": None}]
+)
+def test_a_template_of_other_names_or_values_is_refused(tmp_path, texts):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"query": "a", "response": "b"}')
+
+    with pytest.raises(ConfigError, match="it takes texts named sys_prompt, query_prompt"):
+        make_supervised_dataset(TOKENIZER, path, prompt_template=texts, cache=tmp_path / "cache")

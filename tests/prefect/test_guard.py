@@ -119,7 +119,7 @@ def test_a_server_that_does_not_answer_costs_the_picture_and_never_the_run(monke
 
 
 def test_a_page_shows_neither_html_nor_broken_tables():
-    from tasks.artifacts import markdown_table
+    from packhouse.escaping import markdown_table
 
     lines = markdown_table(("a",), [("<img src=x onerror=alert(1)>|\n# x",)])
     assert lines[-1] == "| &#60;img src=x onerror=alert(1)&#62;&#124; &#35; x |"

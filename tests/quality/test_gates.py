@@ -45,6 +45,8 @@ def test_the_run_says_what_was_found_and_where(project):
     said = "  emails: 2 (5.00%) hold an e-mail address: sums/sums.jsonl rows 3, 7\n"
     assert f"quality (of 40 rows)\n{said}" in result.stdout
     assert "phones" not in result.stdout
+    shown = CliRunner().invoke(cli, ["show", str(project.folder / "store" / "sums")])
+    assert f"quality (of 40 rows)\n{said}" in shown.stdout
 
 
 def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(project):

@@ -102,6 +102,8 @@ def test_every_format_is_read_from_parquet(name, tmp_path, read, read_bytes):
             "sharegpt",
         ),
         ({"id": 7, "question": "q", "answer": "a", "level": "x"}, "question_answer"),
+        ({"query": "q", "response": "a", "type": "MATH"}, "question_answer"),
+        ({"query": "q", "resp": "a"}, "question_answer"),
         (
             {"chosen": CHAT},
             "preference",

@@ -24,6 +24,8 @@ class Mutant:
     new: str
 
 
+UPLOADS = "yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))"
+
 MUTANTS = [
     Mutant(
         "collection by age alone, without a tombstone",
@@ -44,7 +46,7 @@ MUTANTS = [
         gc,
         "collect_steps",
         'if garbage.reason == "abandoned":',
-        "for info in objects:\n        yield from request(Delete(info.key))\n"
+        "for info in objects:\n        yield from ask(ObjectStore.delete, info.key)\n"
         '    if garbage.reason == "abandoned":',
     ),
     Mutant(
@@ -65,8 +67,8 @@ MUTANTS = [
         "manifest before data",
         publish,
         "publish_steps",
-        "yield All(writes)\n        manifest, created = yield from _commit_steps(ours)",
-        "manifest, created = yield from _commit_steps(ours)\n        yield All(writes)",
+        f"{UPLOADS}\n        manifest, created = yield from _commit_steps(ours)",
+        f"manifest, created = yield from _commit_steps(ours)\n        {UPLOADS}",
     ),
     Mutant(
         "a refused commit is taken for our own",
@@ -101,8 +103,8 @@ MUTANTS = [
         "the ref moves before the commit",
         publish,
         "publish_steps",
-        "yield All(writes)",
-        "yield from move_ref_steps(ours, 'latest', once=True)\n        yield All(writes)",
+        UPLOADS,
+        f"yield from move_ref_steps(ours, 'latest', once=True)\n        {UPLOADS}",
     ),
     Mutant(
         "a publisher does not look at the past of the ref",
@@ -156,10 +158,10 @@ MUTANTS = [
     Mutant(
         "a lost answer of a write counts as done",
         protocol,
-        "request",
-        "yield from retry.wait(error)",
-        "if isinstance(wanted, Create):\n                return ''\n"
-        "            yield from retry.wait(error)",
+        "ask",
+        "started = yield Pause(error, attempt, started)",
+        "if method is ObjectStore.put_create:\n                return ''\n"
+        "            started = yield Pause(error, attempt, started)",
     ),
 ]
 

@@ -10,7 +10,7 @@ against real stores; nothing is modelled but the store.
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,10 +25,12 @@ from packhouse.store.objects import (
     FileBody,
     ObjectInfo,
     ObjectNotFoundError,
+    ObjectStore,
     PreconditionFailedError,
 )
 
 DATASET = "d"
+WRITES = (ObjectStore.put_create, ObjectStore.put_if_match, ObjectStore.delete)
 GRACE_S = 1000.0
 MAX_STEPS = 250  # then faults stop, and everything must come to its end
 _LIVENESS_STEPS = 2000
@@ -50,34 +52,39 @@ class SimStore:
     honours_create: bool = True
     honours_match: bool = True
 
-    def perform(self, wanted: Any) -> Any:
-        kind = type(wanted)
-        if kind is protocol.Read:
-            body = self._get(wanted.key)
-            return Blob(body, body)
-        if kind is protocol.Create:
-            if wanted.key in self.objects and self.honours_create:
-                raise PreconditionFailedError("exists")
-            return self._put(wanted.key, wanted.body)
-        if kind is protocol.Swap:
-            if self.honours_match and self.objects.get(wanted.key, (None,))[0] != wanted.etag:
-                raise PreconditionFailedError("changed")
-            return self._put(wanted.key, wanted.body)
-        if kind is protocol.Stat:
-            body = self._get(wanted.key)
-            return ObjectInfo(wanted.key, body.size, self.objects[wanted.key][1], body.md5)
-        if kind is protocol.Fingerprint:
-            return self._get(wanted.key).sha256
-        if kind is protocol.Delete:
-            self.objects.pop(wanted.key, None)
-            return None
-        if kind is protocol.ListAll:
-            return [
-                self._info(key) for key in sorted(self.objects) if key.startswith(wanted.prefix)
-            ]
-        if kind is protocol.Clock:
-            return self.now
-        raise AssertionError(f"no such request: {wanted}")
+    def perform(self, wanted: protocol.Call) -> Any:
+        return getattr(self, wanted.method.__name__)(*wanted.args)
+
+    def get(self, key: str) -> Blob:
+        body = self._get(key)
+        return Blob(body, body)
+
+    def put_create(self, key: str, body: Any) -> Any:
+        if key in self.objects and self.honours_create:
+            raise PreconditionFailedError("exists")
+        return self._put(key, body)
+
+    def put_if_match(self, key: str, body: bytes, etag: Any) -> Any:
+        if self.honours_match and self.objects.get(key, (None,))[0] != etag:
+            raise PreconditionFailedError("changed")
+        return self._put(key, body)
+
+    def head(self, key: str) -> ObjectInfo:
+        body = self._get(key)
+        return ObjectInfo(key, body.size, self.objects[key][1], body.sha256)
+
+    def sha256(self, key: str) -> str:
+        digest: str = self._get(key).sha256
+        return digest
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        return [self._info(key) for key in sorted(self.objects) if key.startswith(prefix)]
+
+    def clock(self) -> float:
+        return self.now
 
     def slot(self, version: str) -> Any:
         found = self.objects.get(f"{DATASET}/v/{version}/manifest.json")
@@ -98,10 +105,18 @@ class SimStore:
 
     def _put(self, key: str, body: Any) -> Any:
         self.objects[key] = (body, self.now)
-        return body.md5 if isinstance(body, FileBody) else body
+        return body.sha256 if isinstance(body, FileBody) else body
+
+
+class SimBody(FileBody):
+    """A file that is on no disk, and has not changed."""
+
+    def check(self) -> None:
+        """Nothing to read."""
 
 
 # Parsing is pure, and simulation parses the same few bytes again and again.
+_REAL_PARSE_SLOT = manifest.parse_slot
 _parse_slot = lru_cache(maxsize=4096)(manifest.parse_slot)
 _REAL_PARSE_REF = refs.parse_ref
 _parse_ref = lru_cache(maxsize=4096)(refs.parse_ref)
@@ -117,7 +132,7 @@ def _draft(vid: str, num_files: int, flavour: str = "") -> tuple[Manifest, tuple
             key=key, kind="data", split="train", size=1, sha256=digest, rows=1, tokens=1
         )
         entries.append(entry)
-        bodies.append(FileBody(Path(digest), 1, digest, f"md5-{digest}"))
+        bodies.append(SimBody(Path(digest), 1, digest))
     draft = Manifest(dataset=DATASET, vid=vid, generation=0, files=tuple(entries))
     return draft, tuple(zip(entries, bodies, strict=True))
 
@@ -221,8 +236,8 @@ class Simulation:
                 raise
             return
         for entry in opened.files:
-            wanted = protocol.Fingerprint(file_key(DATASET, opened.version, entry.key))
-            if (yield from protocol.request(wanted)) != entry.sha256:
+            key = file_key(DATASET, opened.version, entry.key)
+            if (yield from protocol.ask(ObjectStore.sha256, key)) != entry.sha256:
                 raise Violation(f"reader got wrong bytes of {entry.key}")
 
     def _setter(self, vid: str) -> None:
@@ -276,7 +291,7 @@ class Simulation:
 
     def _fault(self, actor: Actor, fate: float) -> None:
         wanted = actor.wanted
-        is_write = type(wanted) in (protocol.Create, protocol.Swap, protocol.Delete)
+        is_write = wanted.method in WRITES
         if fate < 0.925:  # lost on the way there
             self._advance(actor, None, TransientError("lost before"))
         elif fate < 0.955:  # done, and the answer lost
@@ -308,14 +323,14 @@ class Simulation:
             self._advance(actor, answer, None)
 
     def _perform(self, wanted: Any) -> Any:
-        kind = type(wanted)
-        if kind is protocol.Create or kind is protocol.Swap:
-            before = self.store.objects.get(wanted.key)
+        if wanted.method is ObjectStore.delete:
+            self._check_delete(wanted.args[0])
+        elif wanted.method in WRITES:
+            key = wanted.args[0]
+            before = self.store.objects.get(key)
             answer = self.store.perform(wanted)
-            self._check_write(wanted.key, before[0] if before else None)
+            self._check_write(key, before[0] if before else None)
             return answer
-        if kind is protocol.Delete:
-            self._check_delete(wanted.key)
         return self.store.perform(wanted)
 
     def _advance(self, actor: Actor, answer: Any, error: Exception | None) -> None:
@@ -339,15 +354,15 @@ class Simulation:
             if kind is protocol.NewId:
                 self.ids += 1
                 answer = f"w{self.ids}"
-            elif kind is protocol.Now:
-                answer = 0.0
             elif kind is protocol.Pause:
+                answer = 0.0
                 if wanted.attempt > 8 and not self.is_calm:
                     error = wanted.cause
             elif kind is protocol.All:
                 self._fork(actor, wanted.parts)
                 return
             else:
+                assert kind is protocol.Call
                 actor.wanted = wanted
                 return
 
@@ -489,7 +504,7 @@ class Simulation:
 
 def simulate(seeds: range, **store: bool) -> tuple[int, int]:
     """Run schedules; returns requests and faults. A violation names its seed."""
-    refs.parse_slot = _parse_slot  # type: ignore[assignment]
+    manifest.parse_slot = _parse_slot  # type: ignore[assignment]
     refs.parse_ref = _parse_ref
     num_steps = num_faults = 0
     try:
@@ -502,6 +517,6 @@ def simulate(seeds: range, **store: bool) -> tuple[int, int]:
             num_steps += schedule.num_steps
             num_faults += schedule.num_faults
     finally:
-        refs.parse_slot = manifest.parse_slot
+        manifest.parse_slot = _REAL_PARSE_SLOT
         refs.parse_ref = _REAL_PARSE_REF
     return num_steps, num_faults

@@ -58,10 +58,10 @@ def test_pulls_to_one_folder_at_once_do_not_mix_their_bytes(store, tmp_path, mon
     download = type(store).download
     together = threading.Barrier(2)
 
-    def slow(self, key, path, *, offset=0, end=None):
+    def slow(self, key, path, offset=0, end=None):
         with suppress(threading.BrokenBarrierError):  # alone, as it should be
             together.wait(timeout=0.2)
-        download(self, key, path, offset=offset, end=end)
+        download(self, key, path, offset, end)
         with suppress(threading.BrokenBarrierError):
             together.wait(timeout=0.2)
 

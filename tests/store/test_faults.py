@@ -98,7 +98,9 @@ def test_a_deadline_ends_the_tries(server, use, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         policy = protocol.RetryPolicy(deadline_s=10)
         with pytest.raises(TransientError, match="503 SlowDown"):
-            protocol.run(open_store(root), protocol.request(protocol.Read("d/x")), retry=policy)
+            protocol.run(
+                open_store(root), protocol.ask(protocol.ObjectStore.get, "d/x"), retry=policy
+            )
         assert proxy.requests == len(slept) + 1 > 5
     assert sum(slept) <= 10
 

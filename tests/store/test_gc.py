@@ -22,7 +22,7 @@ def store(tmp_path):
 def upload_only(store, folder, vid="aaaa"):
     """What a publisher leaves that is killed before its commit."""
     uploads = name_files([pack_file(folder)])
-    draft = draft_manifest("tiny", vid, [e for e, _ in uploads], FACTS, [])
+    draft = draft_manifest("tiny", vid, uploads, FACTS)
     for entry, body in uploads:
         run(store, put_data(file_key("tiny", draft.version, entry.key), body))
     return uploads

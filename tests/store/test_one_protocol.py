@@ -9,6 +9,7 @@ import ast
 import hashlib
 import inspect
 import random
+import re
 import typing
 from pathlib import Path
 
@@ -27,13 +28,15 @@ WRITES = {"put_create", "put_if_match", "delete"}
 PACKAGE = Path(packhouse.__file__).parent
 
 
-def writers():
-    """Module and method of every call of a writing method of a store in the whole library."""
+def methods_named(name):
+    """Module, method and place in the tree of every `x.put_create` and the like in the library."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
             is_write = isinstance(node, ast.Attribute) and node.attr in WRITES
-            if is_write and getattr(node.value, "id", "") not in ("np", "obstore"):
-                yield path.relative_to(PACKAGE).as_posix(), node.attr
+            if is_write and (getattr(node.value, "id", "") == "ObjectStore") == (name == "asked"):
+                if getattr(node.value, "id", "") not in ("np", "obstore"):
+                    yield path.relative_to(PACKAGE).as_posix(), node, tree
 
 
 def test_one_module_alone_knows_obstore():
@@ -43,8 +46,16 @@ def test_one_module_alone_knows_obstore():
 
 
 def test_nobody_writes_to_a_store_but_the_runner_of_steps_and_the_doctor():
-    assert {module for module, _ in writers()} <= {"store/protocol.py", "store/doctor.py"}
-    assert {method for module, method in writers() if module == "store/protocol.py"} == WRITES
+    assert {module for module, _, _ in methods_named("called")} == {"store/doctor.py"}
+
+
+def test_a_writing_method_is_named_only_to_be_asked_for():
+    """As the first argument of `ask` or `Call`: so it is a request, which the simulation gets."""
+    asked = list(methods_named("asked"))
+    assert {node.attr for _, node, _ in asked} == WRITES
+    for module, node, tree in asked:
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and node in n.args[:1]]
+        assert [call.func.id for call in calls] in (["ask"], ["Call"]), module
 
 
 def test_the_simulation_holds_no_protocol_of_its_own():
@@ -57,7 +68,7 @@ def test_the_simulation_holds_no_protocol_of_its_own():
         and isinstance(node.func, ast.Attribute)
         and getattr(node.func.value, "id", "") == "protocol"
     }
-    assert made == {"Fingerprint", "request"}
+    assert made == {"ask"}
     used = {
         f"{node.value.id}.{node.attr}"
         for node in ast.walk(tree)
@@ -83,12 +94,14 @@ def test_the_simulation_holds_no_protocol_of_its_own():
 
 def test_every_request_is_known_to_the_runner_and_to_the_simulation():
     known = {kind.__name__ for kind in typing.get_args(protocol.Request)}
-    matched = inspect.getsource(protocol._perform)
-    simulated = inspect.getsource(simulation)
-    assert len(known) == 13
-    assert {name for name in known if f"case {name}(" not in matched} == set()
-    # No simulated protocol lists folders; a run of one that does ends with "no such request".
-    assert {name for name in known if f"protocol.{name}" not in simulated} == {"ListFolders"}
+    assert known == {"All", "Call", "NewId", "Pause"}
+    performed, simulated = inspect.getsource(protocol.run), inspect.getsource(simulation)
+    assert {name for name in known if f"case {name}(" not in performed} == set()
+    assert {name for name in known if f"protocol.{name}" not in simulated} == set()
+    text = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "store").glob("*.py"))
+    asked = set(re.findall(r"\b(?:ask|Call)\(ObjectStore\.(\w+)", text))
+    # No simulated protocol lists folders or copies to a disk; one that does ends with an error.
+    assert {name for name in asked if name not in vars(SimStore)} == {"download", "list_folders"}
 
 
 class Recorder:
@@ -110,16 +123,6 @@ class Recorder:
         return recorded
 
 
-NAMES = {
-    protocol.Read: "get",
-    protocol.Create: "put_create",
-    protocol.Swap: "put_if_match",
-    protocol.Stat: "head",
-    protocol.ListAll: "list",
-    protocol.Delete: "delete",
-}
-
-
 def simulate(store, generator, asked):
     """Perform a protocol against the store in memory, without faults; write down what it asks."""
     answer, error = None, None
@@ -134,8 +137,8 @@ def simulate(store, generator, asked):
         elif isinstance(wanted, protocol.NewId):
             answer = f"w{len(asked)}"
         else:
-            if type(wanted) in NAMES:
-                asked.append((NAMES[type(wanted)], getattr(wanted, "key", None) or wanted.prefix))
+            if wanted.method is not ObjectStore.sha256:
+                asked.append((wanted.method.__name__, wanted.args[0]))
             try:
                 answer = store.perform(wanted)
             except PackhouseError as raised:
@@ -150,7 +153,7 @@ def test_a_publication_asks_a_store_and_the_simulation_the_same(tmp_path, times)
         vid = f"aaa{number}"
         publish_version(store, "d", vid, [file], FACTS, "latest")
         uploads = name_files([file])
-        draft = draft_manifest("d", vid, [entry for entry, _ in uploads], FACTS, [file])
+        draft = draft_manifest("d", vid, uploads, FACTS)
         card = card_file(draft, tmp_path)
         draft = publish.replace(draft, files=(*draft.files, card[0]))
         simulate(memory, publish.publish_steps(draft, (*uploads, card), "latest"), asked)
@@ -185,33 +188,31 @@ KEYS = ["d/refs/a.json", "d/refs/b.json", "d/v/aaaa.g0/data/x", "d/v/aaaa.g0/dat
 def random_request(choose, bodies, tags):
     key = choose.choice(KEYS)
     is_file = "/data/" in key
-    kinds = ["Read", "Create", "Delete", "ListAll", "Swap"] if not is_file else ["Stat", "Create"]
-    kind = choose.choice([*kinds, "Fingerprint"] if is_file else kinds)
-    if kind == "Create":
+    kinds = ["get", "put_create", "delete", "list", "put_if_match"]
+    kind = choose.choice(kinds if not is_file else ["head", "put_create", "sha256"])
+    if kind == "put_create":
         body = choose.choice(bodies) if is_file else str(choose.randrange(3)).encode()
-        return protocol.Create(key, body)
-    if kind == "Swap":
-        return protocol.Swap(key, str(choose.randrange(3)).encode(), choose.choice(tags))
-    if kind == "ListAll":
-        return protocol.ListAll(choose.choice(["d/", "d/refs/", "d/v/", "e/"]))
-    return getattr(protocol, kind)(key)
+        return protocol.Call(ObjectStore.put_create, key, body)
+    if kind == "put_if_match":
+        body = str(choose.randrange(3)).encode()
+        return protocol.Call(ObjectStore.put_if_match, key, body, choose.choice(tags))
+    if kind == "list":
+        return protocol.Call(ObjectStore.list, choose.choice(["d/", "d/refs/", "d/v/", "e/"]))
+    return protocol.Call(getattr(ObjectStore, kind), key)
 
 
-def outcome(perform, wanted):
+def outcome(store, wanted):
     """What was answered, in words that both sides share."""
     try:
-        answer = perform(wanted)
+        answer = getattr(store, wanted.method.__name__)(*wanted.args)
     except StoreError as error:
         return type(error).__name__
-    if isinstance(wanted, protocol.ListAll):
+    if wanted.method is ObjectStore.list:
         return [info.key for info in answer]
-    if isinstance(wanted, protocol.Stat):
+    if wanted.method is ObjectStore.head:
         return answer.key, answer.size
-    return (
-        getattr(answer, "data", answer)
-        if not isinstance(wanted, protocol.Create | protocol.Swap)
-        else ""
-    )
+    is_write = wanted.method.__name__ in WRITES
+    return "" if is_write else getattr(answer, "data", answer)
 
 
 def test_real_stores_answer_as_the_one_in_memory(any_store, tmp_path):
@@ -230,15 +231,13 @@ def test_real_stores_answer_as_the_one_in_memory(any_store, tmp_path):
     for _ in range(150):
         wanted = random_request(choose, bodies, [current.get(k, b"never") for k in KEYS[:2]])
         real = wanted
-        if isinstance(wanted, protocol.Swap):
+        if wanted.method is ObjectStore.put_if_match:
             # A tag of these stores names a write: take the one of the key's bytes as they are.
-            tag = real_tags[b"never"]
-            if current.get(wanted.key) == wanted.etag:
-                tag = any_store.get(wanted.key).etag
-            real = protocol.Swap(wanted.key, wanted.body, tag)
-        expected = outcome(memory.perform, wanted)
-        got = outcome(lambda w: protocol._perform(any_store, w, protocol.RetryPolicy(), 1), real)
-        assert got == expected, wanted
+            key, body, etag = wanted.args
+            tag = any_store.get(key).etag if current.get(key) == etag else real_tags[b"never"]
+            real = protocol.Call(ObjectStore.put_if_match, key, body, tag)
+        expected = outcome(memory, wanted)
+        assert outcome(any_store, real) == expected, (wanted.method.__name__, wanted.args)
         current = {k: v for k, (v, _) in memory.objects.items() if isinstance(v, bytes)}
     for key, data in current.items():
         assert any_store.get(key).data == data

@@ -4,8 +4,8 @@ import pytest
 
 from packhouse.errors import ConfigError, StoreError, StoreRefusedError, TransientError
 from packhouse.store import protocol
-from packhouse.store.objects import ObjectNotFoundError, PreconditionFailedError
-from packhouse.store.protocol import Read, RetryPolicy, request, run
+from packhouse.store.objects import ObjectNotFoundError, ObjectStore, PreconditionFailedError
+from packhouse.store.protocol import RetryPolicy, ask, run
 
 
 class Failing:
@@ -43,14 +43,14 @@ def test_waits_are_spread_from_zero_to_a_bound_that_doubles_up_to_a_cap():
 
 def test_a_hiccup_is_tried_again_until_it_is_over(clock):
     store = Failing(TransientError("busy"), 5)
-    assert run(store, request(Read("d/x"))) == "answer"
+    assert run(store, ask(ObjectStore.get, "d/x")) == "answer"
     assert (store.asked, len(clock)) == (6, 5)
 
 
 def test_the_deadline_raises_the_hiccup_itself_and_does_not_sleep_beyond_it(clock):
     store = Failing(TransientError("busy"), 10**6)
     with pytest.raises(TransientError, match="busy"):
-        run(store, request(Read("d/x")), retry=RetryPolicy(deadline_s=30))
+        run(store, ask(ObjectStore.get, "d/x"), retry=RetryPolicy(deadline_s=30))
     assert sum(clock) <= 30
     assert sum(clock) > 15
 
@@ -68,5 +68,5 @@ def test_the_deadline_raises_the_hiccup_itself_and_does_not_sleep_beyond_it(cloc
 def test_a_mistake_or_an_answer_is_asked_once(clock, error):
     store = Failing(error, 1)
     with pytest.raises(type(error)):
-        run(store, request(Read("d/x")))
+        run(store, ask(ObjectStore.get, "d/x"))
     assert (store.asked, clock) == (1, [])

@@ -68,8 +68,8 @@ def test_files_are_put_whole_and_read_in_parts(any_store, tmp_path):
     assert tag in (body.md5, body.sha256) or any_store.uri.startswith(("gs://", "az://"))
     assert (any_store.head("d/big").size, any_store.head("d/big").etag) == (3_072_000, tag)
     assert before - 60 < any_store.head("d/big").last_modified < time.time() + 60
-    assert any_store.get_range("d/big", 300, 4) == bytes([44, 45, 46, 47])
-    assert hashlib.sha256(b"".join(any_store.chunks("d/big"))).hexdigest() == body.sha256
+    assert b"".join(any_store.chunks("d/big", 3_071_996)) == bytes([252, 253, 254, 255])
+    assert any_store.sha256("d/big") == body.sha256
     part = tmp_path / "part"
     part.write_bytes(path.read_bytes()[:1_000_001])
     any_store.download("d/big", part, offset=1_000_001)

@@ -125,7 +125,7 @@ def _arm_folder(point: str) -> None:
         die()
 
     if point == "half staged":
-        local._chunks = half_staged  # type: ignore[assignment]
+        local.FileBody.chunks = half_staged  # type: ignore[method-assign]
     elif point in ("staged", "linked"):
         local.os.link = dying_link  # type: ignore[assignment]
     else:
@@ -133,11 +133,17 @@ def _arm_folder(point: str) -> None:
 
 
 def _arm_s3() -> None:
-    send = s3.S3Store._put_object
+    send = s3.S3Store._put
 
     class Half:
         def __init__(self, file: Any) -> None:
             self.file, self.reads = file, 0
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.file, name)
@@ -149,10 +155,14 @@ def _arm_s3() -> None:
             data: bytes = self.file.read(200)
             return data
 
-    def dying_send(store: Any, key: str, body: Any, md5: bytes, condition: Any) -> str:
-        return send(store, key, body if isinstance(body, bytes) else Half(body), md5, condition)
+    def dying_send(store: Any, key: str, body: Any, **condition: str) -> str:
+        if isinstance(body, s3.FileBody):
+            _ = body.md5  # reads all of it
+            whole = body.open()
+            vars(body)["open"] = lambda: Half(whole)
+        return send(store, key, body, **condition)
 
-    s3.S3Store._put_object = dying_send  # type: ignore[method-assign]
+    s3.S3Store._put = dying_send  # type: ignore[method-assign]
 
 
 def publish_one(

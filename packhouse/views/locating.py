@@ -1,12 +1,12 @@
 """Where each record lies in the packs, and its tokens: data files laid beside the records.
 
-A record's row says how many tokens one copy has and how many copies are packed; packs say which
-record each of their pieces is of. All pieces of a record id, one behind another in the order of
-packs, are its copies one behind another. So rows of equal content get one copy each, and a record
-that goes on in the next pack (`concat`) is put together.
+A record's row says how many tokens one copy has and how many copies are packed. A pack says which
+record each of its sequences is of: a record is one sequence, or several where `concat` cuts it. All
+sequences of a record id, in the order of packs, are its copies one behind another. So rows of equal
+content get one copy each, and a record that goes on in the next pack is put together.
 
-    pieces of x: pack 3 [a b c], pack 9 [a b c]     two rows x of 3 tokens: pack 3, pack 9
-    pieces of y: pack 0 [d e],   pack 1 [f]         one row y of 3 tokens:  pack 0
+    sequences of x: pack 3 [a b c], pack 9 [a b c]     two rows x of 3 tokens: pack 3, pack 9
+    sequences of y: pack 0 [d e],   pack 1 [f]         one row y of 3 tokens:  pack 0
 
 Holds 40 bytes a record, and all tokens (5 bytes each) only where ids, text or masks are asked for.
 """
@@ -25,18 +25,18 @@ from packhouse.errors import IntegrityError
 from packhouse.packing.layout import trained_tokens
 from packhouse.store.contracts import read_batches
 
-__all__ = ["Pieces", "Rows", "place_rows", "read_pieces"]
+__all__ = ["Places", "Sequences", "locate_records", "read_sequences"]
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pieces:
-    """All pieces of records, in the order of packs: train first, then eval."""
+class Sequences:
+    """All sequences of the packs, in their order: train first, then eval."""
 
     record_ids: pa.Array
     splits: pa.Array
-    """Dictionary array, a value a piece."""
+    """Dictionary array, one value for each sequence."""
     pack: Ints
     """Number of the pack in its split."""
     position: Ints
@@ -45,13 +45,13 @@ class Pieces:
     num_trained: Ints
     """Zeros where masks were not asked for."""
     ids: npt.NDArray[np.int32]
-    """Tokens of all pieces behind one another; empty where not asked for."""
+    """Tokens of all sequences behind one another; empty where not asked for."""
     mask: npt.NDArray[np.bool_]
     """Which of them are trained; empty where not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Rows:
+class Places:
     """What the packs say of each row of the records; -1 and empty for rows that are in none."""
 
     is_packed: npt.NDArray[np.bool_]
@@ -62,10 +62,10 @@ class Rows:
     trained: pa.ListArray | None
 
 
-def read_pieces(
+def read_sequences(
     files: Iterable[tuple[Path, str]], *, with_masks: bool = False, with_ids: bool = False
-) -> Pieces:
-    """Read the pieces of data files, given with their splits in published order.
+) -> Sequences:
+    """Read the sequences of data files, given with their splits in published order.
 
     Raises:
         IntegrityError: a file is damaged, or its rows do not add up.
@@ -75,7 +75,7 @@ def read_pieces(
     for path, split in files:
         for batch in read_batches(path, _columns(path, with_masks=with_masks, with_ids=with_ids)):
             try:
-                read = _pieces_of(batch, with_masks=with_masks, with_ids=with_ids)
+                read = _sequences_of(batch, with_masks=with_masks, with_ids=with_ids)
             except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
                 raise IntegrityError(
                     f"'{path.name}' holds no packs of records: {type(error).__name__}"
@@ -101,19 +101,19 @@ def _columns(path: Path, *, with_masks: bool, with_ids: bool) -> list[str] | Non
     return [name for name in wanted if name in there]
 
 
-def _pieces_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> dict[str, Any]:
+def _sequences_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> dict[str, Any]:
     lengths = batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     per_pack = pc.list_value_length(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
     pack = np.repeat(np.arange(batch.num_rows), per_pack)
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    # Tokens before each pack: what ends before its first piece.
-    first_piece = np.cumsum(per_pack) - per_pack
-    before = np.concatenate([[0], ends])[first_piece]
+    # Tokens before each pack: what ends before its first sequence.
+    first_sequence = np.cumsum(per_pack) - per_pack
+    before = np.concatenate([[0], ends])[first_sequence]
     record_ids = batch["record_ids"].flatten().cast(pa.string())
     num_tokens = int(ends[-1]) if len(ends) else 0
     if len(record_ids) != len(lengths) or (lengths < 0).any() or record_ids.null_count:
-        raise ValueError("not an id a piece")
+        raise ValueError("not one id for each sequence")
     mask = np.zeros(0, np.bool_)
     if with_masks:
         mask = trained_tokens(batch, np.append(before, num_tokens))
@@ -136,13 +136,13 @@ def _pieces_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> di
     }
 
 
-def _joined(found: list[dict[str, Any]]) -> Pieces:
+def _joined(found: list[dict[str, Any]]) -> Sequences:
     def every(name: str, kind: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, kind), *(each[name] for each in found)])
 
     splits = pa.array(sorted({each["split"] for each in found}), pa.string())
     codes = [np.full(len(e["pack"]), splits.index(e["split"]).as_py(), np.int32) for e in found]
-    return Pieces(
+    return Sequences(
         record_ids=pa.concat_arrays([pa.array([], pa.string()), *(e["record_ids"] for e in found)]),
         splits=pa.DictionaryArray.from_arrays(
             np.concatenate([np.zeros(0, np.int32), *codes]), splits
@@ -156,30 +156,32 @@ def _joined(found: list[dict[str, Any]]) -> Pieces:
     )
 
 
-def place_rows(record_ids: pa.Array, num_tokens: Ints, times: Ints, pieces: Pieces) -> Rows:
-    """Give each row of the records its pieces.
+def locate_records(
+    record_ids: pa.Array, num_tokens: Ints, times: Ints, sequences: Sequences
+) -> Places:
+    """Give each row of the records its sequences.
 
     Args:
         record_ids: of the rows.
         num_tokens: of one copy of each.
         times: copies of each in the packs; 0: dropped.
-        pieces: of the data files.
+        sequences: of the data files.
     """
     names = pc.unique(record_ids)
     row_code = _codes(record_ids, names)
-    piece_code = _codes(pieces.record_ids, names)
-    order = np.argsort(piece_code, kind="stable")
-    edges = np.concatenate([[0], np.cumsum(pieces.num_tokens[order])])
-    # Tokens before the first piece, and behind the last one, of each id.
-    low = edges[np.searchsorted(piece_code[order], np.arange(len(names)), "left")]
-    high = edges[np.searchsorted(piece_code[order], np.arange(len(names)), "right")]
+    code = _codes(sequences.record_ids, names)
+    order = np.argsort(code, kind="stable")
+    edges = np.concatenate([[0], np.cumsum(sequences.num_tokens[order])])
+    # Tokens before the first sequence, and behind the last one, of each id.
+    low = edges[np.searchsorted(code[order], np.arange(len(names)), "left")]
+    high = edges[np.searchsorted(code[order], np.arange(len(names)), "right")]
     start = low[row_code] + _before(row_code, num_tokens * times)
     end = start + num_tokens
     is_packed = np.asarray((times > 0) & (num_tokens > 0) & (end <= high[row_code]))
     start, end = np.where(is_packed, start, 0), np.where(is_packed, end, 0)
     if not len(order):
         nothing = np.full(len(row_code), -1, np.int64)
-        return Rows(
+        return Places(
             is_packed=np.zeros(len(row_code), np.bool_),
             pack=nothing,
             position=nothing,
@@ -187,18 +189,18 @@ def place_rows(record_ids: pa.Array, num_tokens: Ints, times: Ints, pieces: Piec
             input_ids=None,
             trained=None,
         )
-    piece = np.clip(np.searchsorted(edges, start, "right") - 1, 0, len(order) - 1)
+    sequence = np.clip(np.searchsorted(edges, start, "right") - 1, 0, len(order) - 1)
     last = np.searchsorted(edges, end, "left")
-    trained = np.concatenate([[0], np.cumsum(pieces.num_trained[order])])
-    at = order[piece]
-    tokens = _token_order(pieces, order) if len(pieces.ids) or len(pieces.mask) else None
-    return Rows(
+    trained = np.concatenate([[0], np.cumsum(sequences.num_trained[order])])
+    at = order[sequence]
+    tokens = _token_order(sequences, order) if len(sequences.ids) or len(sequences.mask) else None
+    return Places(
         is_packed=is_packed,
-        pack=np.where(is_packed, pieces.pack[at], -1),
-        position=np.where(is_packed, pieces.position[at] + start - edges[piece], -1),
-        num_trained=np.where(is_packed, trained[last] - trained[piece], -1),
-        input_ids=_lists(pieces.ids, tokens, start, end) if len(pieces.ids) else None,
-        trained=_lists(pieces.mask, tokens, start, end) if len(pieces.mask) else None,
+        pack=np.where(is_packed, sequences.pack[at], -1),
+        position=np.where(is_packed, sequences.position[at] + start - edges[sequence], -1),
+        num_trained=np.where(is_packed, trained[last] - trained[sequence], -1),
+        input_ids=_lists(sequences.ids, tokens, start, end) if len(sequences.ids) else None,
+        trained=_lists(sequences.mask, tokens, start, end) if len(sequences.mask) else None,
     )
 
 
@@ -222,10 +224,10 @@ def _before(code: Ints, tokens: Ints) -> Ints:
     return before
 
 
-def _token_order(pieces: Pieces, order: Ints) -> Ints:
-    """Place of each token, piece by piece in `order`."""
-    starts = np.cumsum(pieces.num_tokens) - pieces.num_tokens
-    return _ranges(starts[order], pieces.num_tokens[order])
+def _token_order(sequences: Sequences, order: Ints) -> Ints:
+    """Place of each token, sequence by sequence in `order`."""
+    starts = np.cumsum(sequences.num_tokens) - sequences.num_tokens
+    return _ranges(starts[order], sequences.num_tokens[order])
 
 
 def _ranges(starts: Ints, lengths: Ints) -> Ints:

@@ -1,0 +1,212 @@
+"""`pack_dataset`: TRL's strategies by name, and what each of them costs."""
+
+import warnings
+from itertools import chain, pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Dataset, DatasetDict, IterableDataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packhouse import PackTally, pack_dataset
+from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
+from packhouse.loaders import PackedCollator
+from packhouse.packing.pack_dataset import _BLOCK_TOKENS
+
+ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [6, 7]}, {"input_ids": []}]
+CUTS = pytest.mark.filterwarnings("ignore:.* cuts records")
+
+
+def packed(rows, *args, **settings):
+    return pack_dataset(rows, *args, **settings).to_dict()
+
+
+# -- nothing is cut that nobody asked to cut
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "first_fit_shuffle", "next_fit"])
+def test_a_row_over_the_length_is_refused_and_named(strategy):
+    with pytest.raises(SequenceTooLongError, match="row 0 has 5 tokens, over seq_length 4"):
+        pack_dataset(ROWS, 4, strategy)
+
+
+def test_dropped_rows_and_empty_ones_are_counted():
+    tally = PackTally()
+
+    assert packed(ROWS, 4, over_length="drop", tally=tally) == {
+        "input_ids": [[6, 7]],
+        "seq_lengths": [[2]],
+    }
+    assert tally == PackTally(
+        num_rows=3, num_tokens=7, num_empty=1, num_dropped=1, num_lost_tokens=5
+    )
+
+
+def test_nothing_is_warned_of_where_nothing_is_cut():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert packed(ROWS, 5, "bfd") == packed(ROWS, 5)
+        assert packed(ROWS, 7, "wrapped") == {"input_ids": [[1, 2, 3, 4, 5, 6, 7]]}
+
+
+# -- what TRL's names cut is said and counted
+
+
+def test_bfd_loses_the_end_of_a_row_and_says_so():
+    tally = PackTally()
+    with pytest.warns(UserWarning, match="bfd cuts records.* 1 cut to 1 pieces, 1 tokens lost"):
+        assert packed(ROWS, 4, "bfd", tally=tally)["input_ids"] == [[1, 2, 3, 4], [6, 7]]
+    assert (tally.num_cut, tally.num_pieces, tally.num_lost_tokens) == (1, 1, 1)
+
+
+def test_bfd_split_keeps_every_token_in_pieces_and_says_so():
+    tally = PackTally()
+    with pytest.warns(UserWarning, match="bfd_split cuts records.* 1 cut to 2 pieces, 0 tokens"):
+        assert packed(ROWS, 4, "bfd_split", tally=tally) == {
+            "input_ids": [[1, 2, 3, 4], [6, 7, 5]],
+            "seq_lengths": [[4], [2, 1]],
+        }
+    assert (tally.num_cut, tally.num_pieces, tally.num_lost_tokens) == (1, 2, 0)
+
+
+@CUTS
+def test_wrapped_has_no_bounds_and_a_collator_refuses_it_while_concat_has_them():
+    wrapped = packed(ROWS, 4, "wrapped")
+    assert wrapped == {"input_ids": [[1, 2, 3, 4], [5, 6, 7]]}
+    with pytest.raises(ContractError, match="does not say where its records end"):
+        PackedCollator()([{"input_ids": wrapped["input_ids"][0]}])
+    assert packed(ROWS, 4, "concat") == wrapped | {"seq_lengths": [[4], [1, 2]]}
+
+
+@CUTS
+@pytest.mark.parametrize("strategy", ["best_fit", "bfd_split", "concat", "wrapped"])
+def test_the_first_token_of_every_piece_has_no_label(strategy):
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}, {"input_ids": [8, 9], "labels": [8, 9]}]
+    made = packed(rows, 3 if strategy == "best_fit" else 2, strategy)
+
+    ids, labels = (list(chain(*made[name])) for name in ("input_ids", "labels"))
+    starts = {5, 8} if strategy == "best_fit" else {5, 7, 8}
+    if strategy in ("concat", "wrapped"):
+        starts = {5, 7, 8, 9}  # 5 6 | 7, 8 | 9
+    assert {i for i, label in zip(ids, labels, strict=True) if label == -100} == starts
+
+
+# -- properties
+
+
+@CUTS
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    strategy=st.sampled_from(["bfd", "bfd_split", "wrapped", "concat", "drop"]),
+    seed=st.sampled_from([None, 0]),
+)
+@settings(deadline=None, max_examples=40)
+def test_every_token_is_in_a_pack_or_counted_as_lost(lengths, strategy, seed):
+    ends = np.cumsum([0, *lengths])
+    rows = pa.table({"input_ids": [list(range(a, b)) for a, b in pairwise(ends)]})
+    rows = rows.cast(pa.schema([("input_ids", pa.list_(pa.int64()))]))
+    tally = PackTally()
+    if strategy == "drop":
+        made = packed(rows, 16, over_length="drop", seed=seed, tally=tally)
+    else:
+        made = packed(rows, 16, strategy, seed=seed, tally=tally)
+
+    tokens = list(chain(*made["input_ids"]))
+    assert len(tokens) == len(set(tokens)) == tally.num_tokens - tally.num_lost_tokens
+    assert max(map(len, made["input_ids"]), default=0) <= 16
+    assert tally.num_rows == len(lengths)
+    assert tally.num_empty == lengths.count(0)
+    if "seq_lengths" in made:
+        for ids, sizes in zip(made["input_ids"], made["seq_lengths"], strict=True):
+            assert sum(sizes) == len(ids)
+            steps = np.diff(ids)
+            inner = np.delete(steps, np.cumsum(sizes)[:-1] - 1)
+            assert (inner == 1).all()  # a piece is a run of one row
+    if strategy in ("bfd_split", "wrapped", "concat"):
+        assert sorted(tokens) == list(range(ends[-1]))
+    if strategy == "drop":
+        assert tally.num_cut == 0
+
+
+@CUTS
+def test_blocks_of_a_large_dataset_lie_one_behind_another():
+    lengths = np.full(300, 16_384)
+    assert lengths.sum() > 2 * _BLOCK_TOKENS
+    values = pa.array(np.arange(lengths.sum(), dtype=np.int32))
+    rows = pa.table({"input_ids": pa.ListArray.from_arrays(np.arange(301) * 16_384, values)})
+
+    made = pack_dataset(rows, 32_768, "next_fit")
+    assert len(made) == 150
+    flat = np.concatenate(made.with_format("numpy")["input_ids"][:])
+    assert np.array_equal(flat, values.to_numpy())
+
+
+# -- what it takes, and gives back
+
+
+def test_a_generator_of_arrays_and_a_dict_of_splits_are_packed():
+    rows = ({"input_ids": np.arange(n), "labels": np.arange(n)} for n in (3, 2))
+    splits = DatasetDict(train=Dataset.from_list(ROWS[:2]), test=Dataset.from_list(ROWS[1:]))
+
+    assert packed(rows, 5)["labels"] == [[-100, 1, 2, -100, 1]]
+    made = pack_dataset(splits, 7)
+    assert {name: part["seq_lengths"][:] for name, part in made.items()} == {
+        "train": [[5, 2]],
+        "test": [[2]],
+    }
+
+
+@CUTS
+def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_read():
+    rows = Dataset.from_list(ROWS * 2).to_iterable_dataset()
+    tally = PackTally()
+    made = pack_dataset(rows, 4, "bfd_split", {"batch_size": 3}, tally=tally)
+
+    assert isinstance(made, IterableDataset)
+    assert tally.num_rows == 0
+    assert [row["seq_lengths"] for row in made] == [[4], [2, 1]] * 2
+    assert (tally.num_rows, tally.num_empty, tally.num_cut, tally.num_pieces) == (6, 2, 2, 4)
+
+
+def test_what_is_counted_does_not_depend_on_the_cache_of_map(tmp_path):
+    Dataset.from_list(ROWS).save_to_disk(tmp_path)
+    tallies = [PackTally(), PackTally()]
+    for tally in tallies:
+        pack_dataset(Dataset.load_from_disk(tmp_path), 4, over_length="drop", tally=tally)
+    assert tallies[0] == tallies[1]
+    assert tallies[0].num_dropped == 1
+
+
+def test_balance_and_seed_reach_the_plan():
+    rows = [{"input_ids": [1] * n} for n in (8, 2, 7, 3, 6, 4)]
+    costs = [
+        sum(n * n for n in pack) for pack in packed(rows, 10, balance=2, seed=0)["seq_lengths"]
+    ]
+    assert sorted(costs[:2]) == [58, 68]
+    assert packed(rows, 10, "next_fit", seed=1) != packed(rows, 10, "next_fit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((ROWS, 4, "worst"), ConfigError, "no strategy 'worst'; known: best_fit, .*, bfd, bfd_sp"),
+        ((ROWS, 0), ConfigError, "seq_length must be positive, got 0"),
+        (("rows", 4), ConfigError, "a str is no iterable of rows"),
+        (([{"input_ids": [1], "text": "a"}], 4), ContractError, "column 'text' holds"),
+        (([{"input_ids": [1], "labels": [1, 2]}], 4), ContractError, "row 0 has 2 values in"),
+        (([{"input_ids": [1]}, {"input_ids": None}], 4), ContractError, "row 1 has no list"),
+        (([], 4), ContractError, "there are no rows to pack"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        pack_dataset(*arguments)
+
+
+def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
+    with pytest.raises(ConfigError, match="'bfd' says by itself what is cut"):
+        pack_dataset(ROWS, 4, "bfd", over_length="drop")
+    with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
+        pack_dataset(ROWS, 4, over_length="cut")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.api import Version, open_version, plan, prepare
     from packhouse.data_audit import audit
     from packhouse.errors import PackhouseError
+    from packhouse.loaders.preferences import load_preferences
     from packhouse.loaders.versions import load_packed
     from packhouse.packing.pack_dataset import PackTally, pack_dataset
     from packhouse.recipe import Recipe, load_recipe
@@ -30,6 +31,7 @@ _MODULES = {
     "Version": "packhouse.api",
     "audit": "packhouse.data_audit",
     "load_packed": "packhouse.loaders",
+    "load_preferences": "packhouse.loaders",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
     "pack_dataset": "packhouse.packing.pack_dataset",
@@ -46,6 +48,7 @@ __all__ = [
     "__version__",
     "audit",
     "load_packed",
+    "load_preferences",
     "load_recipe",
     "open_version",
     "pack_dataset",

@@ -27,7 +27,7 @@ from packhouse.engine.workspace import Check, Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.estimate import Estimate, estimate
 from packhouse.given import recipe_for
-from packhouse.loaders import load_packed
+from packhouse.loaders import load_packed, load_preferences
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe
 from packhouse.report.counts import sum_by_reason
@@ -77,7 +77,10 @@ class Version:
 
     @cached_property
     def train(self) -> Any:
-        """The `datasets.Dataset` of the training split, memory-mapped; see `load_packed`."""
+        """The `datasets.Dataset` of the training split, memory-mapped; see `load_packed`.
+
+        Of pairs and verdicts, the rows that TRL takes; see `load_preferences`.
+        """
         return self._load("train")
 
     @cached_property
@@ -86,7 +89,8 @@ class Version:
         return self._load("eval") if any(f.rows for f in self._opened.files(split="eval")) else None
 
     def _load(self, split: str) -> Any:
-        return load_packed(self.uri, split=split, cache=self._cache)
+        load = load_preferences if self._opened.manifest.preferences else load_packed
+        return load(self.uri, split=split, cache=self._cache)
 
     @property
     def ledger(self) -> list[dict[str, Any]]:

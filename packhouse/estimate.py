@@ -20,7 +20,7 @@ from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
 from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.tables import read_table, write_table
+from packhouse.records.tables import read_table
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
@@ -263,9 +263,10 @@ def sample_rows(
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
     num_bytes = shards[0].byte_end - shards[0].byte_start
     with temporary_folder("sample") as folder:
-        write_table(folder / "validated.arrow", rows.validated)
+        rows.write(folder)
+        row_format = shards[0].row_format
         call = partial(
-            try_rows, recipe, shards[0].row_format, source.label_names, workspace.tokenizers, folder
+            try_rows, recipe, row_format, source.label_names, workspace.tokenizers, folder
         )
         run_template(call, recipe, num_bytes)
         tokenized = read_table(folder / "tokenized.arrow")

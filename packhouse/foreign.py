@@ -4,6 +4,7 @@ They take paths and settings, leave tables in a folder and return plain JSON; se
 `packhouse.runtime.confine`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,13 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError, TokenizerError
 from packhouse.recipe import Recipe
+from packhouse.records.pairs import (
+    check_answers,
+    cut_behind_answers,
+    join_sides,
+    keep_both,
+    refused_rows,
+)
 from packhouse.records.tables import FORMATTED, read_table, write_table
 from packhouse.runtime.confine import run_confined
 from packhouse.templates import WindowRule, make_renderer, rewrites
@@ -24,6 +32,7 @@ from packhouse.tokenization.loading import MEMORY_PER_BYTE, tokenizer_bytes
 
 __all__ = [
     "REFUSED",
+    "REJECTED",
     "cuts_windows",
     "decode",
     "has_chat_template",
@@ -37,6 +46,9 @@ __all__ = [
 
 REFUSED = "refused.arrow"
 """Rows that a template or tokenizer refused; their raw bytes are in the source, not here."""
+
+REJECTED = "rejected.arrow"
+"""Of pairs, the other sides of `validated.arrow` and of `formatted.arrow`, row by row."""
 
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
@@ -63,38 +75,69 @@ def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -
 
 
 def render_shard(
-    validated: Path, recipe: Recipe, label_names: list[str] | None, cache: Path, folder: Path
+    validated: Path, recipe: Recipe, label_names: list[str] | None, cache: Path | None, folder: Path
 ) -> dict[str, Any]:
-    """Write `formatted.arrow`, `refused.arrow` and, where rows were split, `examples.arrow`."""
+    """Write `formatted.arrow`, `refused.arrow` and, where rows were split, `examples.arrow`.
+
+    Of pairs, `rejected.arrow` beside `validated` has the other sides, and so has the one that is
+    written beside `formatted.arrow`.
+    """
     snapshot = load_snapshot(recipe.tokenizer, cache=cache)
     window = make_window_rule(recipe, snapshot, cache)
-    rendered = make_renderer(recipe.format, snapshot, label_names, window).render(
-        read_table(validated)
-    )
-    write_table(folder / "formatted.arrow", rendered.formatted)
-    write_table(folder / REFUSED, rendered.quarantined)
+    renderer = make_renderer(recipe.format, snapshot, label_names, window)
+    rendered = renderer.render(read_table(validated))
+    formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
+    if recipe.preferences:
+        formatted = cut_behind_answers(formatted)
+    if recipe.preferences == "pairs":
+        other = renderer.render(read_table(validated.with_name(REJECTED)))
+        rejected = cut_behind_answers(other.formatted)
+        both = (refused, other.quarantined)
+        formatted, rejected, refused = keep_both(formatted, rejected, both)
+        write_table(folder / REJECTED, rejected)
+        notes.update(other.notes)
+    write_table(folder / "formatted.arrow", formatted)
+    write_table(folder / REFUSED, refused)
     if window is not None or rewrites(recipe.format):
         write_table(folder / "examples.arrow", rendered.examples)
-    return {"notes": rendered.notes, "added": rendered.added}
+    return {"notes": dict(notes), "added": rendered.added}
 
 
 def tokenize_shard(
-    formatted: Path, recipe: Recipe, cache: Path, folder: Path, given: Path | None = None
+    formatted: Path, recipe: Recipe, cache: Path | None, folder: Path, given: Path | None = None
 ) -> dict[str, Any]:
-    """Write `tokenized.arrow` and `refused.arrow`; `given` holds ids that rows came with."""
+    """Write `tokenized.arrow` and `refused.arrow`; both sides of a pair become one record.
+
+    `given` holds ids that rows came with.
+    """
     snapshot = load_snapshot(recipe.tokenizer, cache=cache)
     if given is None:
         result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache=cache)
     else:
         result = pass_tokens(read_table(given), snapshot)
-    write_table(folder / "tokenized.arrow", result.tokenized)
-    write_table(folder / REFUSED, result.quarantined)
+    tokenized, refused, notes = result.tokenized, result.quarantined, Counter(result.notes)
+    faults: dict[int, tuple[str, str]] = {}
+    if recipe.preferences == "pairs":
+        other = tokenize_table(
+            read_table(formatted.with_name(REJECTED)), snapshot, recipe.tokenize, cache=cache
+        )
+        both = (refused, other.quarantined)
+        chosen, rejected, refused = keep_both(tokenized, other.tokenized, both)
+        tokenized, faults = join_sides(chosen, rejected)
+        refused = pa.concat_tables([refused, refused_rows(chosen, faults)]).sort_by("row")
+        notes.update(other.notes)
+    elif recipe.preferences:
+        faults = check_answers(tokenized)
+        refused = pa.concat_tables([refused, refused_rows(tokenized, faults)]).sort_by("row")
+        tokenized = tokenized.take(np.setdiff1d(np.arange(tokenized.num_rows), list(faults)))
+    write_table(folder / "tokenized.arrow", tokenized)
+    write_table(folder / REFUSED, refused)
     tokenizer = {
         "fingerprint": snapshot.fingerprint,
         "class": snapshot.class_name,
         "vocab_size": snapshot.vocab_size,
     }
-    return {"notes": result.notes, "encoder": result.encoder, "tokenizer": tokenizer}
+    return {"notes": dict(notes), "encoder": result.encoder, "tokenizer": tokenizer}
 
 
 def try_rows(
@@ -105,18 +148,21 @@ def try_rows(
     folder: Path,
 ) -> None:
     """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`."""
-    snapshot = load_snapshot(recipe.tokenizer, cache=cache)
     if row_format == "tokenized":
-        given = read_given(read_table(folder / "validated.arrow"), snapshot)
+        given = read_given(
+            read_table(folder / "validated.arrow"), load_snapshot(recipe.tokenizer, cache=cache)
+        )
         write_table(folder / "tokenized.arrow", given.tokenized)
         write_table(folder / REFUSED, given.quarantined)
         return
-    window = make_window_rule(recipe, snapshot, cache)
-    renderer = make_renderer(recipe.format, snapshot, label_names, window)
-    rendered = renderer.render(read_table(folder / "validated.arrow"))
-    result = tokenize_table(rendered.formatted, snapshot, recipe.tokenize, cache=cache)
-    write_table(folder / "tokenized.arrow", result.tokenized)
-    write_table(folder / REFUSED, pa.concat_tables([rendered.quarantined, result.quarantined]))
+    texts, tokens = folder / "texts", folder / "tokens"
+    for each in (texts, tokens):
+        each.mkdir()
+    render_shard(folder / "validated.arrow", recipe, label_names, cache, texts)
+    tokenize_shard(texts / "formatted.arrow", recipe, cache, tokens)
+    (tokens / "tokenized.arrow").rename(folder / "tokenized.arrow")
+    bad = [read_table(each / REFUSED) for each in (texts, tokens)]
+    write_table(folder / REFUSED, pa.concat_tables(bad))
 
 
 def has_chat_template(tokenizer: str, cache: Path) -> bool:

@@ -22,9 +22,9 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.tables import QUARANTINED, read_table, write_table
+from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.runtime.disks import temporary_folder
-from packhouse.sources import SourceShard, read_shard, scan_source
+from packhouse.sources import ShardRows, SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.json_lines import parse_lines
@@ -373,21 +373,19 @@ def _read_again(
         bad: dict[int, tuple[str, str]] = {}
         for shard in scan_source(source):
             rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
-            for table in (
-                rows.quarantined,
-                *_refused_later(rows.validated, shard.row_format, source, recipe),
-            ):
+            refused = _refused_later(rows, shard.row_format, source, recipe)
+            for table in (rows.quarantined, *refused):
                 for row in table.select(["row", "reason", "detail"]).to_pylist():
                     bad.setdefault(row["row"], (row["reason"], row["detail"]))
     return bad
 
 
 def _refused_later(
-    validated: pa.Table, row_format: str, source: SourceConfig, recipe: Recipe
+    rows: ShardRows, row_format: str, source: SourceConfig, recipe: Recipe
 ) -> Iterator[pa.Table]:
     """Rows that pass as conversations, and that the template or the tokenizer refuses."""
     with temporary_folder("retry") as folder:
-        write_table(folder / "validated.arrow", validated)
+        rows.write(folder)
         call = partial(try_rows, recipe, row_format, source.label_names, None, folder)
-        run_template(call, recipe, validated.nbytes)
+        run_template(call, recipe, rows.validated.nbytes)
         yield read_table(folder / REFUSED)

@@ -138,6 +138,24 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "ends_on_tool": Reason(
             "the last message is a tool result", "add the answer to it, or end on the call"
         ),
+        "no_prompt": Reason(
+            "a preferred or rejected answer has no prompt before it",
+            "give the row a `prompt`, or begin both conversations with it",
+        ),
+        "prompt_differs": Reason(
+            "an answer is a conversation that begins with another prompt than the row's",
+            "leave `prompt` out, or write the answer alone",
+        ),
+        "not_one_answer": Reason(
+            "behind the prompt stands not one assistant turn, but none, several or another's",
+            "end the prompt before the last answer, or take the row out",
+        ),
+        "same_answers": Reason(
+            "the chosen and the rejected answer are the same", "take the row out"
+        ),
+        "weight": Reason(
+            "a preferred or rejected answer has a loss weight", "take the weight out of the row"
+        ),
         "empty_prompt": Reason("a user turn without text", "take the row out"),
         "empty_answer": Reason(
             "an assistant turn without text, reasoning or tool call", "take the row out"
@@ -171,6 +189,18 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "empty": Reason("the text has no tokens", "take the row out"),
         "nothing_trained": Reason(
             "no token begins inside a trained span", "end the prompt with a line break"
+        ),
+        "prompt_differs": Reason(
+            "the template or the tokenizer writes the prompt otherwise before each answer",
+            "end the prompt with a line break, or take a template that writes prompts alike",
+        ),
+        "not_one_answer": Reason(
+            "what is trained of an answer is not one run of tokens",
+            "take a template that writes an answer in one piece",
+        ),
+        "same_answers": Reason(
+            "both answers have the same tokens: the template leaves out where they differ",
+            "take the row out, or a template that writes the difference",
         ),
         "control_text": Reason(
             "a content holds the text of a control token",

@@ -13,6 +13,7 @@ from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.packing import PackStatistics
 from packhouse.quality import quality_lines
+from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
@@ -113,8 +114,10 @@ def print_report(prepared: Prepared) -> None:
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
     out.print("\nload it:")
-    out.print("  from packhouse.loaders import load_packed")
-    out.print(f'  train = load_packed("{uri}", split="train")')
+    formats = (str(source["settings"].get("format")) for source in published.sources)
+    load = "load_preferences" if preferences_in(formats) else "load_packed"
+    out.print(f"  from packhouse.loaders import {load}")
+    out.print(f'  train = {load}("{uri}", split="train")')
 
 
 def _ref(prepared: Prepared, uri: str) -> str:

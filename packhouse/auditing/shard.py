@@ -49,10 +49,12 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+Side = tuple[pa.Table, pa.Table, pa.Table]
+"""Conversations, texts and tokens of the same rows."""
+
+
 def audit_shard(
-    validated: pa.Table,
-    formatted: pa.Table,
-    tokenized: pa.Table,
+    sides: Sequence[Side],
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
     label_names: Sequence[str] | None = None,
@@ -60,9 +62,9 @@ def audit_shard(
     """Measure one shard.
 
     Args:
-        validated: conversations; those that later steps quarantined may be among them.
-        formatted: their texts, likewise.
-        tokenized: the rows to audit, in the order of the two others.
+        sides: conversations, their texts, and the tokens to audit, in the order of the two others;
+            those that later steps quarantined may be among the first two. Of pairs, one for the
+            chosen and one for the rejected answers, row by row: a row has what either side has.
         snapshot: the tokenizer.
         config: which turns are trained; `train_on: all` trains prompts and headers on purpose.
         label_names: text of label 0, 1, ... where the source has labels.
@@ -72,6 +74,36 @@ def audit_shard(
         `source`, `row`, `record_id`, `value`.
     """
     counts: Counter[str] = Counter()
+    values: dict[str, Int64s] = {}
+    for side in sides:
+        for name, own in _audit_side(side, snapshot, config, label_names, counts).items():
+            known = values.get(name, np.zeros(len(own), np.int64))
+            values[name] = np.maximum(known, own) if name in _FLAGS else known + own
+    tokenized = sides[0][2]
+    worst = {name: worst_rows(tokenized, each) for name, each in values.items()}
+    worst.pop("unlocated_rows", None)
+    sums = {name: int(each.sum()) for name, each in values.items()}
+    return {
+        "counts": {**counts, "rows": tokenized.num_rows, **sums},
+        "worst": {name: rows for name, rows in worst.items() if rows},
+    }
+
+
+_FLAGS = frozenset(
+    ("double_bos", "missing_bos", "double_ends", "untrained_rows", "misplaced_rows")
+) | {"unlocated_rows"}
+"""Findings that a row has or has not."""
+
+
+def _audit_side(
+    side: Side,
+    snapshot: TokenizerSnapshot,
+    config: FormatConfig,
+    label_names: Sequence[str] | None,
+    counts: Counter[str],
+) -> dict[str, Int64s]:
+    """Each finding as a number per row; what they are shares of is added to `counts`."""
+    validated, formatted, tokenized = side
     found: dict[str, list[Int64s]] = {}
     pipeline = read_pipeline(snapshot.backend)
     places = [_places(table, tokenized) for table in (validated, formatted)]
@@ -88,12 +120,7 @@ def audit_shard(
         findings = _findings(tokens, due, own, snapshot, config, messages, part)
         for name, numbers in findings.items():
             found.setdefault(name, []).append(numbers)
-    values = {name: np.concatenate(parts) for name, parts in found.items()}
-    worst = {name: worst_rows(tokenized, each) for name, each in values.items()}
-    return {
-        "counts": {**counts, **{name: int(each.sum()) for name, each in values.items()}},
-        "worst": {name: rows for name, rows in worst.items() if rows},
-    }
+    return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 def _findings(
@@ -113,17 +140,16 @@ def _findings(
         **bos_and_unknown(tokens, snapshot),
         "untrained_rows": is_idle.astype(np.int64),
         "misplaced_rows": tokens.is_misplaced.astype(np.int64),
+        "unlocated_rows": (~tokens.is_exact).astype(np.int64),
     }
 
 
 def _sizes(tokens: Tokens, due: Int64s, absent: Int64s) -> dict[str, int]:
     """What the findings are shares of; turns that should be trained and are not count, too."""
     return {
-        "rows": len(due),
         "tokens": len(tokens.ids),
         "trained_tokens": int((tokens.range_ends - tokens.range_starts).sum()),
         "turns": len(tokens.range_starts) + int(absent.sum()),
-        "unlocated_rows": int((~tokens.is_exact).sum()),
         "answer_bytes": int(due[tokens.is_exact].sum()),
     }
 

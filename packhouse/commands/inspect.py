@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,9 @@ def inspect(
             packed = iter([(pack, read_pack(opened, split, pack))])
         else:
             packed = read_packs(opened, split, skip, packs)
-        _show_packs(split, packed, _pipeline(opened, tokenizer, cache), as_json=as_json)
+        sides = ("chosen", "rejected") if opened.manifest.preferences == "pairs" else ("",)
+        pipeline = _pipeline(opened, tokenizer, cache)
+        _show_packs(split, packed, pipeline, sides, as_json=as_json)
 
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
@@ -129,16 +131,19 @@ def _show_packs(
     split: str,
     packed: Iterator[tuple[int, dict[str, Any]]],
     pipeline: Pipeline | None,
+    sides: Sequence[str],
     *,
     as_json: bool,
 ) -> None:
+    """Print packs; `sides` are the names of the sequences of each record."""
+
     def blocks() -> Iterator[Any]:
         for number, row in packed:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
-            records = counted(len(row["seq_lengths"]), "record")
+            records = counted(len(row["seq_lengths"]) // len(sides), "record")
             yield _rule(f"{split} pack {number:,}: {counts}, {records}{_weights_of(row)}")
-            for name, start, end in record_bounds(row):
-                yield _cyan(f"\n-- record {name} --\n")
+            for (name, start, end), side in zip(record_bounds(row), cycle(sides), strict=False):
+                yield _cyan(f"\n-- record {name}{side and ', '}{side} --\n")
                 yield _drawn(_runs(row, pipeline, start, end))
 
     if not as_json:

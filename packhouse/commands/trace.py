@@ -89,7 +89,10 @@ def _of_token(
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"
         raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
-    record_id, start, end = next(each for each in record_bounds(row) if token < each[2])
+    number, (record_id, start, end) = next(
+        each for each in enumerate(record_bounds(row)) if token < each[1][2]
+    )
+    is_paired = opened.manifest.preferences == "pairs"
     mask = np.asarray(row["trained"][start:end], np.bool_)
     places = read_view(
         opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": record_id}
@@ -110,7 +113,8 @@ def _of_token(
         "line": kept[0]["row"] + 1 if kept and kept[0]["source"].endswith(".jsonl") else None,
         "rows of equal content": max(len(kept) - 1, 0),
         "record": record_id,
-        "token of the record": inner,
+        **({"side": ("chosen", "rejected")[number % 2]} if is_paired else {}),
+        f"token of the {'side' if is_paired else 'record'}": inner,
         "token id": row["input_ids"][token],
         "turn": _turn(answer, len(answers), is_trained=is_trained),
         "trained": "yes" if is_trained else "no",

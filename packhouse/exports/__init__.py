@@ -3,6 +3,7 @@
 | format | for | labels |
 |---|---|---|
 | `trl` | TRL, transformers | unshifted, -100; `seq_lengths` and `position_ids` |
+| `trl`, of preferences | TRL's DPO and KTO | `prompt_ids`, `chosen_ids`, `rejected_ids` |
 | `axolotl` | Axolotl, pre-tokenized | unshifted, -100; one record a row, packed by Axolotl |
 | `megatron` | Megatron-Bridge, packed Parquet | `loss_mask` at the predicting token |
 | `mds` | MosaicML Streaming | unshifted, -100 |
@@ -31,6 +32,7 @@ from typing import Any
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
+from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import cache_folder, read_rows, verified_file
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
@@ -166,7 +168,13 @@ def _write_split(
     for source, own in groupby(entries, key=lambda entry: entry.source):
         rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
         write_export(
-            rows, export_format, set_name(split, source), folder, multiple, pack.get("seq_len")
+            rows,
+            export_format,
+            set_name(split, source),
+            folder,
+            multiple,
+            pack.get("seq_len"),
+            preferences=opened.manifest.preferences,
         )
 
 
@@ -187,6 +195,8 @@ def write_export(
     folder: Path,
     multiple: int = 1,
     seq_len: int | None = None,
+    *,
+    preferences: str | None = None,
 ) -> list[Path]:
     """Write one split of expanded rows in a trainer's format into an existing folder.
 
@@ -198,18 +208,29 @@ def write_export(
         multiple: `pack.pad_record_to_multiple_of`; `megatron` pads records to it, other formats
             hold no pads.
         seq_len: `pack.seq_len`, for `megatron`'s metadata; None: that of the longest pack.
+        preferences: what the rows prefer, as `Recipe.preferences`. `trl` has the columns of its
+            trainers then, `arrow` all columns; the others would train bad answers like good ones.
 
     Returns:
         The files, by name.
 
     Raises:
-        ConfigError: the format cannot hold the rows' class.
+        ConfigError: the format cannot hold the rows' class, or what they prefer.
     """
+    if preferences and export_format not in ("arrow", "trl"):
+        raise ConfigError(
+            f"format '{export_format}' would train the bad answers of `format: {preferences}` like "
+            "good ones; export to 'trl'"
+        )
     before = set(folder.rglob("*"))
     module = export_format if export_format in ("mds", "megatron") else "formats"
     write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
     settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
-    write(_refuse_lossy(batches, export_format), split, folder, **settings)
+    if preferences and export_format == "trl":
+        batches = map(preference_columns, batches)
+    else:
+        batches = _refuse_lossy(batches, export_format)
+    write(batches, split, folder, **settings)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 

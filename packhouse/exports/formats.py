@@ -36,8 +36,12 @@ def write_trl(batches: Batches, split: str, folder: Path) -> None:
     """`<split>.parquet` of packs, for TRL and transformers: boundaries as lengths and as positions.
 
     Labels stay unshifted: the model shifts. No `attention_mask`: all ones, it would undo packing.
+    Preferences have the columns of `load_preferences`.
     """
-    columns = ("input_ids", "labels", "seq_lengths", "position_ids", "loss_weights")
+    columns = (
+        *("input_ids", "labels", "seq_lengths", "position_ids", "loss_weights"),
+        *("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "label", "record_id"),
+    )
     write_parquet(
         batches,
         folder / f"{split}.parquet",

@@ -1,7 +1,7 @@
 """What a trainer imports: datasets, collators, masks and microbatches.
 
-Nothing is imported until it is asked for: `load_packed` needs no torch, all else does
-(`pip install packhouse[torch]`).
+Nothing is imported until it is asked for: `load_packed` and `load_preferences` need no torch, all
+else does (`pip install packhouse[torch]`).
 """
 
 from importlib import import_module
@@ -25,7 +25,9 @@ _MODULES = {
     "count_targets": "microbatches",
     "cu_seqlens": "masks",
     "enable_packing": "enabling",
+    "enable_preferences": "preferences",
     "load_packed": "versions",
+    "load_preferences": "preferences",
     "make_supervised_dataset": ".supervised",  # of packhouse: it runs steps, loaders know none
     "packed_mask_mod": "masks",
     "prepare_finetuning_batch": "microbatches",

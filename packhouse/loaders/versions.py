@@ -55,6 +55,7 @@ __all__ = [
     "cache_folder",
     "check_verify",
     "load_packed",
+    "map_rows",
     "mapped_file",
     "open_split",
     "read_rows",
@@ -135,13 +136,14 @@ def load_packed(
             )
         paths.setdefault(source, []).append(mapped_file(opened, entry, folder, verify))
     about = f"packhouse {opened.dataset} {opened.version} {split}"
-    rows = {name: _map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
+    rows = {name: map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
     if any(_holds_packs(each) for each in rows.values()):
         _warn_of_leaks()
     return {str(name): each for name, each in rows.items()} if by_source else rows[None]
 
 
-def _map_rows(paths: Sequence[Path], description: str) -> "Dataset":
+def map_rows(paths: Sequence[Path], description: str) -> "Dataset":
+    """Map files that `mapped_file` gave, one behind another, as a dataset."""
     from datasets import Dataset, DatasetInfo, concatenate_datasets
 
     info = DatasetInfo(description=description)
@@ -187,11 +189,14 @@ def cache_folder(cache: str | Path | None) -> Path:
     return check_cache(Path(cache) if cache is not None else default_cache())
 
 
-def open_split(uri: str | Path, version: str, split: str) -> tuple[OpenVersion, list[FileEntry]]:
+def open_split(
+    uri: str | Path, version: str, split: str, *, preferences: bool = False
+) -> tuple[OpenVersion, list[FileEntry]]:
     """Resolve a version and the data files of one of its splits, in published order.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`.
+        ConfigError: `uri` ends in another name than `version`, or the version holds preferences
+            where others are wanted, whose rejected answers would be trained like any: or none.
         VersionNotFoundError: no such dataset, version or split.
     """
     uri = str(uri)
@@ -204,6 +209,13 @@ def open_split(uri: str | Path, version: str, split: str) -> tuple[OpenVersion, 
             )
         name = version if address.name == "latest" else address.name
         opened = open_version(address.root, address.dataset, name)
+    if preferences != (opened.manifest.preferences is not None):
+        raise ConfigError(
+            f"{opened.dataset} {opened.version} holds no preferences: load it with load_packed"
+            if preferences
+            else f"{opened.dataset} {opened.version} holds preferences, and its bad answers would "
+            "be trained like good ones: load it with load_preferences"
+        )
     entries = opened.files(split=split)
     if not entries:
         raise VersionNotFoundError(
@@ -279,13 +291,27 @@ _FORM = 1
 """Of the cached rows; part of their name, so that another form is another file."""
 
 
-def mapped_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
+def mapped_file(
+    opened: OpenVersion,
+    entry: FileEntry,
+    cache: Path,
+    verify: bool = True,
+    columns: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+) -> Path:
     """Return a local Arrow stream file with the rows of a published file, to be mapped.
+
+    Args:
+        opened: the version.
+        entry: one of its files.
+        cache: folder of local copies.
+        verify: compare its sha256 once in this process.
+        columns: makes other rows of those that `read_rows` gives; its name is part of the file's.
 
     Raises:
         IntegrityError: the store's bytes are not the published ones.
     """
-    path = cache / "loaded" / f"{entry.sha256}-rows{_FORM}.arrow"
+    form = "rows" if columns is None else columns.__name__
+    path = cache / "loaded" / f"{entry.sha256}-{form}{_FORM}.arrow"
 
     def convert() -> None:
         source = verified_file(opened, entry, cache, verify)
@@ -293,7 +319,7 @@ def mapped_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool
         writer = None
         try:
             with pa.OSFile(str(staged), "wb") as sink:
-                for rows in read_rows(source):
+                for rows in map(columns, read_rows(source)) if columns else read_rows(source):
                     writer = writer or pa.ipc.new_stream(sink, rows.schema)
                     writer.write_batch(rows)
                 if writer is None:

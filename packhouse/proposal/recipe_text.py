@@ -24,6 +24,7 @@ _WHY = {
 _FORMATS = {
     "mixed": "rows of several shapes, each read by its own",
     "text": "plain text; all of it is trained",
+    "preference": "the chosen answers; `pairs` reads the rejected ones, too",
 }
 
 

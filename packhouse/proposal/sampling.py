@@ -9,7 +9,7 @@ import pyarrow as pa
 from packhouse.errors import SourceError
 from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.tables import read_table, write_table
+from packhouse.records.tables import read_table
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 
@@ -34,12 +34,10 @@ def try_first_rows(
         raise SourceError(f"source '{source.path}' has no rows")
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
     with temporary_folder("sample") as folder:
-        validated = rows.validated.slice(0, max_rows)
-        write_table(folder / "validated.arrow", validated)
-        call = partial(
-            try_rows, recipe, shards[0].row_format, source.label_names, tokenizers, folder
-        )
-        run_template(call, recipe, validated.nbytes)
+        rows.write(folder, max_rows)
+        row_format = shards[0].row_format
+        call = partial(try_rows, recipe, row_format, source.label_names, tokenizers, folder)
+        run_template(call, recipe, rows.validated.slice(0, max_rows).nbytes)
         tokenized = read_table(folder / "tokenized.arrow")
         bad = pa.concat_tables([rows.quarantined, read_table(folder / REFUSED)])
         return tokenized, bad.select(["source", "row", "reason", "detail"]).to_pylist()

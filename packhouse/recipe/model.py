@@ -5,9 +5,9 @@ run form; hence flat enums, optional fields, and URIs as `str` (`Path` turns `s3
 Each section is handed to the step of the same name and is part of that step's cache key.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,10 @@ from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
 from packhouse.recipe.section import Name, Section, Uri
 from packhouse.recipe.source import RowFormat, SourceConfig
 
-__all__ = ["Recipe", "plugins_of"]
+__all__ = ["Preferences", "Recipe", "plugins_of", "preferences_in"]
+
+Preferences = Literal["pairs", "kto"]
+"""Formats of rows that say which answers are better; all sources are of one, or none is."""
 
 
 class Recipe(Section):
@@ -54,6 +57,11 @@ class Recipe(Section):
 
     publish: PublishConfig = PublishConfig()
 
+    @property
+    def preferences(self) -> Preferences | None:
+        """What the rows prefer: `pairs` of answers, single answers (`kto`); None: they do not."""
+        return preferences_in(source.format for source in self.sources)
+
     def _repr_html_(self) -> str:
         """Show in a notebook what is set, as it is set, and what a run would make of it.
 
@@ -74,6 +82,36 @@ class Recipe(Section):
                 "format.template sequence_classification needs pack.strategy none: a pack of many "
                 "records has no one label"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _preferences_stay_whole(self) -> Self:
+        """A pair is one record of two sequences, each a prompt and one trained answer."""
+        kind = self.preferences
+        if kind is None:
+            return self
+        if others := sorted({source.format for source in self.sources} - {kind}):
+            raise ValueError(f"sources of format {kind} and {others[0]} make no one dataset")
+        pack, format_ = self.pack, self.format
+        refused = {
+            f"format.template {format_.template}": format_.template
+            in ("text", "classification", "sequence_classification"),
+            f"format.train_on {format_.train_on}": format_.train_on != "assistant",
+            "format.one_example_per_turn": format_.one_example_per_turn,
+            "format.reasoning strip": format_.reasoning == "strip",
+            f"pack.over_length {pack.over_length}": pack.over_length not in ("drop", "error"),
+            "pack.strategy concat": pack.strategy == "concat",
+            "pack.pad_record_to_multiple_of": pack.pad_record_to_multiple_of > 1,
+            "loss_weight": any(
+                source.loss_weight != 1 or "loss_weight" in source.fields for source in self.sources
+            ),
+        }
+        for setting in (name for name, is_set in refused.items() if is_set):
+            raise ValueError(f"{setting} is not for sources of format {kind}: each answer is whole")
+        if kind == "kto" and pack.strategy != "none":
+            raise ValueError("format kto needs pack.strategy none: a pack has no one label")
+        for name in set(self.publish.exports) - {"arrow", "trl"}:
+            raise ValueError(f"export {name} would train rejected answers like chosen ones")
         return self
 
     @model_validator(mode="after")
@@ -99,6 +137,18 @@ class Recipe(Section):
                 "split.eval_fraction or split.eval_count, or take on_match drop"
             )
         return self
+
+
+def preferences_in(formats: Iterable[str]) -> Preferences | None:
+    """Return what rows prefer whose sources have these formats.
+
+    Example:
+        >>> preferences_in(["pairs"]), preferences_in(["preference", "chat"])
+        ('pairs', None)
+    """
+    known: tuple[Preferences, ...] = get_args(Preferences)
+    given = set(formats)
+    return next((name for name in known if name in given), None)
 
 
 def plugins_of(recipe: Recipe) -> list[Plugin]:

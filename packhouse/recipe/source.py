@@ -24,7 +24,9 @@ RowFormat = Literal[
     "transcript",  # chosen or text: "\n\nHuman: ...\n\nAssistant: ..."
     "classification",  # text, label
     "text",  # text
-    "preference",  # prompt, chosen
+    "preference",  # prompt, chosen; rejected is left out
+    "pairs",  # prompt, chosen, rejected: both sides
+    "kto",  # prompt, completion, label: good or bad
     "squad",  # context, question, answers; or paragraphs of them
     "tokenized",  # input_ids, and labels or a mask
     "mixed",  # each row of a shape of its own

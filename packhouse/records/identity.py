@@ -25,7 +25,7 @@ from packhouse.records.messages import (
     string_buffers,
 )
 
-__all__ = ["GroupBy", "conversation_ids", "group_keys"]
+__all__ = ["GroupBy", "conversation_ids", "group_keys", "pair_ids"]
 
 GroupBy = Literal["prompt", "record"]
 
@@ -79,6 +79,18 @@ def conversation_ids(
     tails = _tails(given, len(messages))
     parts = zip(pairwise(bounds), tails, strict=True)
     return _names(b"".join((view[start:end], tail)) for (start, end), tail in parts)
+
+
+def pair_ids(chosen: pa.Array, rejected: pa.Array) -> pa.Array:
+    """Name each pair by the names of its two conversations, in their order.
+
+    Example:
+        >>> a, b = pa.array(["0" * 20]), pa.array(["1" * 20])
+        >>> pair_ids(a, b).to_pylist() == pair_ids(b, a).to_pylist()
+        False
+    """
+    pairs = pc.binary_join_element_wise(chosen, rejected, "")
+    return _names(name.encode() for name in pairs.to_pylist())
 
 
 def _names(texts: Iterable[bytes | memoryview]) -> pa.Array:

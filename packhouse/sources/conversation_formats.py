@@ -14,6 +14,7 @@ from packhouse.sources.chat_messages import (
     speaker_key,
 )
 from packhouse.sources.message_trees import Said, build_trees, tree_paths
+from packhouse.sources.preference_formats import PREFERENCE_FORMATS
 from packhouse.sources.records import Rows
 from packhouse.sources.row_format import (
     Found,
@@ -76,40 +77,6 @@ class BareMessages(RowFormat):
     def read(self, row: object, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
         """Read the messages."""
         return [read_messages(row, None, None)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preference(RowFormat):
-    """A prompt with a chosen and a rejected answer: the chosen one is read."""
-
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
-        """Read the chosen conversation, after the prompt unless it begins with it."""
-        check_present(row, self.required, names, config)
-        chosen = _messages_in_text(row[names["chosen"]])
-        prompt = _messages_in_text(optional(row, names, "prompt"))
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, list | None):
-            raise BadRowError("type", f"prompt is {kind_of(prompt)}, neither text nor messages")
-        if isinstance(chosen, str):
-            chosen = [{"role": "assistant", "content": chosen}]
-        if not isinstance(chosen, list):
-            raise BadRowError("type", f"chosen is {kind_of(chosen)}, neither text nor messages")
-        if prompt and chosen[: len(prompt)] != prompt:
-            chosen = [*prompt, *chosen]
-        system = optional_text(row, names, "system")
-        return [read_messages(chosen, optional(row, names, "tools"), system)]
-
-
-def _messages_in_text(value: object) -> object:
-    """The messages that JSON text holds; other text, and anything else, as it is."""
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
-        parsed, bad = parse_text(value)
-        if bad is None and parsed and all(speaker_key([item]) for item in parsed):
-            return parsed
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,10 +190,7 @@ CONVERSATION_FORMATS: dict[str, RowFormat] = {
         required=aliases("transcript|chosen|text|conversation"),
         optional=aliases("rejected system|system_prompt"),
     ),
-    "preference": Preference(
-        required=aliases("chosen"),
-        optional=aliases("prompt rejected system|system_prompt tools"),
-    ),
+    **PREFERENCE_FORMATS,
     "oasst": MessageTree(required=aliases("text role replies")),
     "oasst_flat": FlatMessages(
         required=aliases("message_id parent_id text role"),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ import pyarrow.compute as pc
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.records.identity import GroupBy, conversation_ids, group_keys
+from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.messages import role_violations
-from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED
+from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, write_table
 from packhouse.sources.beside import Beside, read_beside
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
@@ -78,6 +79,14 @@ class ShardRows:
     notes: dict[str, int]
     """Counts of what is no error: `blank_lines`, `bom`, `truncated_files`, `empty_files`,
     `misnamed_compression`, `bidi_controls` (rows)."""
+    rejected: pa.Table | None = None
+    """Of pairs, the rejected sides, row by row as `validated` has the chosen ones; else None."""
+
+    def write(self, folder: Path, max_rows: int | None = None) -> None:
+        """Write `validated.arrow` and, of pairs, `rejected.arrow`."""
+        write_table(folder / "validated.arrow", self.validated.slice(0, max_rows))
+        if self.rejected is not None:
+            write_table(folder / "rejected.arrow", self.rejected.slice(0, max_rows))
 
 
 def read_shard(
@@ -107,6 +116,7 @@ def read_shard(
     notes = Counter(shard.notes)
     of_rows: Counter[str] = Counter()
     of_messages: Counter[str] = Counter()
+    rejected = [part.rejected for part in parts if part.rejected is not None]
     for part in parts:
         notes.update(part.notes)
         for name, count in part.extra_fields.items():
@@ -123,6 +133,7 @@ def read_shard(
         extra_fields=bounded(of_rows)
         | {IN_MESSAGES + name: count for name, count in bounded(of_messages).items()},
         notes={name: count for name, count in notes.items() if count},
+        rejected=pa.concat_tables(rejected).combine_chunks() if rejected else None,
     )
 
 
@@ -179,18 +190,21 @@ class _Reader:
         of_trees = [Failure(int(records.numbers[i]), *why) for i, *why in adapted.dropped]
         self._check_bad(shard, len(failures))
         self.num_bad += len(failures)
+        is_paired = row_format == "pairs"
+        sides = _sides(kept) if is_paired else [kept]
+        aside = beside.take(sides[0].origin)
+        validated = _validated_table(shard, records, sides, aside, self.group_by)
         return ShardRows(
-            validated=_validated_table(
-                shard, records, kept, beside.take(kept.origin), self.group_by
-            ),
+            validated=validated,
             quarantined=_quarantined_table(part, failures),
             dropped=_dropped_table(part, [*filtered, *of_trees]),
             num_records=records.num_records,
-            extra_paths=len(adapted.origin) - len(np.unique(adapted.origin)),
+            extra_paths=0 if is_paired else len(adapted.origin) - len(np.unique(adapted.origin)),
             extra_fields=extra_fields
             | {IN_MESSAGES + name: rows for name, rows in adapted.unread_fields.items()},
             notes=Counter(records.notes)
             + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
+            rejected=_with_messages(validated, sides[1].messages) if is_paired else None,
         )
 
     def _reshape(self, part: Part) -> list[Failure]:
@@ -223,7 +237,10 @@ class _Reader:
 def _apply_rules(
     adapted: Adapted, rules: ValidateConfig, row_format: str
 ) -> tuple[Adapted, list[tuple[int, str, str]]]:
-    """Take out conversations that break the rules; each path of a tree stands for itself."""
+    """Take out conversations that break the rules; each path of a tree stands for itself.
+
+    A pair goes whole, for what is wrong with its first bad side.
+    """
     violations = role_violations(
         adapted.messages,
         allow_ends_on_user=rules.allow_ends_on_user,
@@ -236,6 +253,9 @@ def _apply_rules(
     good = np.ones(len(adapted.origin), np.bool_)
     good[list(violations)] = False
     bad = [(int(adapted.origin[place]), *why) for place, why in sorted(violations.items())]
+    if row_format == "pairs":
+        good = np.repeat(good.reshape(-1, 2).all(axis=1), 2)
+        bad = list({why[0]: why for why in reversed(bad)}.values())
     mask = pa.array(good)
     kept = Adapted(
         messages=adapted.messages.filter(mask),
@@ -246,12 +266,38 @@ def _apply_rules(
     return kept, bad
 
 
+def _sides(pairs: Adapted) -> list[Adapted]:
+    """The chosen conversations of pairs, and the rejected ones."""
+    places = [np.arange(side, len(pairs.origin), 2) for side in (0, 1)]
+    return [
+        Adapted(
+            messages=pairs.messages.take(pa.array(own)),
+            tools=pairs.tools.take(pa.array(own)),
+            labels=pairs.labels.take(pa.array(own)),
+            origin=pairs.origin[own],
+        )
+        for own in places
+    ]
+
+
+def _with_messages(validated: pa.Table, messages: pa.Array) -> pa.Table:
+    place = VALIDATED.get_field_index("messages")
+    return validated.set_column(place, VALIDATED.field("messages"), messages)
+
+
 def _validated_table(
-    shard: SourceShard, records: Records, kept: Adapted, beside: Beside, group_by: GroupBy
+    shard: SourceShard,
+    records: Records,
+    sides: list[Adapted],
+    beside: Beside,
+    group_by: GroupBy,
 ) -> pa.Table:
+    """The conversations; of pairs the chosen ones, called by the contents of both sides."""
+    kept = sides[0]
     tools = pc.coalesce(kept.tools, beside.tools)
     asides = [tools, beside.arguments, beside.weights]
-    ids = conversation_ids(kept.messages, tools, kept.labels, *asides[1:])
+    names = [conversation_ids(each.messages, tools, each.labels, *asides[1:]) for each in sides]
+    ids = pair_ids(*names) if len(names) == 2 else names[0]
     groups = group_keys(kept.messages, ids, group_by)
     num_rows = len(kept.origin)
     source = pa.DictionaryArray.from_arrays(

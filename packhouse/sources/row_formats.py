@@ -29,6 +29,7 @@ from packhouse.sources.chat_messages import (
     speaker_key,
 )
 from packhouse.sources.conversation_formats import CONVERSATION_FORMATS, FlatMessages
+from packhouse.sources.preference_formats import STATED
 from packhouse.sources.records import Rows
 from packhouse.sources.row_format import MESSAGE_FIELDS, Adapted, Found, RowFormat
 from packhouse.sources.text_formats import TEXT_FORMATS, TextFields, class_index
@@ -82,7 +83,7 @@ ROW_FORMATS: dict[str, RowFormat] = {
 _CONVERSATIONS = {
     name: known
     for name, known in ROW_FORMATS.items()
-    if known.answers == "required" and name not in ("mixed", "oasst_flat")
+    if known.answers == "required" and name not in ("mixed", "oasst_flat", *STATED)
 }
 
 

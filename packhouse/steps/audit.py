@@ -27,10 +27,12 @@ from packhouse.auditing import (
 )
 from packhouse.auditing.turns import TokenBytes
 from packhouse.engine.step import Job, Step, Work
+from packhouse.foreign import REJECTED
 from packhouse.plugins import find_plugin, plugin_key
 from packhouse.probes import learn_template
 from packhouse.quality import combine_quality, count_quality, language_key
 from packhouse.recipe import AuditConfig, Recipe
+from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
 from packhouse.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.steps.format import FORMAT, FormatParameters, conversations
@@ -130,16 +132,20 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
 
 def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    texts = read_table(formatted.path("formatted.arrow"))
     tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
     snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
     if "tokens.arrow" in validated.files:  # ids were given
         pipeline = read_pipeline(snapshot.backend)
         turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
         return audit_given(tokenized, snapshot, turns)
+    sides = [(conversations(validated, formatted), texts, tokenized)]
+    if REJECTED in formatted.files:
+        chosen, rejected = split_sides(tokenized)
+        others = (read_table(each.path(REJECTED)) for each in (validated, formatted))
+        sides = [(*sides[0][:2], chosen), (*others, rejected)]
     return audit_shard(
-        conversations(validated, formatted),
-        read_table(formatted.path("formatted.arrow")),
-        tokenized,
+        sides,
         snapshot,
         work.recipe.format,
         work.parameters.label_names,

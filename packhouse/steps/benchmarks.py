@@ -18,8 +18,10 @@ from packhouse import auditing
 from packhouse.auditing import Benchmarks, match_benchmarks, read_benchmarks
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
+from packhouse.foreign import REJECTED
 from packhouse.recipe import MIXING, Recipe
 from packhouse.records.lists import one_chunk
+from packhouse.records.pairs import both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import scan_source
@@ -81,7 +83,10 @@ def benchmark_job(
 
 def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
     """Write `matches.arrow`, the rows that share a run of words with a benchmark."""
-    validated = read_table(work.input(VALIDATE).path("validated.arrow"))
+    receipt = work.input(VALIDATE)
+    validated = read_table(receipt.path("validated.arrow"))
+    if REJECTED in receipt.files:
+        validated = both_sides(validated, read_table(receipt.path(REJECTED)))
     found, matches = match_benchmarks(
         validated, load_benchmarks(work.recipe, work.parameters.benchmarks)
     )

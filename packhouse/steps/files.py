@@ -317,7 +317,10 @@ def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: 
         pack = work.recipe.pack
         multiple, seq_len = pack.pad_record_to_multiple_of, pack.seq_len
         its_set = set_name(split, source)
-        for path in write_export(rows, told.format, its_set, staged, multiple, seq_len):
+        kind = work.recipe.preferences
+        for path in write_export(
+            rows, told.format, its_set, staged, multiple, seq_len, preferences=kind
+        ):
             inner = path.relative_to(staged).as_posix()
             name = f"{told.format}-{inner.replace('/', '-')}"
             os.replace(path, folder / name)

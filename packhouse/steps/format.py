@@ -18,9 +18,10 @@ from packhouse import dedup, templates, tokenization
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
 from packhouse.errors import ConfigError, ContractError
-from packhouse.foreign import cuts_windows, render_shard, run_template
+from packhouse.foreign import REJECTED, cuts_windows, render_shard, run_template
 from packhouse.near import near_files, near_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
+from packhouse.records.pairs import both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
 from packhouse.steps.benchmarks import benchmark_job
@@ -135,6 +136,9 @@ def _template_identity(template: str) -> str:
 def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     """Write `formatted.arrow`, and `quarantined.arrow` where a template refuses a row.
 
+    Of pairs, `rejected.arrow` has the texts of the other sides, row by row; a pair of which one
+    side is refused is refused whole.
+
     Where conversations are rendered otherwise than they came (split, or without thinking),
     `examples.arrow` has them as they were rendered: the audit and deduplication compare the text
     with these.
@@ -190,6 +194,7 @@ FORMAT = Step(
     compute=compute,
     contracts={
         "formatted.arrow": "formatted",
+        "rejected.arrow": "formatted",
         "examples.arrow": "validated",
         "quarantined.arrow": "quarantined",
     },
@@ -197,11 +202,22 @@ FORMAT = Step(
 )
 
 
-def conversations(validated: Receipt[ValidateFacts], formatted: Receipt[ShardCounts]) -> pa.Table:
-    """Return the conversations that the texts of a shard are renderings of."""
+def conversations(
+    validated: Receipt[ValidateFacts],
+    formatted: Receipt[ShardCounts],
+    *,
+    whole_pairs: bool = False,
+) -> pa.Table:
+    """Return the conversations that the texts of a shard are renderings of.
+
+    Of pairs these are the chosen ones; with `whole_pairs`, each has the messages of both sides.
+    """
     if "examples.arrow" in formatted.files:
         return read_table(formatted.path("examples.arrow"))
-    return read_table(validated.path("validated.arrow"))
+    table = read_table(validated.path("validated.arrow"))
+    if whole_pairs and REJECTED in validated.files:
+        return both_sides(table, read_table(validated.path(REJECTED)))
+    return table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,8 +256,8 @@ def fingerprint_job(
 
 
 def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
-    """Write `fingerprints.arrow`, a row for each conversation."""
-    rows = conversations(work.input(VALIDATE), work.input(FORMAT))
+    """Write `fingerprints.arrow`, a row for each conversation, or for each pair of them."""
+    rows = conversations(work.input(VALIDATE), work.input(FORMAT), whole_pairs=True)
     table = dedup.fingerprint_table(rows, work.parameters.dedup)
     write_table(folder / "fingerprints.arrow", table)
     return FingerprintFacts(rows=rows.num_rows)

@@ -19,6 +19,7 @@ from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Step, Work
 from packhouse.packing import GatherTally, PackPlan, check_packed, gather
 from packhouse.recipe import PackConfig
+from packhouse.records.pairs import as_sequences
 from packhouse.records.tables import PACKED, read_table
 from packhouse.runtime.progress import advance
 from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
@@ -87,7 +88,10 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
     shards, rows = _shards_of(ShardIndex(packed, work.workspace), records)
     tally = GatherTally()
     ends = np.zeros(0, np.int32)  # the plan has starts and ends of its own
-    batches = _checked(gather(shards, plan, ends, rows, tally=tally), plan, packed.facts)
+    batches = gather(shards, plan, ends, rows, tally=tally)
+    if work.recipe.preferences == "pairs":
+        batches = map(as_sequences, batches)
+    batches = _checked(batches, plan, packed.facts)
     write_batches(folder / "packs.arrow", PACKED, batches)
     return GatherFacts(packs=work.parameters, tally=tally)
 

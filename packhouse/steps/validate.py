@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -144,26 +144,26 @@ def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) ->
 def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     """Write `validated.arrow`; `quarantined.arrow` and `dropped.arrow` where rows are.
 
-    Where the rows are tokenized, `tokens.arrow` holds what tokenize passes on.
+    Of pairs, `rejected.arrow` has the other sides; where the rows are tokenized, `tokens.arrow` has
+    what tokenize passes on.
     """
     start_early()  # format comes next
     told = work.parameters
     rows = read_shard(told.shard, told.source, told.rules, told.group_by)
-    validated, quarantined = rows.validated, rows.quarantined
     if told.tokenizer is not None:
         snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
-        given = read_given(validated, snapshot)
-        validated = given.conversations
+        given = read_given(rows.validated, snapshot)
         bad = with_raw_rows(given.quarantined, told.shard, told.rules)
-        quarantined = pa.concat_tables([quarantined, bad]).sort_by("row")
+        quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
+        rows = replace(rows, validated=given.conversations, quarantined=quarantined)
         write_table(folder / "tokens.arrow", given.tokenized)
         check_unchanged(work.recipe.tokenizer, told.tokenizer)
-    write_table(folder / "validated.arrow", validated)
+    rows.write(folder)
     return ValidateFacts(
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
-        rows_out=validated.num_rows,
+        rows_out=rows.validated.num_rows,
         added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
-        quarantined=write_quarantined(folder, quarantined),
+        quarantined=write_quarantined(folder, rows.quarantined),
         dropped=write_dropped(folder, rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
@@ -187,6 +187,7 @@ VALIDATE = Step(
     contracts={
         "validated.arrow": "validated",
         "tokens.arrow": "tokenized",
+        "rejected.arrow": "validated",
         "quarantined.arrow": "quarantined",
         "dropped.arrow": "dropped",
     },

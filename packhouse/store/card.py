@@ -38,13 +38,31 @@ def dataset_card(manifest: Manifest) -> str:
         _settings(manifest),
         _sources(manifest),
         _quality(manifest),
-        "```python\n"
-        "from datasets import load_dataset\n"
-        f'rows = load_dataset("FOLDER", split="{splits[0] if splits else "train"}")\n'
-        "```\n\n"
-        "Labels are unshifted; sequences of a row end where `seq_lengths` says.\n",
+        _usage(manifest),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _usage(manifest: Manifest) -> str:
+    """How to load it, and what its rows are."""
+    split = next(iter(manifest.splits()), "train")
+    ends = "Labels are unshifted; sequences of a row end where `seq_lengths` says."
+    if manifest.preferences is None:
+        load = f'from datasets import load_dataset\nrows = load_dataset("FOLDER", split="{split}")'
+        return f"```python\n{load}\n```\n\n{ends}\n"
+    of = {
+        "pairs": "Each record is a pair, counted once: of two sequences of one `record_id`, the "
+        "first has the chosen answer and the second the rejected one.",
+        "kto": "Each row is an answer; `label` is 1 where it is good and 0 where it is bad.",
+    }[manifest.preferences]
+    load = (
+        "from packhouse import load_preferences\n"
+        f'rows = load_preferences("FOLDER", split="{split}")  # columns of TRL'
+    )
+    return (
+        f"```python\n{load}\n```\n\n{of} Bad answers have labels, too: not for supervised "
+        f"training. {ends}\n"
+    )
 
 
 def _splits_table(manifest: Manifest) -> str:

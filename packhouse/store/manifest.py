@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
+from packhouse.recipe.model import Preferences, preferences_in
 from packhouse.runtime.fingerprint import canonical_json, digest
 from packhouse.store.facts import FACT_TYPES, check_facts
 from packhouse.store.layout import (
@@ -183,6 +184,13 @@ class Manifest:
     def num_bytes(self) -> int:
         """Size of all files together."""
         return sum(entry.size for entry in self.files)
+
+    @property
+    def preferences(self) -> Preferences | None:
+        """What the rows prefer, as `Recipe.preferences`: `pairs`, `kto`, or None."""
+        settings = [source.get("settings") for source in self.lineage.get("sources", ())]
+        formats = [str(each.get("format")) for each in settings if isinstance(each, Mapping)]
+        return preferences_in(formats)
 
     def splits(self) -> list[str]:
         """Names of the splits of the data files, in order of first file."""

@@ -38,9 +38,7 @@ FINDINGS = {
 
 def audited(tables, snapshot=None):
     return audit_shard(
-        tables.validated,
-        tables.formatted,
-        tables.tokenized,
+        [(tables.validated, tables.formatted, tables.tokenized)],
         snapshot or tables.snapshot,
         tables.config,
     )

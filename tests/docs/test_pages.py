@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 DEMO = ROOT / "deployments" / "demo"
-NEEDS = {"how-to/trl.md": ("trl", "accelerate")}
+NEEDS = dict.fromkeys(("how-to/trl.md", "how-to/preferences.md"), ("trl", "accelerate"))
 SAYS = {
     "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
     "how-to/pack-in-memory.md": "5 rows of 12 tokens: 1 empty",

@@ -50,8 +50,9 @@ CASES = {
 
 
 def test_a_recipe_can_name_every_format():
-    # oasst_flat takes several rows: test_trees.py; tokenized ones are no texts: test_token_rows.py
-    names = {*CASES, "oasst_flat", "tokenized", "mixed", "auto"}
+    # oasst_flat takes several rows: test_trees.py; tokenized ones are no texts: test_token_rows.py;
+    # pairs and kto are only read where they are named: test_preference_rows.py
+    names = {*CASES, "oasst_flat", "tokenized", "pairs", "kto", "mixed", "auto"}
     assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormat)) == names
 
 

@@ -1,0 +1,229 @@
+"""Preferences as TRL trains them: prompts and answers as ids, in columns that it pads and masks.
+
+TRL's collators train whatever follows `prompt_ids`, so a row has its prompt, which is not trained,
+and its answers, which are, to the last token. The published packs have the same tokens with labels
+and bounds, for trainers that take packs.
+
+TRL's DPOTrainer and KTOTrainer tokenize every dataset that they get; there is no setting against
+it. `enable_preferences` makes a class of theirs that takes rows with `prompt_ids` as they are.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.errors import ConfigError, ContractError
+from packhouse.loaders.versions import cache_folder, check_verify, map_rows, mapped_file, open_split
+from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, zero_based
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["enable_preferences", "load_preferences", "preference_columns"]
+
+Form = Literal["trl", "reward", "packed"]
+
+_Trainer = TypeVar("_Trainer", bound=type[Any])
+
+
+def load_preferences(
+    uri: str | Path,
+    version: str = "latest",
+    split: str = "train",
+    *,
+    form: Form = "trl",
+    cache: str | Path | None = None,
+    verify: bool = True,
+) -> "Dataset":
+    """Load a split of a version of preferences as a memory-mapped `datasets.Dataset`.
+
+    | `form` | of `format: pairs` | of `format: kto` |
+    |---|---|---|
+    | `trl` | `prompt_ids`, `chosen_ids`, `rejected_ids` | `prompt_ids`, `completion_ids`, `label` |
+    | `reward` | `chosen_ids`, `rejected_ids`, each with its prompt | none |
+    | `packed` | packs, with the columns of `load_packed` | the same, one answer each |
+
+    `trl` and `reward` also have `record_id`, and a row for each pair or answer. Of a pair in a
+    pack, the chosen sequence stands before the rejected one, with the same record id. Answers are
+    trained to their last token, which ends the turn; prompts are not. Of a pair both sides have
+    the same `prompt_ids`.
+
+    Args:
+        uri: `<store>/<dataset>`, as `load_packed` takes it.
+        version: a ref, a version (`<vid>.g<N>`) or a version id.
+        split: `train` or `eval`.
+        form: which columns.
+        cache: folder of local copies; by default that of `packhouse.prepare`.
+        verify: as for `load_packed`.
+
+    Raises:
+        ConfigError: the version holds no preferences, or none of that form.
+        VersionNotFoundError: no such dataset, version or split.
+        EmptyDatasetError: the split holds no row.
+        IntegrityError: the store's bytes are not the published ones.
+    """
+    check_verify(verify)
+    opened, entries = open_split(uri, version, split, preferences=True)
+    kind = str(opened.manifest.preferences)
+    if form not in ("trl", "reward", "packed") or (kind, form) == ("kto", "reward"):
+        raise ConfigError(f"form {form!r:.40} is none of a version of `format: {kind}`")
+    folder = cache_folder(cache)
+    convert = None if form == "packed" else _CONVERT[kind, form]
+    paths = [mapped_file(opened, entry, folder, verify, convert) for entry in entries]
+    return map_rows(paths, f"packhouse {opened.dataset} {opened.version} {split}")
+
+
+def preference_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of pairs or of answers, with the columns of TRL's DPOTrainer and KTOTrainer.
+
+    Args:
+        batch: published rows with `labels`; those with a `label` are single answers.
+
+    Raises:
+        ContractError: a row is neither.
+
+    Example:
+        >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [5, 6, 7, 8, 5, 6, 9],
+        ...     "labels": [-100, -100, 7, 8, -100, -100, 9], "seq_lengths": [4, 3],
+        ...     "record_ids": ["a", "a"]}])
+        >>> preference_columns(batch).to_pylist()
+        [{'prompt_ids': [5, 6], 'chosen_ids': [7, 8], 'rejected_ids': [9], 'record_id': 'a'}]
+    """
+    found = _Sequences(batch)
+    # Sequences of 2 + 2 and of 2 + 1 tokens -> pieces from 0, 2, 4, 6: prompt, answer, prompt, ...
+    starts = np.stack([found.starts, found.starts + found.num_prompt], axis=1).ravel()
+    pieces = list_array(
+        pa.array(found.ids, pa.int32()), np.append(starts, len(found.ids)), pa.int32()
+    )
+    if found.is_paired:
+        columns = {
+            "prompt_ids": _every(pieces, 0, 4),
+            "chosen_ids": _every(pieces, 1, 4),
+            "rejected_ids": _every(pieces, 3, 4),
+            "record_id": _every(found.names, 0, 2),
+        }
+    else:
+        columns = {
+            "prompt_ids": _every(pieces, 0, 2),
+            "completion_ids": _every(pieces, 1, 2),
+            "label": one_chunk(batch["label"]).cast(pa.bool_()),
+            "record_id": found.names,
+        }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def reward_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Pairs with the prompt in both sides, as TRL's RewardTrainer takes them.
+
+    Args:
+        batch: published rows of pairs, with `labels`.
+    """
+    found = _Sequences(batch)
+    whole = list_array(
+        pa.array(found.ids, pa.int32()), np.append(found.starts, len(found.ids)), pa.int32()
+    )
+    columns = {"chosen_ids": _every(whole, 0, 2), "rejected_ids": _every(whole, 1, 2)}
+    return pa.RecordBatch.from_pydict(columns | {"record_id": _every(found.names, 0, 2)})
+
+
+class _Sequences:
+    """All sequences of rows, each a prompt and a trained answer."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.is_paired = "label" not in batch.schema.names
+        self.ids, _ = zero_based(*flat_list(batch["input_ids"]))
+        lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
+        self.names = one_chunk(batch["record_ids"]).flatten()
+        labels, _ = zero_based(*flat_list(batch["labels"]))
+        self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        is_prompt = labels == IGNORE_INDEX
+        self.num_prompt = np.add.reduceat(is_prompt, self.starts, dtype=np.int64)
+        is_due = count_up(lengths) < np.repeat(self.num_prompt, lengths)
+        is_whole = (0 < self.num_prompt) & (self.num_prompt < lengths)
+        is_bad = not is_whole.all() or not np.array_equal(is_due, is_prompt)
+        if self.is_paired and not is_bad:
+            chosen, rejected = _every(self.names, 0, 2), _every(self.names, 1, 2)
+            is_bad = not chosen.equals(rejected)
+        if is_bad:
+            raise ContractError(
+                "a row is not made of prompts and the answers to them: it holds no preferences"
+            )
+
+
+def _every(values: pa.Array, first: int, step: int) -> pa.Array:
+    return values.take(pa.array(np.arange(first, len(values), step)))
+
+
+_CONVERT = {
+    ("pairs", "trl"): preference_columns,
+    ("pairs", "reward"): reward_columns,
+    ("kto", "trl"): preference_columns,
+}
+
+
+def enable_preferences(trainer_class: _Trainer) -> _Trainer:
+    """Return TRL's DPOTrainer or KTOTrainer as a class that takes prepared rows as they are.
+
+    Datasets with `prompt_ids` are not tokenized again; others go the usual way. For KTO's losses
+    with a KL term, each batch gets the answers of its neighbours, as TRL does it.
+
+    Args:
+        trainer_class: `trl.DPOTrainer`, `trl.KTOTrainer`, or a class of yours made from one.
+
+    Raises:
+        ConfigError: when a trainer is made whose `max_length` would cut an answer.
+
+    Example:
+        trainer = enable_preferences(DPOTrainer)(model, args=args, train_dataset=rows)
+    """
+
+    def prepare(
+        self: Any, dataset: Any, processing_class: Any, args: Any, dataset_name: str
+    ) -> Any:
+        if "prompt_ids" not in (dataset.column_names or next(iter(dataset))):
+            return trainer_class._prepare_dataset(
+                self, dataset, processing_class, args, dataset_name
+            )
+        _check_max_length(dataset, args.max_length, dataset_name)
+        if getattr(self, "calculate_KL", False):
+            size = args.per_device_train_batch_size
+            dataset = dataset.map(_add_neighbours, batched=True, batch_size=size)
+        return dataset
+
+    return cast(
+        _Trainer, type(trainer_class.__name__, (trainer_class,), {"_prepare_dataset": prepare})
+    )
+
+
+def _check_max_length(dataset: Any, max_length: int | None, name: str) -> None:
+    """Refuse a limit that cuts answers; of a stream, nobody knows."""
+    if max_length is None or not hasattr(dataset, "with_format") or not hasattr(dataset, "data"):
+        return
+    answers = [each for each in _ANSWERS if each in dataset.column_names]
+    longest = 0
+    for batch in dataset.with_format("arrow").iter(2**14):
+        prompt = pc.list_value_length(batch["prompt_ids"])
+        for answer in answers:
+            lengths = pc.add(prompt, pc.list_value_length(batch[answer]))
+            longest = max(longest, pc.max(lengths).as_py())
+    if longest > max_length:
+        raise ConfigError(
+            f"max_length {max_length:,} of the trainer would cut answers of the {name} rows, of "
+            f"which the longest has {longest:,} tokens with its prompt; set max_length=None, or "
+            "prepare with a smaller pack.seq_len",
+            longest=longest,
+        )
+
+
+_ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
+
+
+def _add_neighbours(rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Answers of a batch behind each other's prompts: the last one goes to the first row."""
+    answers = rows["completion_ids"]
+    return {"KL_completion_ids": [answers[-1], *answers[:-1]]}

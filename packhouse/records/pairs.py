@@ -1,0 +1,283 @@
+"""Preferences as records: a pair is one record of two sequences, and an answer's prompt is proven.
+
+Up to its texts a pair is a row of two tables, `validated.arrow` and `rejected.arrow`, which have
+the same names and places row by row. Its tokens are one record: the chosen sequence, then the
+rejected one, each a prompt and an answer. A sequence ends where its answer ends and has one trained
+range, so the ranges alone say where the rejected one begins, and how long the prompt is:
+
+    prompt 5 6, chosen 7 8, rejected 9 -> input_ids 5 6 7 8 5 6 9, trained_ranges [2, 4) [6, 7)
+
+So a pair is counted, packed, split and dropped like any record: whole. All is done on flat arrays.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.records.lists import (
+    count_up,
+    flat_list,
+    list_array,
+    list_offsets,
+    one_chunk,
+    ranges_array,
+    read_ranges,
+    string_bytes,
+    zero_based,
+)
+from packhouse.records.tables import PACKED, QUARANTINED, TOKENIZED, VALIDATED
+
+__all__ = [
+    "as_sequences",
+    "both_sides",
+    "check_answers",
+    "cut_behind_answers",
+    "join_sides",
+    "keep_both",
+    "refused_rows",
+    "split_sides",
+]
+
+Faults = dict[int, tuple[str, str]]
+"""Row of a table -> reason code and a sentence."""
+
+_NOT_ONE = ("not_one_answer", "what is trained is not one run of tokens at the end")
+_OTHER_PROMPT = ("prompt_differs", "the tokens before the chosen and the rejected answer differ")
+_SAME = ("same_answers", "the chosen and the rejected answer have the same tokens")
+
+
+def both_sides(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
+    """Return pairs as conversations that hold the messages of both sides, the chosen ones first.
+
+    For what compares texts: equal pairs have equal messages, and no others.
+
+    Args:
+        chosen: schema `tables.VALIDATED`.
+        rejected: the other sides, row by row.
+    """
+    sides = [one_chunk(table["messages"]) for table in (chosen, rejected)]
+    joined = _interleaved(pa.concat_arrays(sides))
+    offsets = list_offsets(joined)[::2]
+    both = pa.ListArray.from_arrays(pa.array(offsets), joined.values, type=joined.type)
+    place = VALIDATED.get_field_index("messages")
+    return chosen.set_column(place, VALIDATED.field("messages"), both)
+
+
+def _interleaved(sides: pa.Array) -> pa.Array:
+    """Chosen rows, then rejected ones -> chosen, rejected, chosen, rejected, ..."""
+    return sides.take(pa.array(np.arange(len(sides)).reshape(2, -1).T.ravel()))
+
+
+def keep_both(
+    chosen: pa.Table, rejected: pa.Table, refused: Iterable[pa.Table]
+) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Return the pairs of which neither side was refused, and each refused one once.
+
+    Args:
+        chosen: rows that passed; `row` tells which they are.
+        rejected: the other sides that passed.
+        refused: schema `tables.QUARANTINED`, those of the chosen sides, then of the rejected ones.
+
+    Returns:
+        Chosen sides and rejected sides, row by row, and bad rows by their place.
+    """
+    first, second = refused
+    of_rejected = pc.binary_join_element_wise("rejected", second["detail"], ": ")
+    place = QUARANTINED.get_field_index("detail")
+    second = second.set_column(place, QUARANTINED.field("detail"), of_rejected)
+    second = second.filter(pc.invert(pc.is_in(second["row"], value_set=first["row"])))
+    bad = pa.concat_tables([first, second]).sort_by("row")
+    kept = [
+        table.filter(pc.is_in(table["row"], value_set=other["row"]))
+        for table, other in ((chosen, rejected), (rejected, chosen))
+    ]
+    return kept[0], kept[1], bad
+
+
+def cut_behind_answers(formatted: pa.Table) -> pa.Table:
+    r"""Return texts that end where what is trained ends: `...<|im_end|>\n` loses its `\n`.
+
+    TRL trains whatever follows a prompt, so nothing untrained may. A text with content behind is
+    left as it is; `check_answers` refuses it.
+
+    Args:
+        formatted: schema `tables.FORMATTED`.
+    """
+    texts, bounds = string_bytes(formatted["text"])
+    ends = np.diff(bounds).astype(np.int64)
+    trained, content = (read_ranges(formatted[n]) for n in ("trained_spans", "content_spans"))
+    last = np.zeros(len(ends), np.int64)
+    np.maximum.at(last, trained.row_of_each(), trained.ends)
+    is_cut = last > 0
+    rows = content.row_of_each()
+    is_cut[rows[content.ends > last[rows]]] = False
+    ends = np.where(is_cut, last, ends)
+    view = memoryview(texts.data)
+    places = zip(bounds[:-1].tolist(), ends.tolist(), strict=True)
+    data = pa.py_buffer(b"".join([view[start : start + length] for start, length in places]))
+    offsets = np.concatenate([[0], np.cumsum(ends)]).astype(np.int32)
+    cut = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), data)
+    place = formatted.schema.get_field_index("text")
+    return formatted.set_column(place, formatted.schema.field("text"), cut)
+
+
+def check_answers(tokenized: pa.Table) -> Faults:
+    """Return the rows that are not a prompt and, up to their end, one trained answer.
+
+    Args:
+        tokenized: schema `tables.TOKENIZED`, one sequence a row.
+    """
+    ranges = read_ranges(tokenized["trained_ranges"])
+    counts, rows = ranges.counts(), ranges.row_of_each()
+    is_good = counts == 1
+    is_good[rows[ranges.starts < 1]] = False
+    is_good[rows[ranges.ends != tokenized["num_tokens"].to_numpy()[rows]]] = False
+    return dict.fromkeys(np.flatnonzero(~is_good).tolist(), _NOT_ONE)
+
+
+def join_sides(chosen: pa.Table, rejected: pa.Table) -> tuple[pa.Table, Faults]:
+    """Join the tokens of both sides of each pair to one record, and prove that they are a pair.
+
+    Both sides have one answer that is trained up to their end, the same tokens before it, and not
+    the same ones in it.
+
+    Args:
+        chosen: schema `tables.TOKENIZED`, one sequence a row.
+        rejected: the other sides, row by row.
+
+    Returns:
+        The pairs that hold, schema `tables.TOKENIZED`, and what is wrong with the other rows.
+    """
+    of_rejected = {
+        row: (reason, f"rejected: {detail}")
+        for row, (reason, detail) in check_answers(rejected).items()
+    }
+    faults = of_rejected | check_answers(chosen)
+    good = np.setdiff1d(np.arange(chosen.num_rows), list(faults))
+    chosen_good, rejected_good = (table.take(pa.array(good)) for table in (chosen, rejected))
+    sides = [_Side(chosen_good), _Side(rejected_good)]
+    is_same_prompt = _are_equal(sides, [side.num_prompt for side in sides])
+    is_same = _are_equal(sides, [side.num_tokens for side in sides])
+    faults |= dict.fromkeys(good[~is_same_prompt].tolist(), _OTHER_PROMPT)
+    faults |= dict.fromkeys(good[is_same].tolist(), _SAME)
+    kept = pa.array(is_same_prompt & ~is_same)
+    return _joined(chosen_good.filter(kept), rejected_good.filter(kept)), faults
+
+
+class _Side:
+    """Flat tokens of one side's sequences."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.ids, self.offsets = zero_based(*flat_list(table["input_ids"]))
+        self.num_tokens = np.diff(self.offsets)
+        self.num_prompt = read_ranges(table["trained_ranges"]).starts
+
+
+def _are_equal(
+    sides: list[_Side], lengths: list[npt.NDArray[np.integer[Any]]]
+) -> npt.NDArray[np.bool_]:
+    """Which rows of two sides begin with as many tokens, and with the same ones."""
+    is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
+    counts = np.where(is_equal, lengths[0], 0)
+    rows, within = np.repeat(np.arange(len(counts)), counts), count_up(counts)
+    first, second = (side.ids[side.offsets[:-1][rows] + within] for side in sides)
+    is_equal[rows[first != second]] = False
+    return is_equal
+
+
+def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
+    ids = pa.concat_arrays([one_chunk(table["input_ids"]) for table in (chosen, rejected)])
+    values, offsets = zero_based(*flat_list(_interleaved(ids)))
+    num_tokens = [table["num_tokens"].to_numpy() for table in (chosen, rejected)]
+    ranges = [read_ranges(table["trained_ranges"]) for table in (chosen, rejected)]
+    spans = [
+        np.stack([getattr(ranges[0], name), getattr(ranges[1], name) + num_tokens[0]], axis=1)
+        for name in ("starts", "ends")
+    ]
+    starts, ends = (each.ravel().astype(np.int32) for each in spans)
+    columns = {
+        "input_ids": list_array(pa.array(values), offsets[::2], pa.int32()),
+        "trained_ranges": ranges_array(starts, ends, np.full(chosen.num_rows, 2)),
+        "range_weights": pa.nulls(chosen.num_rows, TOKENIZED.field("range_weights").type),
+        "num_tokens": pa.array(num_tokens[0] + num_tokens[1]),
+        "num_trained": pc.add(chosen["num_trained"], rejected["num_trained"]),
+    }
+    arrays = [columns.get(name, chosen[name]) for name in TOKENIZED.names]
+    return pa.Table.from_arrays(arrays, schema=TOKENIZED)
+
+
+def refused_rows(tokenized: pa.Table, faults: Faults) -> pa.Table:
+    """Return the faulty rows for quarantine, schema `tables.QUARANTINED`, without their bytes."""
+    places = tokenized.select(["source", "row"]).take(pa.array(sorted(faults), pa.int64()))
+    empty = {"raw": b"", "raw_size": 0, "raw_sha256": ""}
+    rows = [
+        {**place, "step": "tokenize", "reason": reason, "detail": detail, **empty}
+        for place, (_, (reason, detail)) in zip(
+            places.to_pylist(), sorted(faults.items()), strict=True
+        )
+    ]
+    return pa.Table.from_pylist(rows, schema=QUARANTINED)
+
+
+def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the two sequences of each pair as rows of their own, as they were before `join_sides`.
+
+    Args:
+        tokenized: schema `tables.TOKENIZED`, of pairs.
+    """
+    ids, offsets = zero_based(*flat_list(tokenized["input_ids"]))
+    ranges = read_ranges(tokenized["trained_ranges"])
+    num_chosen = ranges.ends[::2]
+    bounds = np.stack([offsets[:-1], offsets[:-1] + num_chosen], axis=1).ravel()
+    lists = list_array(pa.array(ids), np.append(bounds, offsets[-1]), pa.int32())
+    sides = []
+    for side in (0, 1):
+        own = lists.take(pa.array(np.arange(side, len(lists), 2)))
+        before = num_chosen * side
+        starts, ends = ranges.starts[side::2] - before, ranges.ends[side::2] - before
+        columns = {
+            "input_ids": own,
+            "trained_ranges": ranges_array(starts, ends, np.ones(len(own), np.int64)),
+            "num_tokens": pc.list_value_length(own),
+            "num_trained": pa.array(ends - starts),
+        }
+        arrays = [columns.get(name, tokenized[name]) for name in TOKENIZED.names]
+        sides.append(pa.Table.from_arrays(arrays, schema=TOKENIZED))
+    return sides[0], sides[1]
+
+
+def as_sequences(packs: pa.RecordBatch) -> pa.RecordBatch:
+    """Return packs of pairs with the bounds of both sides: two sequences of each record.
+
+    Args:
+        packs: schema `tables.PACKED`, a length for each pair.
+
+    Example:
+        >>> packs = pa.RecordBatch.from_pylist([{
+        ...     "input_ids": [5, 6, 7, 8, 5, 6, 9], "trained_ranges": [{"start": 2, "end": 4},
+        ...     {"start": 6, "end": 7}], "range_weights": None, "seq_lengths": [7],
+        ...     "record_ids": ["a"], "label": None}], PACKED)
+        >>> as_sequences(packs).to_pylist()[0]["seq_lengths"]
+        [4, 3]
+        >>> as_sequences(packs).to_pylist()[0]["record_ids"]
+        ['a', 'a']
+    """
+    ranges = read_ranges(packs["trained_ranges"])
+    offsets = list_offsets(packs["record_ids"]).astype(np.int64)
+    offsets = 2 * (offsets - offsets[0])
+    assert np.array_equal(offsets, ranges.offsets), "a pair has two answers"
+    before = np.append(0, ranges.ends[:-1])
+    before[ranges.offsets[:-1]] = 0
+    lengths = ranges.ends - before
+    names = one_chunk(packs["record_ids"]).flatten()
+    twice = names.take(pa.array(np.repeat(np.arange(len(names)), 2)))
+    columns = {
+        "seq_lengths": list_array(pa.array(lengths.astype(np.int32)), offsets, pa.int32()),
+        "record_ids": list_array(twice, offsets, pa.string()),
+    }
+    arrays = [columns.get(name, packs[name]) for name in PACKED.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=PACKED)

@@ -1,0 +1,547 @@
+"""Pairs and verdicts as TRL takes them: the same ids and masks that it makes, and a run of each."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from datasets import Dataset
+
+import packhouse
+import schemas
+from packhouse.api import prepare_recipe
+from packhouse.cache.places import find_cache
+from packhouse.cli import cli
+from packhouse.errors import ConfigError, ContractError
+from packhouse.exports import FORMATS, export_version
+from packhouse.loaders import (
+    StreamingPackedDataset,
+    enable_preferences,
+    load_packed,
+    load_preferences,
+)
+from packhouse.loaders.preferences import preference_columns
+from packhouse.loaders.versions import read_rows
+from packhouse.recipe import Recipe
+from packhouse.steps import validate
+from packhouse.store import open_version
+from packhouse.store.card import dataset_card
+
+NUM_ROWS = 120
+DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")  # 4,096 tokens
+
+# TRL's own default uses a name that transformers gives up.
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def pairs(shared):
+    """Real questions with the right answer, and with the next row's."""
+    rows = json.loads((shared / "data" / "alpaca_data.json").read_bytes())[: NUM_ROWS + 1]
+    return [
+        {
+            "prompt": f"{row['instruction']}\n{row['input']}\n".replace("\n\n", "\n"),
+            "chosen": row["output"],
+            "rejected": other["output"],
+        }
+        for row, other in pairwise(rows)
+    ]
+
+
+@pytest.fixture(scope="module")
+def verdicts(pairs):
+    return [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in pairs
+        for side in ("chosen", "rejected")
+    ]
+
+
+@pytest.fixture(scope="module")
+def make(shared, tmp_path_factory):
+    """Prepare rows with a tokenizer and a template; the same ones once."""
+    made = {}
+
+    def prepare(rows, name="qwen2.5-instruct", template="completion", form="pairs", **settings):
+        key = json.dumps([rows, name, template, form, settings])
+        if key not in made:
+            root = tmp_path_factory.mktemp("preferences")
+            path = root / "rows.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            recipe = {
+                "dataset": "prefer",
+                "sources": [{"path": str(path), "format": form}],
+                "tokenizer": str(shared / "tokenizers" / name),
+                "format": {"template": template},
+                "pack": {"seq_len": 1024, "strategy": "none" if form == "kto" else "best_fit"},
+                "split": {"eval_fraction": 0.2},
+                "validate": {"max_quarantined": 0.5},
+                "publish": {"store": str(root / "store"), "report": False, "exports": ["trl"]},
+            }
+            for section, values in settings.items():
+                recipe[section] = {**recipe.get(section, {}), **values}
+            given = Recipe.model_validate(recipe)
+            made[key] = packhouse.prepare(given, cache=root / "cache", progress=False)
+        return made[key]
+
+    return prepare
+
+
+def by_trl(trainer, rows, tokenizer):
+    """What TRL's own preparation makes of rows of text."""
+    args = SimpleNamespace(
+        dataset_num_proc=None,
+        max_length=None,
+        truncation_mode="keep_start",
+        per_device_train_batch_size=2,
+    )
+    itself = SimpleNamespace(_tokenizer=tokenizer, calculate_KL=False)
+    return trainer._prepare_dataset(itself, Dataset.from_list(rows), tokenizer, args, "other")
+
+
+def every_row(version):
+    """Rows of both sides, in the order of their raw rows."""
+    rows = [row for split in (version.train, version.eval) if split for row in split]
+    opened = open_version(*_address(version))
+    (entry,) = [each for each in opened.files("records") if each.kind == "records"]
+    records = pq.read_table(opened.store.path(opened.key(entry))).to_pylist()
+    place = {each["record_id"]: each["row"] for each in records}
+    return sorted(rows, key=lambda row: place[row["record_id"]])
+
+
+def _address(version):
+    root, _, name = version.uri.rpartition("/")
+    dataset, _, at = name.partition("@")
+    return root, dataset, at
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3"])
+def test_texts_have_the_ids_and_masks_that_trl_makes(shared, make, pairs, name):
+    """A mask is what of a row is `prompt_ids`: TRL's collator trains all that follows."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
+    theirs = by_trl(trl.DPOTrainer, pairs, tokenizer)
+    ours = every_row(make(pairs, name))
+
+    assert len(ours) == NUM_ROWS
+    for row, expected in zip(ours, theirs, strict=True):
+        for column in ("prompt_ids", "chosen_ids", "rejected_ids"):
+            assert row[column] == expected[column], tokenizer.decode(row[column])
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
+def test_chats_have_the_ids_that_trl_makes_up_to_the_end_of_the_turn(shared, make, pairs, name):
+    """TRL also trains the line break that a template writes behind the end token."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from transformers import AutoTokenizer
+
+    chats = [
+        {
+            name: [{"role": "user" if name == "prompt" else "assistant", "content": text.strip()}]
+            for name, text in row.items()
+        }
+        for row in pairs
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
+    theirs = by_trl(trl.DPOTrainer, chats, tokenizer)
+    ours = every_row(make(chats, name, "chat"))
+
+    assert len(ours) == NUM_ROWS
+    for row, expected in zip(ours, theirs, strict=True):
+        assert row["prompt_ids"] == expected["prompt_ids"]
+        for column in ("chosen_ids", "rejected_ids"):
+            size = len(row[column])
+            assert row[column] == expected[column][:size]
+            assert tokenizer.decode(expected[column][size:]).strip() == ""
+            assert row[column][-1] == tokenizer.eos_token_id
+
+
+def test_verdicts_have_the_ids_and_masks_that_trl_makes(shared, make, verdicts):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "qwen2.5-instruct")
+    theirs = by_trl(trl.KTOTrainer, verdicts, tokenizer)
+    ours = every_row(make(verdicts, form="kto"))
+
+    assert len(ours) == len(verdicts)
+    for row, expected in zip(ours, theirs, strict=True):
+        for column in ("prompt_ids", "completion_ids", "label"):
+            assert row[column] == expected[column]
+
+
+def test_a_border_that_a_token_crosses_is_no_pair(make):
+    """`lou` and `d` are one token, `lou` and `sy` another: the prompts before them differ."""
+    good = [{"prompt": f"Say {n}.\n", "chosen": f"{n}", "rejected": "no"} for n in (1, 2)]
+    crossed = {"prompt": "Say it lou", "chosen": "d enough", "rejected": "sy"}
+    version = make([good[0], crossed, good[1]])
+
+    (tokenize,) = [line for line in version.ledger if line["step"] == "tokenize"]
+    assert tokenize["quarantined"] == {"prompt_differs": 1}
+    assert version.ledger[0]["rows_in"] == 3
+    assert len(every_row(version)) == 2
+
+
+def test_every_pair_is_counted_once(make, pairs):
+    version = make(pairs)
+    opened = open_version(*_address(version))
+
+    counts = {(line["rows_in"], line["rows_out"]) for line in version.ledger}
+    assert counts == {(NUM_ROWS, NUM_ROWS)}
+    assert not any(line["added"] or line["quarantined"] for line in version.ledger)
+    assert len(every_row(version)) == NUM_ROWS
+    assert sum(entry.rows for entry in opened.files("records")) == NUM_ROWS
+    audit = opened.manifest.audit
+    assert (audit["dataset"]["rows"], audit["dataset"]["turns"]) == (NUM_ROWS, 2 * NUM_ROWS)
+    assert audit["dataset"]["untrained_answer_bytes"] == 0
+    assert audit["dataset"]["unlocated_rows"] == 0
+    assert sum(side["records"] for side in opened.manifest.counts["sides"].values()) == NUM_ROWS
+    names = ("prompt_ids", "chosen_ids", "rejected_ids")
+    sizes = [[len(row[name]) for name in names] for row in every_row(version)]
+    assert version.ledger[-1]["tokens_out"] == sum(2 * p + c + r for p, c, r in sizes)
+
+
+def test_shards_and_the_contracts_of_flows_change_nothing(make, pairs, tmp_path, monkeypatch):
+    whole = open_version(*_address(make(pairs, DEMO))).manifest
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    recipe = Recipe.model_validate(
+        {
+            "dataset": "prefer",
+            "sources": [{"path": str(rows), "format": "pairs"}],
+            "tokenizer": DEMO,
+            "format": {"template": "completion"},
+            "pack": {"seq_len": 1024},
+            "split": {"eval_fraction": 0.2},
+            "publish": {"store": str(tmp_path / "store"), "report": False},
+        }
+    )
+    monkeypatch.setattr(validate, "SHARD_BYTES", 2**13)
+
+    done, _ = prepare_recipe(recipe, find_cache(str(tmp_path / "cache")), check=schemas.check)
+
+    assert sum(receipt.step == "validate" for receipt in done.receipts) > 3
+    assert done.published.content_id == whole.content_id
+
+
+def test_card_and_inspect_tell_the_sides_apart(make, pairs, tmp_path):
+    version = make(pairs)
+    opened = open_version(*_address(version))
+    shown = CliRunner().invoke(cli, ["inspect", version.uri, "--pack", "0"]).output
+
+    row = load_preferences(version.uri, form="packed")[0]
+    assert f"{len(row['record_ids']) // 2} records" in shown
+    for name in row["record_ids"]:
+        assert f"-- record {name}, chosen --" in shown
+        assert f"-- record {name}, rejected --" in shown
+    second = str(row["seq_lengths"][0])
+    traced = CliRunner().invoke(
+        cli, ["trace", version.uri, "--pack", "0", "--token", second, "--json"]
+    )
+    assert json.loads(traced.output)["side"] == "rejected"
+    assert json.loads(traced.output)["token of the side"] == 0
+    card = dataset_card(opened.manifest)
+    assert f"- rows read: {NUM_ROWS:,}" in card
+    assert "load_preferences" in card
+    assert "load_dataset" not in card
+
+
+def test_pairs_of_one_prompt_are_on_one_side(make, pairs):
+    more = [
+        {"prompt": row["prompt"], "chosen": row["chosen"], "rejected": f"No {n}."}
+        for row in pairs
+        for n in range(3)
+    ]
+    version = make(more)
+
+    train, held = (
+        {tuple(row["prompt_ids"]) for row in rows} for rows in (version.train, version.eval)
+    )
+    assert len(train) > len(held) > 5
+    assert not train & held
+
+
+def test_a_pair_repeats_another_only_with_both_sides(make):
+    rows = [
+        {"prompt": "Say 1.\n", "chosen": "one", "rejected": "two"},
+        {"prompt": "Say 1.\n", "chosen": "one", "rejected": "three"},
+        {"prompt": "Say 1.\n", "chosen": " one", "rejected": "two "},  # but for white space
+        {"prompt": "Say 1.\n", "chosen": "two", "rejected": "one"},
+    ]
+    version = make(rows, dedup={"exact": "drop"}, split={"eval_fraction": 0.0})
+
+    assert version.dropped == {"duplicate": 1}
+    assert len(version.train) == 3
+
+
+def test_alike_pairs_are_found_by_both_sides(make, pairs):
+    pytest.importorskip("datasketch", reason="datasketch is not installed")
+    row = max(pairs, key=lambda row: len(row["rejected"]))
+    other = {**row, "chosen": row["chosen"] + " Indeed."}
+    third = {**row, "rejected": "Nothing of the kind comes to mind at all just now."}
+    version = make([row, other, third], dedup={"near": "drop"}, split={"eval_fraction": 0.0})
+
+    assert version.dropped == {"near_duplicate": 1}
+
+
+def test_a_pair_over_seq_len_is_dropped_whole(make, pairs):
+    version = make(pairs, pack={"seq_len": 128}, split={"eval_fraction": 0.0})
+
+    sizes = {
+        row["record_id"]: 2 * len(row["prompt_ids"]) + len(row["chosen_ids"] + row["rejected_ids"])
+        for row in every_row(make(pairs))
+    }
+    fits = {name for name, size in sizes.items() if size <= 128}
+    assert {row["record_id"] for row in version.train} == fits
+    assert version.dropped == {"over_seq_len": NUM_ROWS - len(fits)}
+    assert 0 < len(fits) < NUM_ROWS
+
+
+def test_packs_hold_pairs_whole_with_bounds_and_positions(make, pairs):
+    version = make(pairs)
+    packs = load_preferences(version.uri, form="packed")
+    rows = {row["record_id"]: row for row in version.train}
+
+    seen = []
+    assert max(len(pack["seq_lengths"]) for pack in packs) > 2
+    for pack in packs:
+        ends = np.cumsum(pack["seq_lengths"])
+        starts = ends - pack["seq_lengths"]
+        positions = np.concatenate([np.arange(n) for n in pack["seq_lengths"]])
+        assert pack["position_ids"] == positions.tolist()
+        for number, (first, last) in enumerate(zip(starts, ends, strict=True)):
+            row = rows[pack["record_ids"][number]]
+            answer = row[("chosen_ids", "rejected_ids")[number % 2]]
+            assert pack["input_ids"][first:last] == row["prompt_ids"] + answer
+            assert pack["labels"][first:last] == [-100] * len(row["prompt_ids"]) + answer
+        assert pack["record_ids"][::2] == pack["record_ids"][1::2]
+        seen += pack["record_ids"][::2]
+    assert sorted(seen) == sorted(rows)
+
+
+def test_whole_sides_are_for_reward_models(make, pairs):
+    version = make(pairs)
+    rows = load_preferences(version.uri, form="reward")
+
+    assert rows.column_names == ["chosen_ids", "rejected_ids", "record_id"]
+    for row, split in zip(rows, version.train, strict=True):
+        assert row["chosen_ids"] == split["prompt_ids"] + split["chosen_ids"]
+        assert row["rejected_ids"] == split["prompt_ids"] + split["rejected_ids"]
+
+
+def test_trl_exports_are_the_rows_that_are_loaded(make, pairs, verdicts, tmp_path):
+    for number, version in enumerate([make(pairs), make(verdicts, form="kto")]):
+        opened = open_version(*_address(version))
+        done = export_version(opened, "trl", tmp_path / str(number), cache=tmp_path / "cache")
+        for split, rows in (("train", version.train), ("eval", version.eval)):
+            assert pq.read_table(done.folder / f"{split}.parquet").to_pylist() == rows.to_list()
+
+
+@pytest.mark.parametrize("name", sorted({*FORMATS} - {"trl", "arrow"}))
+def test_no_other_export_trains_bad_answers(make, pairs, tmp_path, name):
+    opened = open_version(*_address(make(pairs)))
+
+    with pytest.raises(ConfigError, match="would train the bad answers"):
+        export_version(opened, name, tmp_path / "out", cache=tmp_path / "cache")
+
+
+def test_loaders_of_other_versions_refuse_preferences(make, pairs, shared, tmp_path):
+    version = make(pairs)
+    for load in (load_packed, StreamingPackedDataset):
+        with pytest.raises(ConfigError, match="load_preferences"):
+            load(version.uri)
+    plain = packhouse.prepare(
+        [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs],
+        tokenizer=str(shared / "tokenizers" / "qwen2.5-instruct"),
+        format={"template": "completion"},
+        store=tmp_path / "store",
+        cache=tmp_path / "cache",
+        progress=False,
+    )
+    with pytest.raises(ConfigError, match="holds no preferences"):
+        load_preferences(plain.uri)
+    opened = open_version(*_address(plain))
+    (entry, *_) = opened.files(split="train")
+    batch = next(read_rows(opened.store.path(opened.key(entry))))
+    with pytest.raises(ContractError, match="holds no preferences"):
+        preference_columns(batch)
+
+
+def test_a_form_is_one_of_its_kind(make, verdicts):
+    version = make(verdicts, form="kto")
+    for form in ("reward", "pairs"):
+        with pytest.raises(ConfigError, match="none of a version of `format: kto`"):
+            load_preferences(version.uri, form=form)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pack": {"strategy": "concat"}},
+        {"pack": {"over_length": "truncate_turns"}},
+        {"pack": {"over_length": "window"}},
+        {"pack": {"pad_record_to_multiple_of": 2}},
+        {"format": {"train_on": "all"}},
+        {"format": {"one_example_per_turn": True}},
+        {"format": {"reasoning": "strip"}},
+        {"format": {"template": "text"}},
+        {"publish": {"exports": ["axolotl"]}},
+        {"sources": [{"path": "a", "format": "pairs", "loss_weight": 2}]},
+        {"sources": [{"path": "a", "format": "pairs"}, {"path": "b", "format": "chat"}]},
+        {"sources": [{"path": "a", "format": "kto"}]},  # in packs
+    ],
+)
+def test_settings_that_part_a_pair_are_refused(settings):
+    plain = {"dataset": "a", "sources": [{"path": "a", "format": "pairs"}], "tokenizer": "t"}
+    Recipe.model_validate(plain)
+
+    with pytest.raises(ValueError, match=r"pairs|kto|rejected"):
+        Recipe.model_validate({**plain, **settings})
+
+
+def tiny(tmp_path, **settings):
+    """A model and arguments of TRL for a few steps."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tests.loaders.models import tiny_model
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    torch.manual_seed(0)
+    folder = tmp_path / "model"  # TRL loads the reference model from there
+    tiny_model("llama", "sdpa", scale=0.02, vocabulary=len(tokenizer)).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    args = {
+        "output_dir": str(tmp_path / "out"),
+        "per_device_train_batch_size": 4,
+        "max_steps": 12,
+        "learning_rate": 5e-3,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "bf16": False,
+        "max_length": None,
+        "save_strategy": "no",
+        **settings,
+    }
+    return model, tokenizer, args
+
+
+def test_dpo_learns_which_answer_is_chosen(make, pairs, tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    model, tokenizer, args = tiny(tmp_path)
+    version = make(pairs, DEMO)
+    rows = version.train.select(range(8))
+    trainer = enable_preferences(trl.DPOTrainer)(
+        model=model,
+        args=trl.DPOConfig(**args),
+        train_dataset=rows,
+        eval_dataset=version.eval,
+        processing_class=tokenizer,
+    )
+
+    assert trainer.train_dataset is rows
+    batch = next(iter(trainer.get_train_dataloader()))
+    taken = {tuple(row["prompt_ids"] + row["chosen_ids"]) for row in rows}
+    chosen, mask = batch["input_ids"][:4], batch["completion_mask"][:4]
+    for ids, trained, seen in zip(chosen, mask, batch["attention_mask"][:4], strict=True):
+        sequence = tuple(ids[seen == 1].tolist())
+        assert sequence in taken
+        (row,) = [r for r in rows if tuple(r["prompt_ids"] + r["chosen_ids"]) == sequence]
+        assert ids[trained == 1].tolist() == row["chosen_ids"]
+    trainer.train()
+    logged = [each for each in trainer.state.log_history if "rewards/margins" in each]
+    assert logged[0]["loss"] == pytest.approx(np.log(2), abs=1e-3)  # the model is its reference
+    assert logged[-1]["loss"] < 0.3
+    assert logged[-1]["rewards/accuracies"] == 1.0
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_dpo_of_the_same_rows_as_text_has_the_same_losses(make, pairs, tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    losses = []
+    ours = every_row(make(pairs, DEMO))[:8]
+    text = Dataset.from_list(pairs[:8])
+    for rows, trainer_class in (
+        (Dataset.from_list(ours), enable_preferences(trl.DPOTrainer)),
+        (text, trl.DPOTrainer),
+        (text, enable_preferences(trl.DPOTrainer)),  # other rows go the usual way
+    ):
+        model, tokenizer, args = tiny(tmp_path, max_steps=3)
+        trainer = trainer_class(
+            model=model, args=trl.DPOConfig(**args), train_dataset=rows, processing_class=tokenizer
+        )
+        trainer.train()
+        losses.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
+
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_kto_trains_with_the_answers_of_neighbours(make, verdicts, tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    ours = Dataset.from_list(every_row(make(verdicts, DEMO, form="kto"))[:8])
+    losses = []
+    for rows, trainer_class in (
+        (ours, enable_preferences(trl.KTOTrainer)),
+        (Dataset.from_list(verdicts[:8]), trl.KTOTrainer),
+    ):
+        settings = {"max_steps": 3, "train_sampling_strategy": "sequential"}
+        model, tokenizer, args = tiny(tmp_path, **settings)
+        trainer = trainer_class(
+            model=model, args=trl.KTOConfig(**args), train_dataset=rows, processing_class=tokenizer
+        )
+        neighbours = trainer.train_dataset["KL_completion_ids"]
+        assert neighbours[0] == trainer.train_dataset["completion_ids"][3]
+        trainer.train()
+        losses.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
+
+    assert losses[0] == losses[1]
+
+
+def test_reward_models_take_whole_sides(make, pairs, tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+    rows = load_preferences(make(pairs, DEMO).uri, form="reward").select(range(8))
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_labels=1,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    _, _, args = tiny(tmp_path, max_steps=2)
+    trainer = trl.RewardTrainer(
+        model=LlamaForSequenceClassification(config),
+        args=trl.RewardConfig(**args),
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    sides = {tuple(row["chosen_ids"]) for row in rows}
+    seen = zip(batch["input_ids"][:4], batch["attention_mask"][:4], strict=True)
+    assert {tuple(ids[mask == 1].tolist()) for ids, mask in seen} <= sides
+    trainer.train()
+
+
+def test_a_limit_that_cuts_answers_is_refused(make, pairs, tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    model, tokenizer, args = tiny(tmp_path, max_length=64)
+
+    with pytest.raises(ConfigError, match="max_length 64 of the trainer would cut answers"):
+        enable_preferences(trl.DPOTrainer)(
+            model=model,
+            args=trl.DPOConfig(**args),
+            train_dataset=make(pairs, DEMO).train,
+            processing_class=tokenizer,
+        )

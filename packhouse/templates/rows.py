@@ -82,6 +82,7 @@ class RowRenderer:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self.control, self.control_bytes = re.compile(pattern), re.compile(pattern.encode())
         self.control_texts = any_of(tokens)
+        self._eos = snapshot.special_tokens.get("eos_token", "").encode()
         self._rules: dict[str, TurnRules | RefusedError | None] = {}
         self._finder = SpanFinder(config, self.rules, self.control_bytes)
         self._probe_refusal = ""  # what the template said to the first probe that it refused
@@ -129,10 +130,10 @@ class RowRenderer:
         if template.has_generation:
             trains_all = self._config.train_on == "assistant"
             return check_generation(
-                probe, self.control_bytes, template.where, trains_all=trains_all
+                probe, self.control_bytes, self._eos, template.where, trains_all=trains_all
             )
         try:
-            rules = learn_rules(probe, self.control_bytes, template.where)
+            rules = learn_rules(probe, self.control_bytes, self._eos, template.where)
         except TemplateError as error:
             said = self._probe_refusal.removeprefix(template.where).lstrip(": ")
             raise TemplateError(f"{error} (it says: {said})" if said else str(error)) from None

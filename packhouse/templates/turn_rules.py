@@ -4,7 +4,8 @@ r"""How a template opens and closes an assistant turn, learned from probe conver
                                          ^^^^^^^^^^^^^^^^^^^^^^         ^^^^^^^^^^
                                          opening                       end token
 
-The end token must be the same for every turn. A template with `{% generation %}` blocks says by
+The end token is the first one behind the answer, or EOS where control tokens lead to it:
+`<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`. It must be the same for every turn. A template with `{% generation %}` blocks says by
 itself what is trained; `check_generation` proves that they hold what a model has to write.
 """
 
@@ -39,12 +40,13 @@ Probe = Callable[[int, bool], Rendering | None]
 template refuses the conversation."""
 
 
-def learn_rules(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRules:
+def learn_rules(render: Probe, control: re.Pattern[bytes], eos: bytes, where: str) -> TurnRules:
     """Learn a template's rules from probe conversations.
 
     Args:
         render: renders them.
         control: matches control tokens.
+        eos: the tokenizer's EOS; empty if it has none.
         where: what errors call the template.
 
     Raises:
@@ -56,7 +58,8 @@ def learn_rules(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRu
             f"{where} refuses a conversation of one user and one assistant turn, or rewrites it"
         )
     asked, answer = _two(answered, where)
-    end_token = _end_token(answered.text[answer.end :], control, where)
+    end_tokens = _end_tokens(answered.text[answer.end :], control, eos, where)
+    end_token = end_tokens[-1]
     gap = answered.text[asked.end : answer.start]
     # Behind the question: "<|im_end|>\n", and in a prompt "<|im_end|>\n<|im_start|>assistant\n".
     without, prompt = _tail(question), _tail(prompt_of)
@@ -78,19 +81,27 @@ def learn_rules(render: Probe, control: re.Pattern[bytes], where: str) -> TurnRu
     ends_inner = True  # nothing longer is ever rendered, or each row has to show it
     if longer := _four(render):
         _, first_answer, next_question, _ = longer.occurrences
-        match = control.search(longer.text[first_answer.end : next_question.start])
-        ends_inner = match is not None and match.group() == end_token
+        inner = _run_to(eos, control, longer.text[first_answer.end : next_question.start])
+        if inner != end_tokens and inner[:1] == end_tokens[:1]:
+            end_token = end_tokens[0]  # EOS stands behind the conversation, not behind each turn
+        ends_inner = end_token in inner
     return TurnRules(has_prompt, header, opening, end_token, ends_inner)
 
 
 def check_generation(
-    render: Probe, control: re.Pattern[bytes], where: str, *, trains_all: bool = True
+    render: Probe,
+    control: re.Pattern[bytes],
+    eos: bytes,
+    where: str,
+    *,
+    trains_all: bool = True,
 ) -> TurnRules | None:
     """Refuse a template whose `{% generation %}` blocks do not hold what a model has to write.
 
     Args:
         render: renders probes.
         control: matches control tokens.
+        eos: the tokenizer's EOS; empty if it has none.
         where: what errors call the template.
         trains_all: whether answers before the last one are trained, too.
 
@@ -109,7 +120,7 @@ def check_generation(
     if longer := _four(render):
         for number in (1, 3) if trains_all else (3,):
             is_early |= _begins_early(longer, number, render, control, where)
-    return learn_rules(render, control, where)._replace(is_tagged=True) if is_early else None
+    return learn_rules(render, control, eos, where)._replace(is_tagged=True) if is_early else None
 
 
 def _begins_early(
@@ -125,7 +136,7 @@ def _begins_early(
     if any(a < asked.end and asked.start < b for a, b in talk.generation):
         _misplaced(where, "holds text of the user")
     after = text[answer.end : others[0].start if others else len(text)]
-    _end_token(after, control, where)
+    _end_tokens(after, control, b"", where)
     if control.search(text[answer.end : end]) is None:
         behind = text[end : end + 24]
         _misplaced(where, f"ends before the token that ends the turn ({behind!r} follows it)")
@@ -167,12 +178,30 @@ def _tail(rendering: Rendering | None) -> bytes | None:
     return rendering.text[rendering.occurrences[-1].end :]
 
 
-def _end_token(after: bytes, control: re.Pattern[bytes], where: str) -> bytes:
-    match = control.search(after)
-    if match is None:
+def _end_tokens(after: bytes, control: re.Pattern[bytes], eos: bytes, where: str) -> list[bytes]:
+    tokens = _run_to(eos, control, after)
+    if not tokens:
         raise TemplateError(
             f"{where} writes no control token of the tokenizer after an assistant turn (but"
             f" {after[:40]!r}): a model trained on it never learns to stop. Use a template that"
             " ends turns with EOS, or train_on: all."
         )
-    return match.group()
+    return tokens
+
+
+def _run_to(eos: bytes, control: re.Pattern[bytes], text: bytes) -> list[bytes]:
+    """The first control token, and those behind it if they lead to EOS with nothing between.
+
+    Example:
+        >>> control = re.compile(rb"<[a-z]+>")
+        >>> _run_to(b"<eos>", control, b" <end><eos><user>"), _run_to(b"<eos>", control, b"<end> <eos>")
+        ([b'<end>', b'<eos>'], [b'<end>'])
+    """
+    found: list[bytes] = []
+    match = control.search(text)
+    while match is not None:
+        found.append(match.group())
+        if match.group() == eos:
+            return found
+        match = control.match(text, match.end())
+    return found[:1]

@@ -61,6 +61,12 @@ TOOLS = (
     "{{ call.function.arguments | tojson + '</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+COMMAND_TOKENS = ("<|START|>", "<|user|>", "<|assistant|>", "<|END_RESPONSE|>")
+COMMAND = (
+    "{% for m in messages %}{{ '<|START|><|' + m.role + '|>' + m.content }}"
+    "{% if m.role == 'assistant' %}<|END_RESPONSE|>{% endif %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|START|><|assistant|>{% endif %}"
+)
 GENERATION = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}"
@@ -97,6 +103,26 @@ def test_text_appended_behind_the_last_turn_is_not_trained():
 
     assert only(out) == ["hello<|end|>", "see you<|end|>"]
     assert out.formatted["text"][0].as_py().endswith("see you<|end|>\n</s>")
+
+
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_eos_behind_another_control_token_is_trained(has_prompt):
+    """Command A: generation stops at the second of `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`."""
+    source = COMMAND if has_prompt else COMMAND.partition("{% if add")[0]
+    out = render_chat(source, [TWO], added_tokens=COMMAND_TOKENS)
+
+    assert only(out) == ["hello<|END_RESPONSE|></s>", "see you<|END_RESPONSE|></s>"]
+    assert out.formatted["text"][0].as_py().count("</s>") == 4  # those of the user are not trained
+
+
+def test_eos_that_only_ends_the_conversation_is_not_trained():
+    source = CHATML.replace(
+        "{% if add", "{% if not add_generation_prompt %}</s>{% endif %}{% if add"
+    )
+    out = render_chat(source.replace("<|im_end|>\\n", "<|im_end|>"), [TWO])
+
+    assert only(out) == ["hello<|im_end|>", "see you<|im_end|>"]
+    assert out.formatted["text"][0].as_py().endswith("see you<|im_end|></s>")
 
 
 def test_headers_of_several_tokens_and_trimmed_contents():

@@ -181,7 +181,8 @@ class _Places:
             if found_at >= 0 or after is None or after.field.message >= 0:
                 break
             at = max(at, after.end)  # an argument of the row, written into the answer
-        if found_at < 0:
+        closing = self._text[at:found_at]
+        if found_at < 0 or (rules.before_end in closing and not closing.endswith(rules.before_end)):
             raise RefusedError(
                 "template", f"no end token {rules.end_token!r} after message {number} (assistant)"
             )

@@ -32,6 +32,8 @@ class TurnRules(NamedTuple):
     end_token: bytes
     ends_inner_turns: bool
     """True if turns before the last one end with `end_token`, too."""
+    before_end: bytes = b""
+    """Control tokens that lead to `end_token`: an answer that has them has it right behind them."""
     is_tagged: bool = False
     """True if generation blocks say what is trained; the rules say where each may begin."""
 
@@ -59,8 +61,7 @@ def learn_rules(render: Probe, control: re.Pattern[bytes], eos: bytes, where: st
             f"{where} refuses a conversation of one user and one assistant turn, or rewrites it"
         )
     asked, answer = _two(answered, where)
-    end_tokens = _end_tokens(answered.text[answer.end :], control, eos, where)
-    end_token = end_tokens[-1]
+    end_tokens = _end_tokens(_behind(answered, 1), control, eos, where)
     gap = answered.text[asked.end : answer.start]
     # Behind the question: "<|im_end|>\n", and in a prompt "<|im_end|>\n<|im_start|>assistant\n".
     without, prompt = _tail(question), _tail(prompt_of)
@@ -81,12 +82,12 @@ def learn_rules(render: Probe, control: re.Pattern[bytes], eos: bytes, where: st
         opening = prompt[len(without) :]
     ends_inner = True  # nothing longer is ever rendered, or each row has to show it
     if longer := _four(render):
-        _, first_answer, next_question, _ = longer.occurrences
-        inner = _run_to(eos, control, longer.text[first_answer.end : next_question.start])
+        inner = _run_to(eos, control, _behind(longer, 1))
         if inner != end_tokens and inner[:1] == end_tokens[:1]:
-            end_token = end_tokens[0]  # EOS stands behind the conversation, not behind each turn
-        ends_inner = end_token in inner
-    return TurnRules(has_prompt, header, opening, end_token, ends_inner)
+            end_tokens = end_tokens[:1]  # EOS stands behind the conversation, not behind each turn
+        ends_inner = end_tokens[-1] in inner
+    *lead, end_token = end_tokens
+    return TurnRules(has_prompt, header, opening, end_token, ends_inner, b"".join(lead))
 
 
 def check_generation(
@@ -117,28 +118,34 @@ def check_generation(
     if answered is None:
         return None  # refused row by row, in the template's own words
     _two(answered, where)
-    is_early = _begins_early(answered, 1, render, control, where)
-    if longer := _four(render):
+    longer = _four(render)
+    inner = _run_to(eos, control, _behind(longer, 1)) if longer else []
+    own_eos = eos if eos in inner else b""  # else it stands behind the conversation at most
+    is_early = _begins_early(answered, 1, render, control, own_eos, where)
+    if longer:
         for number in (1, 3) if trains_all else (3,):
-            is_early |= _begins_early(longer, number, render, control, where)
+            is_early |= _begins_early(longer, number, render, control, own_eos, where)
     return learn_rules(render, control, eos, where)._replace(is_tagged=True) if is_early else None
 
 
 def _begins_early(
-    talk: Rendering, number: int, render: Probe, control: re.Pattern[bytes], where: str
+    talk: Rendering,
+    number: int,
+    render: Probe,
+    control: re.Pattern[bytes],
+    eos: bytes,
+    where: str,
 ) -> bool:
     """Check the block of one answer of a probe; True if it begins before the answer does."""
     text, (asked, answer) = talk.text, talk.occurrences[number - 1 : number + 1]
-    others = talk.occurrences[number + 1 :]
     around = [(a, b) for a, b in talk.generation if a <= answer.start and answer.end <= b]
     if not around:
         _misplaced(where, "holds no assistant turn")
     (start, end) = around[0]
     if any(a < asked.end and asked.start < b for a, b in talk.generation):
         _misplaced(where, "holds text of the user")
-    after = text[answer.end : others[0].start if others else len(text)]
-    _end_tokens(after, control, b"", where)
-    if control.search(text[answer.end : end]) is None:
+    ends = _end_tokens(_behind(talk, number), control, eos, where)
+    if ends[-1] not in text[answer.end : end]:
         behind = text[end : end + 24]
         _misplaced(where, f"ends before the token that ends the turn ({behind!r} follows it)")
     prompt = _tail(render(number, True)) or b""
@@ -147,6 +154,13 @@ def _begins_early(
     own = control.search(text[start : answer.start])
     is_early = header.startswith(prompt) and start < asked.end + len(prompt)
     return is_early or (own is not None and own.group() in openers)
+
+
+def _behind(talk: Rendering, number: int) -> bytes:
+    """What a probe's template writes between a message's text and the next one's."""
+    found = talk.occurrences
+    stop = found[number + 1].start if number + 1 < len(found) else len(talk.text)
+    return talk.text[found[number].end : stop]
 
 
 def _misplaced(where: str, what: str) -> NoReturn:

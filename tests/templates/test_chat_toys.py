@@ -125,6 +125,49 @@ def test_eos_that_only_ends_the_conversation_is_not_trained():
     assert out.formatted["text"][0].as_py().endswith("see you<|im_end|></s>")
 
 
+def test_the_eos_of_a_later_turn_is_no_end_of_an_answer():
+    """A call without EOS, and an empty result: before, the tool's header was trained."""
+    source = COMMAND.replace("</s>{% end", "{% if not m.tool_calls %}</s>{% endif %}{% end")
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    talk = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "wait", "tool_calls": json.dumps([call])},
+        {"role": "tool", "content": ""},
+        {"role": "assistant", "content": "hello"},
+    ]
+    source = source.replace(
+        "m.content }}",
+        "m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %}",
+    )
+    out = render_chat(source, [talk], added_tokens=(*COMMAND_TOKENS, "<|tool|>"))
+
+    assert out.quarantined["detail"].to_pylist() == [
+        "no end token b'</s>' after message 1 (assistant)"
+    ]
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last_assistant"])
+def test_generation_blocks_hold_eos_behind_another_control_token(train_on):
+    before = "{{ '<|START|><|' + m.role + '|>' + m.content }}{% if m.role == 'assistant' %}"
+    after = "<|END_RESPONSE|>{% endif %}</s>{% endfor %}"
+    assert before in COMMAND
+    assert after in COMMAND
+    tagged = COMMAND.replace(
+        before,
+        "{{ '<|START|><|' + m.role + '|>' }}{% if m.role == 'user' %}{{ m.content }}</s>{% else %}"
+        "{% generation %}{{ m.content }}",
+    )
+    ends = "<|END_RESPONSE|></s>{% endgeneration %}{% endif %}{% endfor %}"
+    short = "<|END_RESPONSE|>{% endgeneration %}</s>{% endif %}{% endfor %}"
+    options = {"config": {"train_on": train_on}, "added_tokens": COMMAND_TOKENS}
+
+    answers = ["hello<|END_RESPONSE|></s>", "see you<|END_RESPONSE|></s>"]
+    whole = render_chat(tagged.replace(after, ends), [TWO], **options)
+    assert only(whole) == (answers if train_on == "assistant" else answers[1:])
+    with pytest.raises(TemplateError, match=r"ends before the token that ends the turn .*</s>"):
+        render_chat(tagged.replace(after, short), [TWO], **options)
+
+
 def test_headers_of_several_tokens_and_trimmed_contents():
     turns = [("user", "  hi "), ("assistant", "\nhello  ")]
     out = render_chat(LLAMA3, [turns], added_tokens=LLAMA3_TOKENS)

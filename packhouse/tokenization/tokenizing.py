@@ -19,7 +19,7 @@ import pyarrow as pa
 from packhouse.recipe import TokenizeConfig
 from packhouse.records.span_weights import flat_weights, weights_column
 from packhouse.records.tables import QUARANTINED, TOKENIZED
-from packhouse.runtime.confine import at, limited
+from packhouse.runtime.confined import at, limited
 from packhouse.tokenization.control_text import find_forged, with_plain_contents
 from packhouse.tokenization.encoders import Encoder, EncoderError, chunks_of
 from packhouse.tokenization.encoding import encode_rows

@@ -209,10 +209,8 @@ def _run_to(eos: bytes, control: re.Pattern[bytes], text: bytes) -> list[bytes]:
 
     Example:
         >>> control = re.compile(rb"<[a-z]+>")
-        >>> _run_to(b"<eos>", control, b" <end><eos><user>")
-        [b'<end>', b'<eos>']
-        >>> _run_to(b"<eos>", control, b"<end> <eos>")
-        [b'<end>']
+        >>> [_run_to(b"<eos>", control, text) for text in (b" <end><eos><user>", b"<end> <eos>")]
+        [[b'<end>', b'<eos>'], [b'<end>']]
     """
     found: list[bytes] = []
     match = control.search(text)

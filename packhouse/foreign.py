@@ -20,9 +20,8 @@ from packhouse.records.pairs import (
     cut_behind_answers,
     join_sides,
     keep_both,
-    refused_rows,
 )
-from packhouse.records.tables import FORMATTED, read_table, write_table
+from packhouse.records.tables import FORMATTED, read_table, refused_rows, write_table
 from packhouse.runtime.confine import run_confined
 from packhouse.templates import WindowRule, make_renderer, rewrites
 from packhouse.tokenization import TokenizerSnapshot, load_snapshot, tokenize_table
@@ -116,7 +115,6 @@ def tokenize_shard(
     else:
         result = pass_tokens(read_table(given), snapshot)
     tokenized, refused, notes = result.tokenized, result.quarantined, Counter(result.notes)
-    faults: dict[int, tuple[str, str]] = {}
     if recipe.preferences == "pairs":
         other = tokenize_table(
             read_table(formatted.with_name(REJECTED)), snapshot, recipe.tokenize, cache=cache
@@ -124,11 +122,13 @@ def tokenize_shard(
         both = (refused, other.quarantined)
         chosen, rejected, refused = keep_both(tokenized, other.tokenized, both)
         tokenized, faults = join_sides(chosen, rejected)
-        refused = pa.concat_tables([refused, refused_rows(chosen, faults)]).sort_by("row")
+        bad = refused_rows(chosen, faults, "tokenize")
+        refused = pa.concat_tables([refused, bad]).sort_by("row")
         notes.update(other.notes)
     elif recipe.preferences:
         faults = check_answers(tokenized)
-        refused = pa.concat_tables([refused, refused_rows(tokenized, faults)]).sort_by("row")
+        bad = refused_rows(tokenized, faults, "tokenize")
+        refused = pa.concat_tables([refused, bad]).sort_by("row")
         tokenized = tokenized.take(np.setdiff1d(np.arange(tokenized.num_rows), list(faults)))
     write_table(folder / "tokenized.arrow", tokenized)
     write_table(folder / REFUSED, refused)

@@ -68,7 +68,7 @@ class MendedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retried:
-    """What became of rows that were driven in again; every one of them is in one of the two."""
+    """Result of reading mended rows again; every one of them is in one of the two."""
 
     passed: tuple[MendedSource, ...]
     still_bad: tuple[dict[str, Any], ...]

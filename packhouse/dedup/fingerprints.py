@@ -46,7 +46,7 @@ _TEXTS = ("content", "context", "reasoning", "tool_calls")
 
 
 def needs_fingerprints(config: DedupConfig) -> bool:
-    """Whether a policy looks at more than record ids."""
+    """Return True if a policy looks at more than record ids."""
     return config.exact != "keep" or config.near != "ignore"
 
 

@@ -43,7 +43,7 @@ _BLOCK_TOKENS = 2**21
 
 @dataclass(slots=True)
 class PackTally:
-    """What became of the rows that were packed; counts of several calls add up."""
+    """Counts of the rows that were packed; those of several calls add up."""
 
     num_rows: int = 0
     num_tokens: int = 0

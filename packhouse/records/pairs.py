@@ -38,7 +38,6 @@ __all__ = [
     "cut_behind_answers",
     "join_sides",
     "keep_both",
-    "refused_rows",
     "split_sides",
 ]
 
@@ -208,19 +207,6 @@ def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     }
     arrays = [columns.get(name, chosen[name]) for name in TOKENIZED.names]
     return pa.Table.from_arrays(arrays, schema=TOKENIZED)
-
-
-def refused_rows(tokenized: pa.Table, faults: Faults) -> pa.Table:
-    """Return the faulty rows for quarantine, schema `tables.QUARANTINED`, without their bytes."""
-    places = tokenized.select(["source", "row"]).take(pa.array(sorted(faults), pa.int64()))
-    empty = {"raw": b"", "raw_size": 0, "raw_sha256": ""}
-    rows = [
-        {**place, "step": "tokenize", "reason": reason, "detail": detail, **empty}
-        for place, (_, (reason, detail)) in zip(
-            places.to_pylist(), sorted(faults.items()), strict=True
-        )
-    ]
-    return pa.Table.from_pylist(rows, schema=QUARANTINED)
 
 
 def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -5,6 +5,7 @@ Spans and ranges are half-open `[start, end)`. Text spans count **UTF-8 bytes** 
 characters: byte offsets add up without decoding, and Arrow strings are UTF-8 already.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ __all__ = [
     "VALIDATED",
     "WEIGHTS",
     "read_table",
+    "refused_rows",
     "write_table",
 ]
 
@@ -159,3 +161,23 @@ def read_table(path: Path) -> pa.Table:
     with pa.memory_map(str(path)) as source:
         # One buffer for all columns: for each one read by itself the kernel walks its pages.
         return pa.ipc.open_file(source.read_buffer()).read_all()
+
+
+def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: str) -> pa.Table:
+    """Return the faulty rows of a table for quarantine, schema QUARANTINED, in its order.
+
+    Their raw bytes are in the source: `packhouse.sources.with_raw_rows` puts them in.
+
+    Args:
+        table: with columns `source` and `row`.
+        faults: row of the table -> reason code and a sentence.
+        step: that refuses them.
+    """
+    rows = sorted(faults)
+    places = table.select(["source", "row"]).take(pa.array(rows, pa.int64())).to_pylist()
+    empty = {"step": step, "raw": b"", "raw_size": 0, "raw_sha256": ""}
+    bad = [
+        {**place, **empty, "reason": faults[row][0], "detail": faults[row][1]}
+        for place, row in zip(places, rows, strict=True)
+    ]
+    return pa.Table.from_pylist(bad, schema=QUARANTINED)

@@ -27,7 +27,7 @@ def keep_freed_memory() -> bool:
     """Set this process up so, once; elsewhere than on glibc nothing is changed.
 
     Returns:
-        Whether it was done.
+        True if it was done.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or "system" not in pa.supported_memory_backends():

@@ -74,7 +74,7 @@ class ExportParameters:
 
     format: str
     by_source: bool
-    """Whether a side has sets by source."""
+    """True if a side has sets by source."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""

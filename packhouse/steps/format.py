@@ -21,6 +21,7 @@ from packhouse.errors import ConfigError, ContractError
 from packhouse.foreign import REJECTED, cuts_windows, render_shard, run_template
 from packhouse.near import near_files, near_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
+from packhouse.recipe.rows import TEMPLATES
 from packhouse.records.pairs import both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
@@ -29,7 +30,6 @@ from packhouse.steps.shard_io import ShardCounts, take_refused
 from packhouse.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
 from packhouse.templates import rewrites
 from packhouse.templates.sandbox import pinned_date
-from packhouse.templates.single_turn import SINGLE_TURN
 from packhouse.tokenization.given import text_of_given
 from packhouse.tokenization.loading import check_unchanged
 from packhouse.tokenization.names import tokenizer_folder
@@ -116,11 +116,10 @@ def _date_of(recipe: Recipe) -> str | None:
 
 def _template_identity(template: str) -> str:
     if not template.endswith((".jinja", ".j2")):
-        if template not in (*SINGLE_TURN, "chat"):
-            known = [*SINGLE_TURN, "chat"]
+        if template not in TEMPLATES:
             raise ConfigError(
-                f"format.template: there is no '{template}'{near_name(template, known)}; it is one "
-                f"of {', '.join(known)}, or a .jinja or .j2 file"
+                f"format.template: there is no '{template}'{near_name(template, TEMPLATES)}; it is "
+                f"one of {', '.join(TEMPLATES)}, or a .jinja or .j2 file"
             )
         return template
     path = Path(template)
@@ -128,7 +127,7 @@ def _template_identity(template: str) -> str:
         near = near_files(template, ".jinja", ".j2")
         raise ConfigError(
             f"format.template: no file at '{template}'{near or ';'} "
-            f"{'Built' if near else 'built'} in are {', '.join([*SINGLE_TURN, 'chat'])}"
+            f"{'Built' if near else 'built'} in are {', '.join(TEMPLATES)}"
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

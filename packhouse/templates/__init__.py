@@ -10,6 +10,7 @@ from pathlib import Path
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
+from packhouse.recipe.rows import TEMPLATES
 from packhouse.templates.chat import ChatEngine
 from packhouse.templates.examples import WindowRule, rewrites
 from packhouse.templates.renderer import Rendered, Renderer, digest
@@ -76,7 +77,7 @@ def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"format.template '{name}' cannot be read: {error}") from None
     if name != "chat":
-        known = ", ".join([*SINGLE_TURN, "chat"])
+        known = ", ".join(TEMPLATES)
         raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")
     if not snapshot.chat_template:
         raise TemplateError(

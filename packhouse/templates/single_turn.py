@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
+from packhouse.recipe.rows import TEMPLATES
 from packhouse.templates.compiled import CompiledTemplate, Filling, Hole
 from packhouse.templates.conversations import Conversations, Shape, make_shape
 from packhouse.templates.field_columns import FieldColumns, Numbers
@@ -255,7 +256,7 @@ def _names(shape: Shape) -> str:
     return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
 
 
-SINGLE_TURN = ("alpaca", "completion", "classification", "sequence_classification", "text")
+SINGLE_TURN = tuple(name for name in TEMPLATES if name != "chat")
 
 
 def make_single_turn(

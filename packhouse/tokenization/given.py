@@ -4,7 +4,6 @@ Nothing is encoded: the ids that are packed are those that the rows had. Text is
 what reads text (quality counters, benchmarks, near duplicates, people), and decides no id.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from packhouse.records.lists import flat_list, list_array, ranges_array
 from packhouse.records.messages import ASSISTANT, FlatMessages, assemble, string_buffers
 from packhouse.records.span_weights import weights_column
-from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED
+from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.texts import decode_lists
@@ -57,9 +56,8 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     if faults:
         is_good = np.ones(validated.num_rows, np.bool_)
         is_good[list(faults)] = False
-        bad = [_bad_row(validated, row, *faults[row]) for row in sorted(faults)]
         rest = read_given(validated.filter(pa.array(is_good)), snapshot)
-        quarantined = pa.Table.from_pylist(bad, schema=QUARANTINED)
+        quarantined = refused_rows(validated, faults, "validate")
         return GivenTokens(rest.conversations, rest.tokenized, quarantined)
     is_trained = flat.role_codes() == ASSISTANT
     counts = np.add.reduceat(np.append(is_trained, False).astype(np.int64), flat.offsets[:-1])
@@ -179,17 +177,3 @@ def _faults(
             f"not have (its ids are under {snapshot.vocab_size:,}): did it make the row?",
         )
     return faults
-
-
-def _bad_row(validated: pa.Table, row: int, reason: str, detail: str) -> dict[str, object]:
-    return {
-        "source": validated["source"][row].as_py(),
-        "row": validated["row"][row].as_py(),
-        "byte_offset": None,
-        "step": "validate",
-        "reason": reason,
-        "detail": detail,
-        "raw": b"",
-        "raw_size": 0,
-        "raw_sha256": hashlib.sha256(b"").hexdigest(),
-    }

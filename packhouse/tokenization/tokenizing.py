@@ -10,11 +10,9 @@ Work goes through a table in slices of 8 MiB of text, so that memory does not gr
     begin at bytes  0  1  2    5   7  8     12          trained range [5, 7)
 """
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,7 @@ import pyarrow as pa
 
 from packhouse.recipe import TokenizeConfig
 from packhouse.records.span_weights import flat_weights, weights_column
-from packhouse.records.tables import QUARANTINED, TOKENIZED
+from packhouse.records.tables import QUARANTINED, TOKENIZED, refused_rows
 from packhouse.runtime.confined import at, limited
 from packhouse.tokenization.control_text import find_forged, with_plain_contents
 from packhouse.tokenization.encoders import Encoder, EncoderError, chunks_of
@@ -39,7 +37,6 @@ VERSION = 2
 """Rises whenever the same text would give other ids or ranges."""
 
 _SLICE_BYTES = 8 * 2**20
-_MAX_RAW_BYTES = 64 * 2**10
 
 Fault = tuple[str, str]
 """Reason code and a sentence."""
@@ -56,7 +53,8 @@ class Tokenized:
     """Schema `packhouse.records.tables.TOKENIZED`, in the order of the input."""
 
     quarantined: pa.Table
-    """Schema `tables.QUARANTINED`; reasons `empty`, `nothing_trained`, `control_text`."""
+    """Schema `tables.QUARANTINED` without raw bytes; reasons `empty`, `nothing_trained`,
+    `control_text`."""
 
     notes: dict[str, int]
     """Counts: `straddles_start`, `straddles_end` (spans), `inexact_round_trip`,
@@ -149,9 +147,11 @@ def _tokenize_slice(
         | faults
         | dict.fromkeys(np.flatnonzero(is_empty).tolist(), _EMPTY)
     )
-    good, bad = _divide(batch, _tokenized_table(batch, encoded, ranges), faults)
-    done.tokenized.append(good)
-    done.quarantined.append(bad)
+    table = _tokenized_table(batch, encoded, ranges)
+    done.quarantined.append(refused_rows(table, faults, "tokenize"))
+    if faults:
+        table = table.take(np.setdiff1d(np.arange(table.num_rows), list(faults)))
+    done.tokenized.append(table)
 
 
 def _settle_control_text(
@@ -211,30 +211,3 @@ def _range_weights(batch: pa.RecordBatch, ranges: TrainedRanges) -> pa.Array:
 def _lists(offsets: npt.NDArray[np.int64], values: pa.Array, column: str) -> pa.ListArray:
     kind = TOKENIZED.field(column).type
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=kind)
-
-
-def _divide(
-    batch: pa.RecordBatch, table: pa.Table, faults: dict[int, Fault]
-) -> tuple[pa.Table, pa.Table]:
-    """Good rows, and the faulty ones as they go to quarantine."""
-    if not faults:
-        return table, QUARANTINED.empty_table()
-    is_good = np.ones(table.num_rows, np.bool_)
-    is_good[list(faults)] = False
-    rows = [_quarantined_row(batch, row, *faults[row]) for row in sorted(faults)]
-    return table.filter(pa.array(is_good)), pa.Table.from_pylist(rows, schema=QUARANTINED)
-
-
-def _quarantined_row(batch: pa.RecordBatch, row: int, reason: str, detail: str) -> dict[str, Any]:
-    raw = batch.column("text")[row].as_py().encode()
-    return {
-        "source": batch.column("source")[row].as_py(),
-        "row": batch.column("row")[row].as_py(),
-        "byte_offset": None,
-        "step": "tokenize",
-        "reason": reason,
-        "detail": detail,
-        "raw": raw[:_MAX_RAW_BYTES],
-        "raw_size": len(raw),
-        "raw_sha256": hashlib.sha256(raw).hexdigest(),
-    }

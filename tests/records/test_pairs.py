@@ -14,10 +14,9 @@ from packhouse.records.pairs import (
     cut_behind_answers,
     join_sides,
     keep_both,
-    refused_rows,
     split_sides,
 )
-from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, VALIDATED
+from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, VALIDATED, refused_rows
 
 VOCABULARY = 50
 
@@ -103,7 +102,7 @@ def test_what_is_no_pair_is_refused(chosen, rejected, reason):
 
     assert {row: why for row, (why, _) in faults.items()} == {1: reason}
     assert joined["row"].to_pylist() == [0]
-    bad = refused_rows(side([good[0], chosen]), faults)
+    bad = refused_rows(side([good[0], chosen]), faults, "tokenize")
     assert bad.schema.equals(QUARANTINED)
     assert bad.select(["source", "row", "reason"]).to_pylist() == [
         {"source": "a/a", "row": 1, "reason": reason}
@@ -177,7 +176,9 @@ def test_both_sides_are_messages_of_one_conversation():
 
 def test_a_pair_of_which_a_side_was_refused_is_refused_once():
     def bad(*rows):
-        table = refused_rows(side([([1], [2])] * 4), {row: ("template", "no") for row in rows})
+        table = refused_rows(
+            side([([1], [2])] * 4), {row: ("template", "no") for row in rows}, "tokenize"
+        )
         return table
 
     whole = side([([1], [2])] * 4)

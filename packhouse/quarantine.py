@@ -297,10 +297,11 @@ def _prepare(
     line: Mapping[str, Any], origins: Mapping[str, SourceConfig], number: int
 ) -> _Mended | dict[str, Any]:
     """The row to read again, or the line with the reason why it cannot be."""
-    missing = {"source", "row", "step", "raw"} - line.keys()
+    kinds = {"source": str, "row": int, "step": str, "raw": object}
+    missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
     if missing:
         raise ConfigError(
-            f"line {number + 1} of the mended rows lacks {', '.join(sorted(missing))}"
+            f"line {number + 1} of the mended rows has no sound {', '.join(sorted(missing))}"
         )
     name = line["source"].split("/")[0]
     if name not in origins:

@@ -172,3 +172,24 @@ def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(made, tmp_path
     done = CliRunner().invoke(cli, ["quarantine", "ls", str(tmp_path / "bad.parquet")])
     assert done.exit_code == 2
     assert "memory" in done.output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"source": 5, "row": 0, "step": "validate", "raw": "a"},
+        {"source": "rows/x", "row": [1], "step": "validate", "raw": {}},
+        {"source": "rows/x", "row": "z", "step": "validate", "raw": None},
+        {"source": "rows/x", "row": 0, "step": {}, "raw": "a"},
+    ],
+)
+def test_a_line_to_mend_of_other_types_is_refused(line, made, tmp_path) -> None:
+    (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
+    recipe = {"dataset": "d", "tokenizer": str(TOKENIZER)}
+    recipe |= {"sources": [{"path": str(made / "rows.jsonl")}]}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    words = ["quarantine", "retry", str(tmp_path / "recipe.yaml")]
+    words += ["--from", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert "line 1 of the mended rows has no sound" in done.output

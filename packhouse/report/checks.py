@@ -93,14 +93,28 @@ def quality_section(manifest: Manifest) -> str:
     rows = []
     for counter, says in COUNTERS.items():
         counts = [scope.get(counter, 0) for scope in scopes.values()]
-        worst = found.get("worst", {}).get(counter, [])[:3]
-        named = ", ".join(f"{row['source']}:{row['row']}" for row in worst)
-        rows.append([counter.replace("_", " "), *counts, says, named])
-    columns = ("counter", *scopes, "they", "such as (file:row)")
-    said = f"<p class=quiet>Of {found['dataset'].get('rows', 0):,} rows.</p>"
+        if any(counts):
+            named = _rows_by_file(found.get("worst", {}).get(counter, [])[:3])
+            rows.append([counter.replace("_", " "), *counts, says, named])
+    columns = ("counter", *scopes, "they", "such as")
+    none = [name.replace("_", " ") for name in COUNTERS if not found["dataset"].get(name)]
+    said = f"<p class=quiet>Of {found['dataset'].get('rows', 0):,} rows."
+    said += f" Found in no row: {html_text(', '.join(none))}." if none else ""
+    said += "</p>"
     spoken = [[name, number] for name, number in found.get("languages", {}).items()]
-    inner = table(("language of answers", "rows"), spoken, "Languages") if spoken else ""
-    return section("quality", "Quality", said, table(columns, rows, "Counters of quality"), inner)
+    inner = table(columns, rows, "Counters of quality") if rows else ""
+    inner += table(("language of answers", "rows"), spoken, "Languages") if spoken else ""
+    return section("quality", "Quality", said, inner)
+
+
+def _rows_by_file(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Places of rows, each file once: `a/a.jsonl rows 3, 17; b/b.jsonl rows 4`."""
+    files: dict[str, list[str]] = {}
+    for row in rows:
+        files.setdefault(str(row["source"]), []).append(f"{row['row']:,}")
+    return "; ".join(
+        f"{name} row{'s' * (len(its) > 1)} {', '.join(its)}" for name, its in files.items()
+    )
 
 
 def duplicates_section(manifest: Manifest) -> str:
@@ -149,9 +163,10 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
 def _gate_row(gate: GateResult) -> str:
     name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
     good = gate.outcome == "passed"
+    names = "quiet wide" if len(gate.detail) > 60 else "quiet"
     return (
         f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
         f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
         f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
-        f"<td>{gate.shown_limit}</td><td class=quiet>{html_text(gate.detail)}</td></tr>"
+        f'<td>{gate.shown_limit}</td><td class="{names}">{html_text(gate.detail)}</td></tr>'
     )

@@ -52,7 +52,7 @@ def _spec(values: list[dict[str, Any]], height: int = _HEIGHT, **parts: Any) -> 
 
 
 def _axis(title: str | None, **more: Any) -> dict[str, Any]:
-    return {"title": title, "labelOverlap": "greedy", **more}
+    return {"title": title, "labelOverlap": "greedy", "labelSeparation": 5, **more}
 
 
 def _counts(title: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ tokens of each split, which packing has shuffled; the report says when that is n
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from packhouse.packing.layout import trained_tokens
 from packhouse.records.lists import list_offsets
-from packhouse.report.samples import page_record, record_bounds, rows_with_masks
+from packhouse.report.samples import page_record, record_bounds, rows_with_masks, weight_runs
 from packhouse.store.contracts import read_batches
 
 __all__ = ["MAX_READ_TOKENS", "Files", "measure"]
@@ -52,6 +53,8 @@ class Files:
     seq_len: int
     samples: int = _SHOWN_TOKENS
     """Tokens of samples, about."""
+    sides: Sequence[str] = ("",)
+    """Names of the sequences of a record, in order: of a pair, `chosen` and `rejected`."""
 
     @property
     def num_bytes(self) -> int:
@@ -69,10 +72,14 @@ def measure(files: Files) -> dict[str, Any]:
         `lengths`: `[source, split, tokens, records]` of each length that occurs, copies included.
         `too_long`: `[split, tokens, records]` of those that were left out for their length.
         `dropped`: examples by reason. `quarantine`: examples by step and reason.
-        `splits`: packs, fill, records per pack, trained shares, tokens by answer, samples.
+        `splits`: packs, fill, records per pack, trained shares, tokens by answer, trained tokens
+        of each loss weight (none where no row has weights), samples. Of pairs, shares and trained
+        tokens are of each side.
     """
     splits = {name: _read_split(name, files) for name in files.data}
-    shown = {r["id"]: r for each in splits.values() for p in each["samples"] for r in p["records"]}
+    shown: dict[str, list[dict[str, Any]]] = {}  # copies of a record, and both sides of a pair
+    for record in (r for each in splits.values() for p in each["samples"] for r in p["records"]):
+        shown.setdefault(record["id"], []).append(record)
     lengths, too_long, dropped = _read_records(files.records, shown)
     for reason, rows in _read_dropped(files.dropped).items():
         dropped.setdefault(reason, []).extend(rows)
@@ -86,7 +93,7 @@ def measure(files: Files) -> dict[str, Any]:
 
 
 def _read_records(
-    paths: Sequence[Path], shown: Mapping[str, dict[str, Any]]
+    paths: Sequence[Path], shown: Mapping[str, Sequence[dict[str, Any]]]
 ) -> tuple[list[list[Any]], list[list[Any]], dict[str, list[dict[str, Any]]]]:
     """Count lengths, keep examples of dropped rows, and put the place of each shown record in."""
     counts: Counter[tuple[str, str, int]] = Counter()
@@ -106,7 +113,8 @@ def _read_records(
             for row in table.filter(is_too_long).select(["split", "num_tokens"]).to_pylist():
                 too_long[str(row["split"]), row["num_tokens"]] += 1
             for row in table.filter(pc.is_in(table["record_id"], wanted)).to_pylist():
-                shown[row["record_id"]].setdefault("place", f"{row['source']}:{row['row']}")
+                for record in shown[row["record_id"]]:
+                    record.setdefault("place", f"{row['source']}:{row['row']}")
             for reason, rows in _by(table.filter(pc.equal(table["times"], 0)), ["outcome"]):
                 found = dropped.setdefault(reason[0], [])
                 for row in rows.slice(0, _EXAMPLES - len(found)).to_pylist():
@@ -162,7 +170,7 @@ def _read_quarantine(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 def _read_split(name: str, files: Files) -> dict[str, Any]:
     """Masks and fill of the packs that are read, and samples evenly among them."""
-    tally = _Tally(files.seq_len)
+    tally = _Tally(files.seq_len, len(files.sides))
     seen = tokens = shown = 0
     samples: list[dict[str, Any]] = []
     step, budget = 1, files.samples // max(len(files.data), 1)
@@ -175,7 +183,7 @@ def _read_split(name: str, files: Files) -> dict[str, Any]:
         first = -seen % step
         for number in range(first, batch.num_rows, step):
             if shown < budget and len(samples) < _PACKS:
-                samples.append(_sample(seen + number, batch.slice(number, 1)))
+                samples.append(_sample(seen + number, batch.slice(number, 1), files.sides))
                 shown += sum(len(record["ids"]) for record in samples[-1]["records"])
         seen += batch.num_rows
         if tokens >= MAX_READ_TOKENS:
@@ -191,13 +199,14 @@ def _batches(paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
 class _Tally:
     """Counts over packs, a batch of them at a time."""
 
-    def __init__(self, seq_len: int) -> None:
-        self.seq_len = seq_len
+    def __init__(self, seq_len: int, num_sides: int = 1) -> None:
+        self.seq_len, self.num_sides = seq_len, num_sides
         self.fill = np.zeros(_BINS, np.int64)
         self.per_pack: Counter[int] = Counter()
         self.shares = np.zeros(_BINS, np.int64)
         self.trained: Counter[int] = Counter()
         self.turns = np.zeros((2, _TURNS), np.int64)  # trained tokens, answers
+        self.weights: Counter[float] = Counter()
 
     def add(self, batch: pa.RecordBatch) -> int:
         """Count a batch; return its tokens."""
@@ -209,7 +218,12 @@ class _Tally:
         lengths = lengths.astype(np.int64)
         share = np.minimum(np.diff(offsets) * _BINS // max(self.seq_len, 1), _BINS - 1)
         self.fill += np.bincount(share, minlength=_BINS)
-        self.per_pack.update(np.diff(_offsets(batch["seq_lengths"])).tolist())
+        per_pack = np.diff(_offsets(batch["seq_lengths"])) // self.num_sides
+        self.per_pack.update(per_pack.tolist())
+        if "loss_weights" in batch.schema.names:
+            weights = pc.list_flatten(batch["loss_weights"]).to_numpy(zero_copy_only=False)[flags]
+            values, counts = np.unique(weights, return_counts=True)
+            self.weights.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
         if not len(lengths) or lengths.sum() != len(flags):
             return len(flags)  # positions of records are unknown
         starts = np.cumsum(lengths) - lengths
@@ -244,6 +258,7 @@ class _Tally:
             "shares": self.shares.tolist(),
             "trained": sorted(self.trained.items()),
             "turns": self.turns.T.tolist(),
+            "weights": sorted(self.weights.items()),
         }
 
 
@@ -252,15 +267,23 @@ def _offsets(lists: pa.ListArray) -> Ints:
     return np.asarray(offsets - offsets[0])
 
 
-def _sample(number: int, batch: pa.RecordBatch) -> dict[str, Any]:
+def _sample(number: int, batch: pa.RecordBatch, sides: Sequence[str]) -> dict[str, Any]:
     """A pack as the page's script takes it; of a long one, the first records."""
     (row,) = rows_with_masks(batch)
     ids, trained = row["input_ids"], row["trained"]
     records, room = [], _PACK_TOKENS
-    for name, start, end in record_bounds(row):
+    weights = row.get("loss_weights")
+    if "label" in row:
+        sides = ("good" if row["label"] else "bad",)
+    for (name, start, end), side in zip(record_bounds(row), cycle(sides), strict=False):
         if room <= 0:
             break
-        records.append(page_record(name, ids[start:end], trained[start:end], start, room))
-        room -= len(records[-1]["ids"])
-    counts = {"num_tokens": len(ids), "num_records": len(row["seq_lengths"])}
+        record = page_record(name, ids[start:end], trained[start:end], start, room)
+        if side:
+            record["side"] = side
+        if weights is not None:
+            record["weights"] = weight_runs(weights[start : start + len(record["ids"])])
+        records.append(record)
+        room -= len(record["ids"])
+    counts = {"num_tokens": len(ids), "num_records": len(row["seq_lengths"]) // len(sides)}
     return {"pack": number, **counts, "records": records}

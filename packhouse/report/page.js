@@ -74,11 +74,13 @@
     if (record.spans) return record.spans;
     const trained = new Uint8Array(record.ids.length), special = new Set(record.special);
     for (const [start, end] of record.trained) trained.fill(1, start, end);
+    const weights = new Float64Array(record.ids.length).fill(record.weights ? 0 : 1);
+    for (const [start, end, weight] of record.weights || []) weights.fill(weight, start, end);
     const found = [];
     let first = 0, offset = 0;
     record.texts.forEach((text, i) => {
       if (text === "" && i + 1 < record.texts.length) return;
-      found.push({ first, last: i, text, offset, trained: trained[i], special: special.has(i) });
+      found.push({ first, last: i, text, offset, trained: trained[i], special: special.has(i), weight: weights[i] });
       offset += text.length;
       first = i + 1;
     });
@@ -87,7 +89,8 @@
   };
   const about = (record, span) => {
     const ids = record.ids.slice(span.first, span.last + 1).join(" + ");
-    const kind = [span.special && "special", span.trained ? "trained" : "not trained"].filter(Boolean).join(", ");
+    const weight = span.trained && record.weights && `loss weight ${Number(span.weight.toPrecision(6))}`;
+    const kind = [span.special && "special", span.trained ? "trained" : "not trained", weight].filter(Boolean).join(", ");
     return `id ${ids}  ${JSON.stringify(span.text)}\n${kind}; token ${count(span.first)} of ${count(record.length)}` +
       `, ${count(record.start + span.first)} of its pack`;
   };
@@ -100,13 +103,13 @@
   };
   const show = (pack, record, query) => {
     const head = make("h3");
-    head.append("record ", make("b", record.id || "without id"), ` ${record.place || ""} · `);
+    head.append("record ", make("b", record.id || "without id"), record.side ? `, ${record.side}` : "", ` ${record.place || ""} · `);
     head.append(`${count(record.length)} tokens, ${count(record.num_trained)} trained · ${label(pack)}`);
     const body = make("p");
     body.dir = "auto";
     const marked = hits(record, query);
     spans(record).forEach((span, number) => {
-      const names = [span.trained && "t", span.special && "s"].filter(Boolean);
+      const names = [span.trained && "t", span.special && "s", span.trained && span.weight !== 1 && "w"].filter(Boolean);
       if (marked.some(([a, b]) => a < span.offset + span.text.length && b > span.offset)) names.push("hit");
       const node = make("span", span.text, names.join(" "));
       node.record = record;
@@ -130,7 +133,7 @@
       where.textContent = `${label(pack)}: sample ${at + 1} of ${packs.length}, ` +
         `${counted(pack.num_tokens, "token")}, ${counted(pack.num_records, "record")}`;
       for (const record of pack.records) show(pack, record, "");
-      const more = pack.num_records - pack.records.length;
+      const more = pack.num_records - pack.records.filter((record) => record.side !== "rejected").length;
       if (more > 0) box.append(make("p", `${count(more)} more records are not shown`));
     } else {
       let found = 0;

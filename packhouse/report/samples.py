@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "read_packs",
     "record_bounds",
     "rows_with_masks",
+    "weight_runs",
 ]
 
 MAX_RECORD_TOKENS = 3_000
@@ -131,6 +133,19 @@ def record_bounds(row: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
     names = row.get("record_ids") or [""] * len(row["seq_lengths"])
     yield from zip(names, edges, edges[1:], strict=False)
+
+
+def weight_runs(weights: Sequence[float]) -> list[list[float]]:
+    """Return `[start, end, weight]` of each run of tokens that share a weight in the loss, not 0.
+
+    Example:
+        >>> weight_runs([0.0, 0.5, 0.5, 1.0, 0.0])
+        [[1, 3, 0.5], [3, 4, 1.0]]
+    """
+    given = np.nan_to_num(np.asarray(weights, np.float64))  # JSON has no infinity
+    edges = np.flatnonzero(np.diff(given)) + 1
+    bounds = [0, *edges.tolist(), len(given)]
+    return [[a, b, float(given[a])] for a, b in pairwise(bounds) if b > a and given[a]]
 
 
 def page_record(

@@ -54,6 +54,7 @@ def heading(manifest: Manifest) -> str:
     said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
     said += f", template '{template}'" if template else ""
     trained = form.get("train_on")
+    said += f", preferences as {manifest.preferences}" if manifest.preferences else ""
     said += f", trained on: {trained}." if trained else "."
     version = f"<code class=quiet>{html_text(manifest.version)}</code>"
     return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
@@ -239,12 +240,24 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         figures.append(figure(turns_figure(turns)))
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     inner = table(columns, rows, "Trained tokens by source") if rows else ""
+    notes = []
     if sum_by_reason(manifest.counts.get("ledger", []), "dropped"):
-        inner += "<p class=quiet>Counted before rows were dropped and copied.</p>"
+        notes.append("Counted before rows were dropped and copied.")
+    if manifest.preferences == "pairs":
+        notes.append("Charts count the chosen and the rejected answer of a pair each by itself.")
+    inner += f"<p class=quiet>{' '.join(notes)}</p>" if notes else ""
+    weights = Counter[float]()
+    for each in splits.values():
+        weights.update(dict(each["weights"]))
+    if weights:
+        told = [[f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]]
+        inner += table(("loss weight", "trained tokens", "share"), told, "Loss weights")
     return section("trained", "What is trained", inner, grid, _part(measured) if grid else "")
 
 
-def samples_section(num_packs: int, num_tokens: int, has_text: bool, said: str = "") -> str:
+def samples_section(
+    num_packs: int, num_tokens: int, has_text: bool, said: str = "", has_weights: bool = False
+) -> str:
     """The browser of samples; the page's script fills it."""
     if not num_packs:
         return ""
@@ -258,7 +271,10 @@ def samples_section(num_packs: int, num_tokens: int, has_text: bool, said: str =
         "Samples",
         f"<p class=quiet>{said} Hover over a token, click it, or use the arrow keys for its id.</p>"
         "<div class=legend><i class=t>trained</i><i class=quiet>not trained</i>"
-        '<i class=s>special</i><i class="t s">special, trained</i></div>'
+        '<i class=s>special</i><i class="t s">special, trained</i>'
+        + '<i class="t w">trained, loss weight other than 1</i>'
+        * has_weights
+        + "</div>"
         "<div class=bar><label for=find class=hidden>Search text, record id or file:row</label>"
         '<input id=find type=search placeholder="Search text, record id or file:row" '
         "autocomplete=off spellcheck=false>"

@@ -128,6 +128,7 @@ def _files(manifest: Manifest, fetch: Fetch, samples: int) -> Files:
         dropped=[fetch(entry) for entry in manifest.files if entry.kind == "dropped"],
         seq_len=int(manifest.configuration.get("pack", {}).get("seq_len") or 1),
         samples=samples,
+        sides=("chosen", "rejected") if manifest.preferences == "pairs" else ("",),
     )
 
 
@@ -150,7 +151,12 @@ def _page(
         sections.lengths_section(manifest, measured),
         sections.packs_section(manifest, measured),
         sections.trained_section(manifest, measured),
-        sections.samples_section(num_packs, num_tokens, pipeline is not None),
+        sections.samples_section(
+            num_packs,
+            num_tokens,
+            pipeline is not None,
+            has_weights=any(each["weights"] for each in measured["splits"].values()),
+        ),
         checks.left_out_section(manifest, measured),
         checks.quality_section(manifest),
         checks.duplicates_section(manifest),

@@ -14,6 +14,7 @@ import packhouse
 from packhouse.escaping import for_terminal
 from packhouse.packing import plan_packs
 from packhouse.packing.other_seq_lens import try_seq_lens
+from packhouse.recipe import Recipe
 from packhouse.report.figures import class_counts
 from packhouse.report.html import page
 from packhouse.report.measure import _Tally
@@ -201,3 +202,55 @@ def test_bins_hold_every_length_once() -> None:
     assert sum(class_counts(lengths, weigh=True).values()) == sum(lengths)
     assert list(class_counts(lengths))[6:12] == [7, 8, 10, 12, 14, 16]
     assert {2048: 256} == class_counts({n: 1 for n in range(1793, 2049)})
+
+
+def _samples(html: str) -> list[dict[str, Any]]:
+    """The packs of samples on a page."""
+    return [pack for split in island(html, "samples-data") for pack in split["packs"]]
+
+
+def test_both_sides_of_a_pair_are_named_and_are_one_record(tmp_path: Path) -> None:
+    """3 pairs in a pack of 6 sequences: every sequence has its side and the place of its row."""
+    rows = [{"prompt": f"Say {n}", "chosen": f"{n}", "rejected": "No."} for n in range(3)]
+    version = _prepared(tmp_path, rows, "pairs")
+    (pack,) = _samples(version.report())
+
+    assert pack["num_records"] == 3
+    assert [record["side"] for record in pack["records"]] == ["chosen", "rejected"] * 3
+    assert all(record["place"].startswith("rows/rows.jsonl:") for record in pack["records"])
+    assert "<td>3 / 3 / 3</td>" in version.report()
+
+
+def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
+    verdicts = [
+        {"prompt": f"Say {n}", "completion": f"{n}", "label": bool(n % 2)} for n in range(4)
+    ]
+    version = _prepared(tmp_path / "kto", verdicts, "kto")
+    sides = {record["side"] for pack in _samples(version.report()) for record in pack["records"]}
+    assert sides == {"good", "bad"}
+
+    turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
+    rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, 1)]
+    weighted = _prepared(tmp_path / "weights", rows, "auto")
+    (pack,) = _samples(weighted.report())
+    weights = [run for record in pack["records"] for run in record["weights"]]
+    trained = [run for record in pack["records"] for run in record["trained"]]
+    assert [run[:2] for run in weights] == trained
+    assert sorted(run[2] for run in weights) == [0.25, 1]
+    assert "loss weight other than 1" in weighted.report()
+    assert "loss weight" not in version.report().split("<script>", 1)[0]
+
+
+def _prepared(folder: Path, rows: list[dict[str, Any]], row_format: str) -> packhouse.Version:
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = Recipe.model_validate(
+        {
+            "dataset": "rows",
+            "sources": [{"path": str(folder / "rows.jsonl"), "format": row_format}],
+            "tokenizer": str(TOKENIZER),
+            "pack": {"seq_len": 512, **({"strategy": "none"} if row_format == "kto" else {})},
+            "publish": {"store": str(folder / "store")},
+        }
+    )
+    return packhouse.prepare(recipe, cache=folder / "cache", progress=False)

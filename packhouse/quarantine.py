@@ -19,10 +19,11 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from packhouse.errors import ConfigError, PackhouseError
+from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import ShardRows, SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
@@ -31,6 +32,7 @@ from packhouse.sources.json_lines import parse_lines
 from packhouse.sources.lines import lines_of_rows, place_of
 from packhouse.sources.row_formats import row_format_of
 from packhouse.store import OpenVersion
+from packhouse.store.contracts import read_batches
 
 __all__ = [
     "MendedSource",
@@ -127,12 +129,17 @@ def read_quarantine_file(path: Path) -> pa.Table:
     Raises:
         ConfigError: the file holds something else.
     """
-    import pyarrow.parquet as pq
+    call, size = partial(_read_file, path), path.stat().st_size
+    # In a child: some kilobytes of a file may stand for gigabytes.
+    found = stream_confined(call, what=f"file '{path.name}'", blames=ConfigError, num_bytes=size)
+    return pa.Table.from_batches(list(found), QUARANTINED)
 
+
+def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     try:
-        table = pq.read_table(path) if path.suffix == ".parquet" else read_table(path)
-        return table.select(QUARANTINED.names).cast(QUARANTINED)
-    except (pa.ArrowException, KeyError) as error:
+        for batch in read_batches(path):
+            yield batch.select(QUARANTINED.names).cast(QUARANTINED)
+    except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
         raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
 
 
@@ -290,10 +297,11 @@ def _prepare(
     line: Mapping[str, Any], origins: Mapping[str, SourceConfig], number: int
 ) -> _Mended | dict[str, Any]:
     """The row to read again, or the line with the reason why it cannot be."""
-    missing = {"source", "row", "step", "raw"} - line.keys()
+    kinds = {"source": str, "row": int, "step": str, "raw": object}
+    missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
     if missing:
         raise ConfigError(
-            f"line {number + 1} of the mended rows lacks {', '.join(sorted(missing))}"
+            f"line {number + 1} of the mended rows has no sound {', '.join(sorted(missing))}"
         )
     name = line["source"].split("/")[0]
     if name not in origins:

@@ -41,7 +41,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "the row is a number, a text or a list", "set `format: messages` for lists of messages"
         ),
         "fields": Reason(
-            "a field of the format is missing", "name the file's with `fields: {output: answer}`"
+            "a field of the format is missing, or a CSV row is not as wide as the header",
+            "name the file's with `fields: {output: answer}`; in CSV, quote text that holds commas",
         ),
         "unknown_field": Reason(
             "a field outside of `allowed_fields`", "add it there, or take it out of the row"

@@ -243,9 +243,10 @@ def _of_version(
         only=only,
         limit=wanted.limit,
     ).to_pylist()
+    rows = [row for row in rows if row["input_ids"] is not None]
     for row in rows:
         row["about"] = f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"
-    return [row for row in rows if row["input_ids"] is not None]
+    return rows
 
 
 def _of_recipe(

@@ -219,7 +219,11 @@ def _without_mended(table: pa.Table, recipe: Recipe) -> pa.Table:
         note = (path if path.is_dir() else path.parent) / _MENDED
         if "://" not in source.path and note.is_file():
             rows = _read_lines(note)
-            mended |= {(str(r["source"]), r["row"], str(r["raw_sha256"])) for r in rows}
+            mended |= {
+                (str(r.get("source")), r["row"], str(r.get("raw_sha256")))
+                for r in rows
+                if isinstance(r.get("row"), int)
+            }
     names = ("source", "row", "raw_sha256")
     places = zip(*(table[name].to_pylist() for name in names), strict=True)
     is_left = [place not in mended for place in places]
@@ -308,7 +312,7 @@ def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
         return
     echo(f"{counted(retried.num_passed, 'row')} passed, {len(retried.still_bad):,} still bad")
     for line in retried.still_bad[:5]:
-        reason = for_terminal(line.get("detail", ""))
+        reason = for_terminal(str(line.get("detail", "")))
         echo(f"  {line['source']} row {line['row']:,}: {reason}")
     if retried.still_bad:
         echo(f"  all of them: {left}")

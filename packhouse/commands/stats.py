@@ -55,7 +55,10 @@ def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
             for column in columns[2:]
         )
         total = int(tokens @ times)
-        lengths = np.quantile(np.repeat(tokens, times), [*_QUANTILES.values()], method="lower")
+        order = np.argsort(tokens)
+        copies = np.cumsum(times[order])  # of this length and below
+        wanted = [int(share * (copies[-1] - 1)) for share in _QUANTILES.values()]
+        lengths = tokens[order][np.searchsorted(copies, wanted, "right")]
         found.append(
             {
                 **key,

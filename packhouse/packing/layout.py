@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.errors import ContractError
+from packhouse.errors import ContractError, IntegrityError
 from packhouse.records.lists import (
     Int32s,
     count_up,
@@ -210,6 +210,7 @@ def records_of(
 
     Raises:
         ContractError: a column is missing, or columns do not fit together.
+        IntegrityError: a list holds a null.
     """
     names = set(batch.schema.names)
     if not {"input_ids", "record_ids", "seq_lengths"} <= names:
@@ -218,6 +219,8 @@ def records_of(
         name: batch[name].flatten().to_numpy(zero_copy_only=False)
         for name in ("input_ids", "seq_lengths", "record_ids")
     }
+    if nulls := [name for name in flat if batch[name].flatten().null_count]:
+        raise IntegrityError(f"column '{nulls[0]}' of the packs holds a null")
     ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
     if "labels" in names:
         mask = batch["labels"].flatten().to_numpy(zero_copy_only=False) != IGNORE_INDEX

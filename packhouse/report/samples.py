@@ -1,6 +1,7 @@
 """Some packs of a published version, and some records of a sample, to be looked at by people."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,8 @@ from packhouse.report.tokens import trained_ranges
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
-from packhouse.store.contracts import read_batches
+from packhouse.store.contracts import check_rows, read_batches
+from packhouse.store.manifest import Manifest
 
 __all__ = [
     "MAX_RECORD_TOKENS",
@@ -48,8 +50,10 @@ def read_packs(
 
     Raises:
         ConfigError: there is no such split.
+        ContractError: the rows of a file are no packs.
         IntegrityError: a file is damaged.
     """
+    rules = replace(opened.manifest, files=())  # all that rows are checked with
     entries = opened.files("data", split)
     if not entries:
         splits = ", ".join(opened.manifest.splits())
@@ -63,7 +67,7 @@ def read_packs(
             with temporary_folder("inspect") as folder:  # gone before a reader may stop listening
                 path = opened.fetch(entry, folder / Path(entry.key).name)
                 rows = run_confined(  # some kilobytes of a file may stand for gigabytes
-                    partial(_read_rows, path, low - first, high - low),
+                    partial(_read_rows, path, rules, low - first, high - low),
                     what=f"file '{entry.key}'",
                     blames=IntegrityError,
                     num_bytes=entry.size,
@@ -85,13 +89,14 @@ def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
     raise ConfigError(f"{split} has no pack {number:,}: its last pack is {total - 1:,}")
 
 
-def _read_rows(path: Path, start: int, count: int) -> list[dict[str, Any]]:
+def _read_rows(path: Path, rules: Manifest, start: int, count: int) -> list[dict[str, Any]]:
     """In a child: rows [start, start + count) of a file."""
     rows: list[dict[str, Any]] = []
     first = 0
     for batch in read_batches(path):
         low, high = max(start - first, 0), min(start + count - first, batch.num_rows)
         if low < high:
+            check_rows(batch, first, rules)
             rows += rows_with_masks(batch.slice(low, high - low))
         first += batch.num_rows
         if first >= start + count:

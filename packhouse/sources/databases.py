@@ -129,10 +129,24 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     schema = pa.schema(list(zip(names, types, strict=True)))
     yield pa.RecordBatch.from_pylist([], schema)
     columns = ", ".join(map(_quoted, names))
+    database.text_factory = bytes  # decoded below, where the row is known
     cursor = database.execute(f"SELECT {columns} FROM {quoted} ORDER BY {order}")
+    first = 0
     while rows := cursor.fetchmany(_BATCH_ROWS):
-        arrays = map(_array, zip(*rows, strict=True), types)
-        yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
+        arrays = []
+        for name, values, kind in zip(names, zip(*rows, strict=True), types, strict=True):
+            try:
+                arrays.append(_array(values, kind))
+            except UnicodeDecodeError as error:
+                row = first + values.index(error.object)
+                raise SourceError(
+                    f"source file '{uri}', table '{table}', row {row:,} (from 0), column '{name}': "
+                    f"byte 0x{error.object[error.start]:02x} is not UTF-8; mend the value, or take "
+                    "the row out",
+                    uri=uri,
+                ) from None
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        first += len(rows)
 
 
 def _type_of(kinds: set[str]) -> pa.DataType:
@@ -144,7 +158,7 @@ def _type_of(kinds: set[str]) -> pa.DataType:
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind == pa.string():
-        values = [value if isinstance(value, str | None) else _text(value) for value in values]
+        values = [value if value is None else _text(value) for value in values]
     elif kind == pa.float64():
         values = [value if value is None else float(value) for value in values]
     return pa.array(values, kind)

@@ -20,7 +20,7 @@ from packhouse.packing import check_packed, published_schema
 from packhouse.packing.layout import Layout
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["check_data_file", "read_batches"]
+__all__ = ["check_data_file", "check_rows", "read_batches"]
 
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**20  # more where a row is longer: pyarrow refuses rows that straddle blocks
@@ -44,7 +44,7 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
             if schema_fingerprint(found) != manifest.schema_fingerprint:
                 names = batch.schema.names
                 raise ContractError(f"schema differs from the manifest's: it has columns {names}")
-        tokens += _check_rows(batch, rows, manifest)
+        tokens += check_rows(batch, rows, manifest)
         rows += batch.num_rows
     if rows != entry.rows:
         raise ContractError(f"{rows:,} rows, and the manifest says {entry.rows:,}")
@@ -104,8 +104,8 @@ def _json_batches(path: Path) -> Iterator[pa.RecordBatch]:
     )
 
 
-def _check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
-    """Check the values of a batch; returns its number of tokens.
+def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
+    """Check the values of a batch of a data file; returns its number of tokens.
 
     Raises:
         ContractError: the first rule that is broken, with its row.

@@ -43,6 +43,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """The views and their columns, as `*` gives them, but for those `ON_REQUEST`."""
 
+_NUMBERS = {"row", "num_tokens", "times", "byte_offset", "raw_size"}
+_MAY_BE_NULL = {"repeats", "byte_offset"}
+
 ON_REQUEST = {"text", "input_ids", "trained", "record_ids", "raw"}
 """Columns that are read or computed only where a question names them."""
 
@@ -97,10 +100,8 @@ class Tables:
         if not parts:
             return pa.table({name: pa.nulls(0) for name in columns})
         table = pa.concat_tables(parts, promote_options="permissive")
-        for at, field in enumerate(table.schema):
-            if pa.types.is_dictionary(field.type):
-                table = table.set_column(at, field.name, table[field.name].cast(pa.string()))
-        return table
+        made = {name: _checked(kind, name, table[name]) for name in columns}
+        return pa.table(made)
 
     def _placed(self, table: pa.Table) -> Places:
         def ints(name: str) -> Ints:
@@ -207,6 +208,22 @@ def _repeated(repeats: pa.ChunkedArray, kept: pa.Table) -> pa.Array:
     source, row = kept["source"].take(at), kept["row"].take(at).cast(pa.string())
     said = pc.binary_join_element_wise("repeats", source, "row", row, " ")
     return pc.fill_null(said, "")
+
+
+def _checked(kind: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column as runs write it: numbers from 0, texts; nulls only where nothing is due.
+
+    Raises:
+        IntegrityError: whoever wrote the file wrote something else.
+    """
+    if column.null_count and name not in _MAY_BE_NULL:
+        raise IntegrityError(f"the files of '{kind}' hold nulls in column '{name}'")
+    if name not in _NUMBERS:
+        return column.cast(pa.binary() if name == "raw" else pa.string())
+    column = column.cast(pa.int64())
+    if (pc.min(column).as_py() or 0) < 0:
+        raise IntegrityError(f"the files of '{kind}' hold a number below 0 in column '{name}'")
+    return column
 
 
 def _facts_table(name: str, rows: list[dict[str, Any]]) -> pa.Table:

@@ -58,6 +58,19 @@ def test_a_table_without_rowid_is_read_in_order_of_its_key(sqlite, read):
     assert read(path).texts == QA
 
 
+@pytest.mark.parametrize("value", ["x'61ff'", "cast(x'61ff' as text)"])
+def test_a_value_that_is_not_utf8_is_named_with_its_table_and_row(value, sqlite, read):
+    path = sqlite(
+        "CREATE TABLE rows (question TEXT, answer TEXT)",
+        *(f"INSERT INTO rows VALUES ('q{n}', 'a\u00e9{n}')" for n in range(1500)),
+        f"INSERT INTO rows VALUES ('q', {value})",
+    )
+    with pytest.raises(
+        SourceError, match=r"table 'rows', row 1,500 \(from 0\), column 'answer': byte 0xff"
+    ):
+        read(path)
+
+
 def test_values_of_a_column_get_one_type(sqlite, read):
     path = sqlite(
         "CREATE TABLE rows (text TEXT, number, mixed)",

@@ -25,7 +25,7 @@ from tasks.steps import audit, files, format_, gather, pack, publish, split, tok
 __all__ = ["STEPS", "prepare"]
 
 STEPS = (validate, format_, tokenize, pack, gather, split, audit, files, publish)
-"""The chain, in order. `packhouse.chain` says what each step is given, and submits it as a task."""
+"""A task for each step. `packhouse.chain` says when, and `tasks.runner` submits them."""
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)

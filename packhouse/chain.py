@@ -3,8 +3,9 @@
 Up to tokenize a job is a shard of input. Pack plans all of them at once, on lengths; then a job is
 a shard of output: gather brings its tokens together, files writes it. Publish commits them all.
 
-`run` does a step's jobs and returns their receipts. It is `LocalRunner` here, and Prefect's tasks
-in `flows/prepare.py`; both call `packhouse.engine.step.execute`, so the bytes are the same.
+`run` does a step's jobs and returns their receipts: on this machine (`packhouse.engine.local_pool`)
+or as Prefect's tasks (`tasks.runner`). Both call `packhouse.engine.step.execute`, so the bytes are
+the same.
 """
 
 import logging
@@ -143,12 +144,13 @@ def _do_steps(
     def do(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         check_interrupted()  # a signal whose exception was lost in C code
         start = time.perf_counter()
+        # The jobs of format do those beside them, too (`then` in `steps/format.py`).
         beside = plan.beside if jobs is plan.format else ()
         with mirror.sharing([job.ref for job in (*jobs, *beside)]) if mirror else nullcontext():
             receipts = run(jobs)
         done.extend(receipts)
-        seconds.update({job.step.name: time.perf_counter() - start for job in jobs})
-        _say_done(receipts, time.perf_counter() - start)
+        seconds[receipts[0].step] = time.perf_counter() - start
+        _say_done(receipts, seconds[receipts[0].step])
         return receipts
 
     for jobs in (plan.validate, plan.format, plan.tokenize):

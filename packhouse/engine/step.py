@@ -2,7 +2,7 @@
 
     TOKENIZE = Step(
         name="tokenize",
-        version="1.3",
+        version="1.2",
         libraries=("numpy", "pyarrow"),
         facts=TokenizeFacts,
         compute=compute,
@@ -75,7 +75,7 @@ class Step(Generic[P, F]):
     compute: "Callable[[Work[P], Path], F]"
     """Does a job: reads what earlier steps wrote, writes files into the folder, returns facts."""
     contracts: Mapping[str, str] = field(default_factory=dict)
-    """File that the step writes -> the contract in `schemas/` that it is checked against."""
+    """File that the step writes -> name of the contract that it is checked against."""
     then: "Callable[[Work[P], Receipt[F]], Receipt[F]] | None" = None
     """Runs after a job was done or found done: what must happen at every run."""
 

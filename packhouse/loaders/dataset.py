@@ -70,8 +70,8 @@ class PackedDataset(torch.utils.data.Dataset):
         rows: packs (a dataset of `load_packed`) as they are; or, with `seq_len`, tokenized records,
             one a row, to be packed: a `datasets.Dataset`, an Arrow table, the path of an Arrow
             file or a tuple of such paths, or a sequence or iterator of mappings with `input_ids`
-            and optionally `labels`, `attention_mask`, `loss_weights`. What a mask marks as padding
-            is left out; so are rows without a token, which `num_empty` counts.
+            and optionally `labels` or masks, `attention_mask`, `loss_weights`. What is marked as
+            padding is left out; so are rows without a token, which `num_empty` counts.
         seq_len: pack size in tokens; None leaves rows as they are.
         strategy: of `packhouse.packing.STRATEGIES`, `concat` excepted.
         seed: order of packs; None: longest records first, or records as given
@@ -199,12 +199,18 @@ class PackedDataset(torch.utils.data.Dataset):
             return self._rows[index]
         first, last = self._plan.pack_offsets[index : index + 2]
         rows = [self._rows[int(number)] for number in self._order[first:last]]
-        weights = [row.loss_weights for row in rows if row.loss_weights is not None]
+        is_weighted = any(row.loss_weights is not None for row in rows)
+        weights = [
+            np.ones(len(row.input_ids), np.float32)
+            if row.loss_weights is None
+            else row.loss_weights
+            for row in rows
+        ]
         return Row(
             np.concatenate([row.input_ids for row in rows]),
             np.concatenate([row.labels for row in rows]),
             np.concatenate([row.seq_lengths for row in rows]),
-            np.concatenate(weights) if len(weights) == len(rows) else None,
+            np.concatenate(weights) if is_weighted else None,
         )
 
     def __getstate__(self) -> dict[str, Any]:

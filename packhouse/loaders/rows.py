@@ -26,6 +26,8 @@ __all__ = ["ArrowRows", "Row", "open_rows", "read_row"]
 
 Ints = npt.NDArray[np.int64]
 
+_MASKS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")  # of TRL and others
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
@@ -75,8 +77,8 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     Records end where `seq_lengths` says, where `position_ids` restart, and where an
     `attention_mask` of record numbers (1, 1, 2, 2, 0) changes; what is given must agree. Without
     any of them and with `whole_rows`, they end at the end of the row. Labels come from `labels`,
-    else from `trained_ranges`, else every token is trained. Tokens with `attention_mask` 0 are
-    padding and are taken off.
+    else from `trained_ranges`, else every token is trained, but for those that `completion_mask`,
+    `assistant_masks` or `loss_mask` calls 0. Tokens with `attention_mask` 0 are padding, taken off.
 
     Args:
         row: `input_ids` and the columns above: lists, numpy arrays or tensors.
@@ -102,7 +104,6 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     lengths = _record_lengths(row, len(ids), mask, whole_rows, where)
     spans = row.get("trained_ranges")
     ranges = None if spans is None else _range_bounds(spans)
-
     given = _read_column(row, "labels", where, len(ids))
     if given is not None:
         labels = given.copy()
@@ -115,7 +116,10 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         labels = np.where(trained_mask(*ranges, len(ids)), ids, IGNORE_INDEX)
     else:
         labels = ids.copy()
-
+    for name in _MASKS:
+        trained = _read_column(row, name, where, len(ids))
+        if trained is not None:
+            labels[trained == 0] = IGNORE_INDEX
     weights = _read_column(row, "loss_weights", where, len(ids), kinds="iubf")
     if weights is not None:
         weights = weights.astype(np.float32, copy=False)
@@ -127,7 +131,6 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         of_each = np.ones(len(ranges[0])) if of_each is None else of_each
         for start, end, weight in zip(*ranges, of_each, strict=True):
             weights[start:end] = weight
-
     ids, labels = ids[keep], labels[keep]
     weights = None if weights is None else weights[keep]
     if lengths.sum() != len(ids) or lengths.min() < 1:
@@ -287,7 +290,7 @@ class _MappingRows(Sequence[Row]):
 
 _PACK = ("input_ids", "labels", "seq_lengths")
 _OTHERS = {"trained_ranges", "range_weights", "position_ids", "attention_mask"}
-_OTHERS |= {"loss_weights", "label"}
+_OTHERS |= {"loss_weights", "label", *_MASKS}
 
 
 class ArrowRows(Sequence[Row]):

@@ -18,7 +18,7 @@ from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig, Strat
 from packhouse.recipe.publish import PublishConfig
 from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
 from packhouse.recipe.section import Name, Section, Uri
-from packhouse.recipe.source import RowFormat, SourceConfig
+from packhouse.recipe.source import RowFormatName, SourceConfig
 
 __all__ = ["Preferences", "Recipe", "plugins_of", "preferences_in"]
 
@@ -157,7 +157,7 @@ def plugins_of(recipe: Recipe) -> list[Plugin]:
     Raises:
         ConfigError: see `find_plugin`.
     """
-    formats = {source.format for source in recipe.sources}.difference(get_args(RowFormat))
+    formats = {source.format for source in recipe.sources}.difference(get_args(RowFormatName))
     strategies = {recipe.pack.strategy}.difference(get_args(Strategy))
     return [
         *(find_plugin("row_formats", name) for name in sorted(formats)),

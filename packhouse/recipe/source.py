@@ -8,9 +8,9 @@ from packhouse.plugins import NameOf
 from packhouse.recipe.rows import Role
 from packhouse.recipe.section import Name, Section, Uri
 
-__all__ = ["MIXING", "Encoding", "RowFormat", "SourceConfig"]
+__all__ = ["MIXING", "Encoding", "RowFormatName", "SourceConfig"]
 
-RowFormat = Literal[
+RowFormatName = Literal[
     "auto",
     "alpaca",  # instruction, input, output
     "prompt_completion",  # prompt, completion
@@ -48,7 +48,7 @@ class SourceConfig(Section):
     name: Name | None = None
     """Name in lineage and statistics; by default the file's name without its endings."""
 
-    format: Annotated[str, NameOf("row_formats", get_args(RowFormat))] = "auto"
+    format: Annotated[str, NameOf("row_formats", get_args(RowFormatName))] = "auto"
     """Shape of a row, or a plug-in's name. `auto` looks at every row, knows no plug-in's shape, and
     refuses a file of mixed shapes; `mixed` reads each row by its own shape."""
 

@@ -19,7 +19,7 @@ kilobytes may stand for gigabytes. Whatever runs or decodes them does so in a ch
 A child does one call at a time and waits a minute for the next. Starting one takes 0.5 s of CPU.
 The call is a pickle of our own objects. The answer is JSON and Arrow batches: a child that a
 stranger has taken over must not choose what we unpickle. Memory is limited on Linux only, time on
-every Unix.
+every Unix. What runs in the child is in `confined`.
 """
 
 import atexit
@@ -27,18 +27,14 @@ import io
 import mmap
 import os
 import pickle
-import queue
-import resource
 import select
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
-import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,18 +44,9 @@ import pyarrow as pa
 from packhouse import errors
 from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.runtime import progress
+from packhouse.runtime.confined import MARK, MARK_BYTES, is_confined
 
-__all__ = [
-    "MEMORY_MB",
-    "SECONDS",
-    "at",
-    "file_of_parent",
-    "limited",
-    "run_confined",
-    "serve",
-    "start_early",
-    "stream_confined",
-]
+__all__ = ["MEMORY_MB", "SECONDS", "run_confined", "start_early", "stream_confined"]
 
 MEMORY_MB = "PACKHOUSE_CHILD_MEMORY_MB"
 """Environment variable: memory of a child beyond what its input explains, 1024 by default."""
@@ -67,16 +54,10 @@ SECONDS = "PACKHOUSE_CHILD_SECONDS"
 """Environment variable: CPU time of a rendering, and of a batch beyond what its size explains; 20
 by default. All renderings of a row together may take `_ROW_TIMES` as much."""
 
-_BYTES_PER_CPU = 32 * 2**20  # stacks of the threads that Arrow, numpy and tokenizers have per core
-_KEPT_BYTES = 2**30  # a child that still holds more than this after a call is not used again
-_BYTES_PER_SECOND = 50_000  # of a batch; HF encodes 2 MB/s
 _ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
 _QUIET_S = 600
-_MARK_BYTES = 512
-_MARK = "<Qd"  # how many limits began so far, and the seconds of the one that runs; then the place
 _MAX_REPLY_BYTES = 2**30
 _READ_BYTES = 2**20
-_IDLE_S = 60.0
 
 # All that a child sees of the environment: no AWS_*, HF_TOKEN, PREFECT_* and no passwords.
 _KEPT = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"}
@@ -113,7 +94,7 @@ def run_confined(
         PackhouseError: as the call raised it, or `blames`; this process goes on.
         OSError: as the call raised it.
     """
-    if _mark is not None:
+    if is_confined():
         return call()
     (result,) = stream_confined(
         call, what=what, blames=blames, num_bytes=num_bytes, more_memory=more_memory
@@ -191,58 +172,16 @@ def stream_confined(
 
 def start_early() -> None:
     """Start a child for a call that is soon to come, so that its imports take no time then."""
-    if not _idle and _mark is None:
+    if not _idle and not is_confined():
         _idle.append(_Child(_environment(), imports="packhouse.foreign"))
-
-
-def at(place: str) -> None:
-    """In a child: note what is worked on, for the message if it does not end well.
-
-    Outside of `limited`, another place is another row, with all of a row's CPU time.
-    """
-    if _mark is None:
-        return
-    noted = place.encode(errors="replace")[: _MARK_BYTES - struct.calcsize(_MARK)]
-    if len(_limits) == 1 and noted != _place():
-        _limits[0] = _row_seconds + _more_seconds
-        signal.setitimer(signal.ITIMER_PROF, _limits[0])
-    _note(noted)
-
-
-@contextmanager
-def limited(num_bytes: int = 0) -> Iterator[None]:
-    """In a child: bound the CPU time of the block, a rendering or a batch of `num_bytes`.
-
-    What the block takes is taken from the row around it, too. After it, `at` is as before.
-    """
-    if _mark is None:
-        yield
-        return
-    place = _place()
-    left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
-    allowed = _seconds + num_bytes / _BYTES_PER_SECOND
-    given = min(allowed, left)
-    _limits.append(allowed if given == allowed else _limits[-1])
-    _note(place)
-    signal.setitimer(signal.ITIMER_PROF, given)
-    try:
-        yield
-    finally:
-        unused, _ = signal.setitimer(signal.ITIMER_PROF, 0)
-        _limits.pop()
-        _note(place)
-        signal.setitimer(signal.ITIMER_PROF, max(left - given + unused, 0.001))
-
-
-def file_of_parent() -> IO[bytes]:
-    """In a child: the file that its parent opened for this call."""
-    return io.BufferedReader(_FileOfParent(), _READ_BYTES)
 
 
 class _Child:
     """A process that does calls, and the place where it notes what it works on."""
 
-    def __init__(self, environment: dict[str, str], imports: str = __name__) -> None:
+    def __init__(
+        self, environment: dict[str, str], imports: str = "packhouse.runtime.confined"
+    ) -> None:
         self.environment = environment
         self.is_stuck = False
         self.has_answered = False
@@ -251,12 +190,12 @@ class _Child:
         self._num_quiet, self._seen = 0, b""
         self._stderr = tempfile.TemporaryFile()
         with tempfile.TemporaryFile() as mark:
-            mark.truncate(_MARK_BYTES)
-            self._mark = mmap.mmap(mark.fileno(), _MARK_BYTES)
+            mark.truncate(MARK_BYTES)
+            self._mark = mmap.mmap(mark.fileno(), MARK_BYTES)
             code = (  # transformers imports torch wherever it finds it, which takes 2 s or more
                 f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"import {imports}; "
-                f"from packhouse.runtime import confine; confine.serve({mark.fileno()})"
+                f"from packhouse.runtime import confined; confined.serve({mark.fileno()})"
             )
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -334,12 +273,12 @@ class _Child:
     @property
     def allowed_s(self) -> float:
         """CPU time of what it works on."""
-        return float(struct.unpack_from(_MARK, self._mark)[1])
+        return float(struct.unpack_from(MARK, self._mark)[1])
 
     @property
     def place(self) -> str:
         """What it works on."""
-        text = self._mark[struct.calcsize(_MARK) :].rstrip(b"\0").decode(errors="replace")
+        text = self._mark[struct.calcsize(MARK) :].rstrip(b"\0").decode(errors="replace")
         return _printable(text)
 
     def end(self, patience_s: float) -> None:
@@ -438,165 +377,3 @@ def _typed(reply: dict[str, Any]) -> PackhouseError:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-# What follows runs in the child.
-
-_mark: mmap.mmap | None = None
-_num_marks = 0
-_limits: list[float] = []  # seconds of the row and of what `limited` bounds within it
-_seconds = 0
-_row_seconds = 0
-_more_seconds = 0.0  # for the size of what the call reads
-_file_bytes = 0
-_calls: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
-_replies: IO[bytes]
-
-
-def serve(mark: int) -> None:
-    """Do calls until the parent closes the pipe, or none came for a minute."""
-    global _mark, _seconds, _row_seconds, _more_seconds, _file_bytes, _replies
-    from packhouse.runtime.memory import keep_freed_memory
-    from packhouse.runtime.without_pandas import settle_pyarrow
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # are the parent's to answer
-        signal.signal(number, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold rows
-    _mark = mmap.mmap(mark, _MARK_BYTES)
-    _replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed is no reply
-    threading.Thread(target=_read_calls, daemon=True).start()
-    keep_freed_memory()
-    settle_pyarrow()
-    progress.forward(lambda fraction: _reply({"advance": fraction}))
-    base = _data_bytes()
-    while True:
-        try:
-            payload = _calls.get(timeout=_IDLE_S)
-        except queue.Empty:
-            os._exit(0)
-        call, num_bytes, memory, _seconds, _row_seconds, _file_bytes = pickle.loads(payload)  # noqa: S301 - of our parent
-        _limit_memory(_data_bytes() + _BYTES_PER_CPU * (os.cpu_count() or 1) + memory)
-        _more_seconds = num_bytes / _BYTES_PER_SECOND
-        _limits[:] = [_seconds + _more_seconds]
-        _note(b"")
-        signal.setitimer(signal.ITIMER_PROF, _limits[0])
-        _reply(_answer(call, num_bytes))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if _data_bytes() > base + _KEPT_BYTES:
-            os._exit(0)
-
-
-def _note(place: bytes) -> None:
-    global _num_marks
-    assert _mark is not None
-    _num_marks += 1
-    _mark[:] = (struct.pack(_MARK, _num_marks, _limits[-1]) + place)[:_MARK_BYTES].ljust(
-        _MARK_BYTES, b"\0"
-    )
-
-
-def _place() -> bytes:
-    assert _mark is not None
-    return _mark[struct.calcsize(_MARK) :].rstrip(b"\0")
-
-
-def _read_calls() -> None:
-    stdin = os.fdopen(os.dup(0), "rb")  # `sys.stdin` may not be closed at exit while it is read
-    while len(size := stdin.read(8)) == 8:
-        _calls.put(stdin.read(int.from_bytes(size, "little")))
-    os._exit(0)  # the parent is gone, or done
-
-
-def _reply(reply: dict[str, Any]) -> None:
-    _replies.write(orjson.dumps(reply, default=str) + b"\n")
-    _replies.flush()
-
-
-def _answer(call: Callable[[], Any], num_bytes: int) -> dict[str, Any]:
-    """Do a call and reply what it yields, or its result; return how it went."""
-    try:
-        found = call()
-        items = found if isinstance(found, Iterator) else iter([found])
-        is_over = False
-        while not is_over:
-            with limited(num_bytes):
-                item = next(items, _over)
-                place = _place()
-            _note(place)
-            is_over = item is _over
-            if isinstance(item, pa.RecordBatch):
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, item.schema) as writer:
-                    writer.write_batch(item)
-                data = sink.getvalue()
-                _reply({"batch": data.size})
-                _replies.write(data)
-                _replies.flush()
-            elif not is_over:
-                _replies.write(orjson.dumps({"item": item}) + b"\n")  # strictly: no `default`
-        return {"done": True}
-    except PackhouseError as error:
-        facts = {k: _clean(v) if isinstance(v, str) else v for k, v in error.facts.items()}
-        return {"error": type(error).__name__, "message": _clean(error.message), "facts": facts}
-    except MemoryError:
-        return {"failed": "MemoryError"}
-    except OSError as error:
-        if error.errno is None:
-            return {"os_error": [_clean(str(error))]}
-        name = None if error.filename is None else _clean(str(error.filename))
-        return {"os_error": [error.errno, error.strerror, name]}
-    except BaseException as error:  # a panic of Rust code is no Exception
-        trace = traceback.format_exc()[-4000:]
-        return {
-            "failed": _clean(f"{type(error).__name__}: {str(error)[:500]}"),
-            "trace": _clean(trace),
-        }
-
-
-_over = object()
-
-
-def _clean(text: str) -> str:
-    """Text that UTF-8 can hold: a lone surrogate becomes its escape."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-class _FileOfParent(io.RawIOBase):
-    """A file that the parent reads, some bytes at a time."""
-
-    _at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: _file_bytes}[whence]
-        )
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        _reply({"read": self._at})
-        data = _calls.get()[: len(buffer)]
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-
-def _data_bytes() -> int:
-    """Bytes that count for RLIMIT_DATA, stacks included."""
-    with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE
-    return 0
-
-
-def _limit_memory(num_bytes: int) -> None:
-    if sys.platform != "linux":  # others do not count what is mapped
-        return
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -23,7 +23,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from packhouse.errors import SourceError
-from packhouse.runtime.confine import at, file_of_parent, stream_confined
+from packhouse.runtime.confine import stream_confined
+from packhouse.runtime.confined import at, file_of_parent
 from packhouse.sources.databases import DATABASES, read_database
 from packhouse.sources.files import file_errors, open_file
 from packhouse.sources.workbooks import read_workbook

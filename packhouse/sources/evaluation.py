@@ -17,7 +17,7 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, SourceError
 from packhouse.quality import FUNCTIONS as TEXT_FUNCTIONS
 from packhouse.quality import add_functions, check_installed
-from packhouse.runtime.confine import at
+from packhouse.runtime.confined import at
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
 from packhouse.sources.expressions import in_parentheses, parse_expression

@@ -1,7 +1,8 @@
 """The formats of rows: how a format is recognised, and how its rows become conversations.
 
 Each format is one object: in `conversation_formats` where its rows hold messages, in `text_formats`
-where they hold texts in fields. To add one, write it there, and its name in `recipe.RowFormat`.
+where they hold texts in fields. To add one, write it there, and its name in `RowFormatName` of
+`packhouse.recipe.source`.
 """
 
 from collections import Counter

@@ -187,10 +187,13 @@ def _starts(
         bounds = _whole_numbers(row, named[ours])
         if ours == "seq_lengths":
             bounds = np.append(0, np.cumsum(bounds))
-        if not len(bounds) or bounds[0] or (np.diff(bounds) < 1).any() or bounds[-1] not in ends_at:
+        is_rising = len(bounds) > 0 and not bounds[0] and (np.diff(bounds) > 0).all()
+        if not is_rising or bounds.max() > num_values or bounds[-1] not in ends_at:
             raise BadRowError(
                 "boundaries", f"{named[ours]} do not add up to the row's {len(places):,} tokens"
             )
+        if bounds[-1] == num_values:  # they count pads; two in front: 0, 5, 8 -> 0, 3, 6
+            bounds = np.unique(np.maximum(bounds - places[:1].sum(), 0))
         said[ours] = bounds[bounds < len(places)]
     segments = per_token.get("attention_mask", places[:0])
     if segments.max(initial=0) > 1:

@@ -14,7 +14,7 @@ from packhouse.errors import ConfigError
 from packhouse.escaping import for_terminal
 from packhouse.plugins import plugin_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
-from packhouse.recipe.source import RowFormat
+from packhouse.recipe.source import RowFormatName
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
 from packhouse.records.tables import write_table
@@ -60,7 +60,7 @@ class ValidateParameters:
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
             **expression_key(self.source),
-            **plugin_key("row_formats", self.source.format, get_args(RowFormat)),
+            **plugin_key("row_formats", self.source.format, get_args(RowFormatName)),
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
             **({"given": [self.tokenizer, GIVEN_VERSION]} if self.tokenizer else {}),
         }

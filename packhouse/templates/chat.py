@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.span_weights import weights_column
-from packhouse.runtime.confine import at
+from packhouse.runtime.confined import at
 from packhouse.templates.chat_messages import Given, parse_given
 from packhouse.templates.compiled import (
     CompiledTemplate,

@@ -27,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 from markupsafe import Markup, escape
 
 from packhouse.errors import TemplateError
-from packhouse.runtime.confine import at, limited
+from packhouse.runtime.confined import at, limited
 from packhouse.templates.provenance import BLOCK_EDGES, UNPROVEN, JsonForm
 from packhouse.templates.results import RefusedError
 from packhouse.templates.traced_json import DataObject, to_json

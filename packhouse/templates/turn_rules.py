@@ -5,8 +5,9 @@ r"""How a template opens and closes an assistant turn, learned from probe conver
                                          opening                       end token
 
 The end token is the first one behind the answer, or EOS where control tokens lead to it:
-`<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`. It must be the same for every turn. A template with `{% generation %}` blocks says by
-itself what is trained; `check_generation` proves that they hold what a model has to write.
+`<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`. It must be the same for every turn. A template with
+`{% generation %}` blocks says by itself what is trained; `check_generation` proves that they hold
+what a model has to write.
 """
 
 import re
@@ -194,8 +195,8 @@ def _run_to(eos: bytes, control: re.Pattern[bytes], text: bytes) -> list[bytes]:
 
     Example:
         >>> control = re.compile(rb"<[a-z]+>")
-        >>> _run_to(b"<eos>", control, b" <end><eos><user>"), _run_to(b"<eos>", control, b"<end> <eos>")
-        ([b'<end>', b'<eos>'], [b'<end>'])
+        >>> [_run_to(b"<eos>", control, text) for text in (b" <end><eos><user>", b"<end> <eos>")]
+        [[b'<end>', b'<eos>'], [b'<end>']]
     """
     found: list[bytes] = []
     match = control.search(text)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.runtime.confine import limited
+from packhouse.runtime.confined import limited
 from packhouse.runtime.interrupts import check_interrupted
 from packhouse.runtime.progress import advance
 from packhouse.tokenization.memo import memo

@@ -23,7 +23,8 @@ import orjson
 from packhouse.errors import TokenizerError
 from packhouse.near import near_files
 from packhouse.runtime.checked_files import read_checked, write_checked
-from packhouse.runtime.confine import at, limited, run_confined
+from packhouse.runtime.confine import run_confined
+from packhouse.runtime.confined import at, limited
 from packhouse.runtime.disks import temporary_folder
 from packhouse.tokenization.encoders import bare, load_tokenizer
 from packhouse.tokenization.names import TOKENIZER_FILES, tokenizer_folder

@@ -4,6 +4,10 @@ Prompt and answer are never encoded apart, since that changes merges at their bo
 trained follows from where tokens begin in the text (`packhouse.tokenization.offsets`), and a
 control token that data forged stays ordinary text (`packhouse.tokenization.control_text`).
 Work goes through a table in slices of 8 MiB of text, so that memory does not grow with it.
+
+    text            Q: hi A: yes</s>                    trained span [8, 16)
+    tokens          Q  :  _hi  _A  :  _yes  </s>        (_ is a space)
+    begin at bytes  0  1  2    5   7  8     12          trained range [5, 7)
 """
 
 import hashlib
@@ -19,7 +23,7 @@ import pyarrow as pa
 from packhouse.recipe import TokenizeConfig
 from packhouse.records.span_weights import flat_weights, weights_column
 from packhouse.records.tables import QUARANTINED, TOKENIZED
-from packhouse.runtime.confine import at, limited
+from packhouse.runtime.confined import at, limited
 from packhouse.tokenization.control_text import find_forged, with_plain_contents
 from packhouse.tokenization.encoders import Encoder, EncoderError, chunks_of
 from packhouse.tokenization.encoding import encode_rows
@@ -46,7 +50,7 @@ _NOTHING_TRAINED = ("nothing_trained", "no token begins inside a trained span")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenized:
-    """What became of a table of renderings; every row is in one of the two tables."""
+    """Result of tokenizing a table; every row is in one of the two tables."""
 
     tokenized: pa.Table
     """Schema `packhouse.records.tables.TOKENIZED`, in the order of the input."""

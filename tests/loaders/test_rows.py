@@ -3,7 +3,8 @@ import pytest
 
 from packhouse.errors import ContractError
 from packhouse.loaders import PackedCollator, PackedDataset, PaddedCollator
-from packhouse.loaders.rows import ArrowRows, read_row
+from packhouse.loaders.rows import ArrowRows, open_rows, read_row
+from packhouse.packing.pack_dataset import pack_dataset
 
 IDS = [1, 2, 3, 4, 0, 0]
 
@@ -146,3 +147,34 @@ def test_labels_that_are_shifted_already_are_refused():
     same = [{"input_ids": [5, 5, 5, 5], "labels": [-100, 5, 5, 5], "seq_lengths": [4]}]
     assert len(PackedDataset(same)) == 1
     assert len(PackedDataset([{"input_ids": [5], "seq_lengths": [1]}])) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["completion_mask", "assistant_masks", "assistant_mask", "loss_mask"]
+)
+def test_masks_of_other_tools_keep_prompts_untrained(name):
+    """TRL's rows have no labels; before, all of their tokens were trained, prompts included."""
+    rows = [
+        {"input_ids": [7, 8, 9], name: [0, 0, 1]},
+        {"input_ids": [5, 6, 4], name: [0, 1, 0]},
+    ]
+    packs = pack_dataset(rows, 6)
+    for given in (packs, [packs[0]], packs.data.table):
+        assert open_rows(given)[0].labels.tolist() == [-100, -100, 9, -100, 6, -100]
+    assert PackedDataset(rows, seq_len=3)[1]["labels"].tolist() in (
+        [-100, -100, 9],
+        [-100, 6, -100],
+    )
+    row = {"input_ids": [7, 8, 9], "labels": [-100, 8, 9], name: [True, False, True]}
+    assert read_row(row, whole_rows=True).labels.tolist() == [-100, -100, 9]
+    with pytest.raises(ContractError, match="no whole numbers"):
+        read_row(row | {name: [0, 0.5, 1]}, whole_rows=True)
+
+
+def test_rows_without_weights_beside_rows_with_them_weigh_1():
+    """Before, a pack of both lost the weights, so that tokens of weight 0 were trained."""
+    rows = [{"input_ids": [7, 8, 9], "loss_weights": [0, 0, 0.5]}, {"input_ids": [5, 6]}]
+    pack = PackedDataset(rows, seq_len=5)[0]
+
+    weights = dict(zip(pack["input_ids"].tolist(), pack["loss_weights"].tolist(), strict=True))
+    assert weights == {7: 0, 8: 0, 9: 0.5, 5: 1, 6: 1}

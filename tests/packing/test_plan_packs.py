@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from packhouse.packing.histogram import (
 )
 from packhouse.packing.pack_plan import PackPlan
 from packhouse.packing.shuffle import permutation
+from packhouse.recipe.dataset import Strategy
 
-WHOLE = ("best_fit", "first_fit", "first_fit_shuffle", "next_fit", "none")
+WHOLE = tuple(name for name in STRATEGIES if name != "concat")
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
 # Few distinct lengths, each many times: what makes patterns repeat.
 REPEATED = st.dictionaries(st.integers(1, 64), st.integers(1, 90), max_size=6).map(
@@ -186,6 +188,10 @@ def test_no_sequences_make_no_packs(strategy):
 
     assert (plan.num_packs, plan.num_tokens, plan.fill) == (0, 0, 1.0)
     assert plan.pack_offsets.tolist() == [0]
+
+
+def test_a_recipe_can_name_every_strategy():
+    assert set(get_args(Strategy)) == set(STRATEGIES)
 
 
 # -- properties

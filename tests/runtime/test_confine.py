@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import ConfigError, TemplateError, TokenizerError, TransientError
-from packhouse.runtime import confine
+from packhouse.runtime import confine, confined
 from packhouse.tokenization import fingerprint_tokenizer
 
 
@@ -144,15 +144,15 @@ def spin(seconds):
 def spin_often(times, each, row=None):
     for number in range(times):
         if row is not None:
-            confine.at(row.format(number))
-        with confine.limited():
+            confined.at(row.format(number))
+        with confined.limited():
             spin(each)
     return "done"
 
 
 def spin_nested(times, each):
-    confine.at("row 7")
-    with confine.limited():
+    confined.at("row 7")
+    with confined.limited():
         spin_often(times, each)
 
 
@@ -189,8 +189,8 @@ def test_renderings_of_one_row_count_for_it(monkeypatch):
 
 
 def place_after_a_limit():
-    with confine.limited():
-        confine.at("while it is compiled")
+    with confined.limited():
+        confined.at("while it is compiled")
     kill_itself(signal.SIGABRT)
 
 
@@ -220,12 +220,12 @@ def batches(count):
 
 def end_after_an_item():
     yield "item"
-    confine._replies.flush()
+    confined._replies.flush()
     os._exit(0)
 
 
 def read_twice():
-    with confine.file_of_parent() as file:
+    with confined.file_of_parent() as file:
         yield file.read(5).decode()
         file.seek(-4, os.SEEK_END)
         yield file.read().decode()

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.runtime import confine
+from packhouse.runtime import confined
 from packhouse.sources import decoding, text_files
 
 MIB = 2**20
@@ -333,6 +333,6 @@ def test_decoders_have_a_limit_of_time_and_no_credentials(
 def slow_rows(*_: Any) -> Iterator[pa.RecordBatch]:
     """In a child: what it sees of its parent's secrets, and then nothing for ever."""
     yield pa.record_batch({"environment": [[v for v in os.environ.values() if v == "canary"]]})
-    confine.at("row group 7")
+    confined.at("row group 7")
     while True:
         pass

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.recipe.source import RowFormat
+from packhouse.recipe.source import RowFormatName
 from packhouse.sources.row_formats import ROW_FORMATS
 
 QA = [("user", "q"), ("assistant", "a")]
@@ -53,7 +53,7 @@ def test_a_recipe_can_name_every_format():
     # oasst_flat takes several rows: test_trees.py; tokenized ones are no texts: test_token_rows.py;
     # pairs and kto are only read where they are named: test_preference_rows.py
     names = {*CASES, "oasst_flat", "tokenized", "pairs", "kto", "mixed", "auto"}
-    assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormat)) == names
+    assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormatName)) == names
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -149,6 +149,7 @@ def test_padding_behind_packed_records_is_of_none_of_them() -> None:
         ({"attention_mask": [1, 0, 1, 1, 1, 1]}, "boundaries", "not at the ends"),
         ({"seq_lengths": [3, 2]}, "boundaries", "do not add up to the row's 6 tokens"),
         ({"seq_lengths": [6, 0]}, "boundaries", "do not add up"),
+        ({"seq_lengths": [2**63 - 1, 2**63 - 1, 8]}, "boundaries", "do not add up"),
         ({"cu_seqlens": [0, 4]}, "boundaries", "do not add up"),
         ({"position_ids": [0, 1, 2, 5, 6, 7]}, "boundaries", "go on with 5 at token 3"),
         (
@@ -283,3 +284,16 @@ def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them() -> None:
     assert records(packed | {"attention_mask": [1] * 11}) == both
     assert records(packed | {"attention_mask": [1] * 6 + [2] * 3 + [0] * 2}) == both
     assert row_format_of(packed, {}) == "tokenized"
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"seq_lengths": [8, 3]}, {"cu_seqlens": [0, 8, 11]}, {"seq_lengths": [2, 6, 3]}]
+)
+def test_pads_in_front_that_bounds_count_move_no_bound(bounds: dict[str, list[int]]) -> None:
+    """Before, each record took in as many tokens of the next one as there are pads."""
+    row = {name: [0, 0, *PACKED[name]] for name in ("input_ids", "labels")}
+    row["labels"][:2] = [-100, -100]
+
+    assert records(row | bounds | {"attention_mask": [0, 0] + [1] * 9}) == records(
+        PACKED | {"seq_lengths": [6, 3]}
+    )

@@ -211,14 +211,17 @@ def audit_table(audit: dict[str, Any]) -> Any:
 
 def _print_reasons(line: dict[str, Any]) -> None:
     for what, unit in (
-        ("added", " rows"),
+        ("added", "row"),
         ("quarantined", ""),
-        ("dropped", " rows"),
-        ("tokens_dropped", " tokens"),
-        ("tokens_added", " tokens"),
+        ("dropped", "row"),
+        ("tokens_dropped", "token"),
+        ("tokens_added", "token"),
     ):
         if line.get(what):
-            reasons = ", ".join(f"{reason} {n:,}{unit}" for reason, n in line[what].items())
+            reasons = ", ".join(
+                f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
+                for reason, n in line[what].items()
+            )
             print_text(f"{line.get('step', '-')} {what.removeprefix('tokens_')}: {reasons}", 2)
 
 

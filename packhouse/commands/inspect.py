@@ -21,7 +21,15 @@ from packhouse.report.samples import (
     record_bounds,
     rows_with_masks,
 )
-from packhouse.report.tokens import Run, coloured, pipeline_of, plain, runs_of, token_texts
+from packhouse.report.tokens import (
+    Run,
+    coloured,
+    pipeline_of,
+    plain,
+    runs_of,
+    token_texts,
+    trained_ranges,
+)
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import console, echo, page, print_note
@@ -91,7 +99,7 @@ def inspect(
 
     \b
     packhouse inspect ./store/demo --grep "I cannot" --records 20
-    packhouse inspect ./store/demo --source instructions --row 17
+    packhouse inspect ./store/demo --source instructions --row 18
     packhouse inspect recipe.yaml
     """
     chosen = _Wanted(**wanted)
@@ -246,7 +254,32 @@ def _of_version(
     rows = [row for row in rows if row["input_ids"] is not None]
     for row in rows:
         row["about"] = f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"
-    return rows
+    if not rows and wanted.row is not None:
+        print_note("no pack holds that row; `packhouse trace VERSION --file F --row N` says why")
+    is_paired = opened.manifest.preferences == "pairs"
+    return [side for row in rows for side in _sides_of(row)] if is_paired else rows
+
+
+def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Part a pair: its chosen side ends with its answer, which alone is trained.
+
+    Example:
+        >>> mask = [False, True, True, False, True]
+        >>> row = {"about": "record x", "input_ids": [1, 2, 3, 1, 4], "trained": mask}
+        >>> [(side["about"], side["input_ids"]) for side in _sides_of(row)]
+        [('record x, chosen', [1, 2, 3]), ('record x, rejected', [1, 4])]
+    """
+    (_, end), *_ = trained_ranges(np.asarray(row["trained"], np.bool_))
+    return [
+        {
+            **row,
+            "about": f"{row['about']}, {side}",
+            "side": side,
+            "input_ids": row["input_ids"][part],
+            "trained": row["trained"][part],
+        }
+        for side, part in (("chosen", slice(end)), ("rejected", slice(end, None)))
+    ]
 
 
 def _of_recipe(
@@ -264,7 +297,9 @@ def _of_recipe(
     for source in recipe.sources:
         tokenized, refused = try_first_rows(recipe, source, tokenizers)
         rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
-        found += [_sampled(row, recipe.pack.seq_len) for row in rows[: wanted.limit]]
+        sampled = [_sampled(row, recipe.pack.seq_len) for row in rows[: wanted.limit]]
+        is_paired = recipe.preferences == "pairs"
+        found += [s for row in sampled for s in _sides_of(row)] if is_paired else sampled
         if refused:
             first = refused[0]
             are = "is" if len(refused) == 1 else "are"

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from packhouse.commands.options import cache_option
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.store.address import open_address
-from packhouse.terminal import echo, print_table
+from packhouse.terminal import console, echo, print_facts, print_table
 from packhouse.views import ask
 from packhouse.wording import counted
 
@@ -82,7 +83,7 @@ def _csv(table: pa.Table) -> str:
 
 
 def print_rows(table: pa.Table, limit: int = 0) -> None:
-    """Print rows as a table, each in one line where the terminal is wide enough.
+    """Print rows as a table; one below another where the terminal has no room for the columns.
 
     Args:
         table: what to print.
@@ -100,9 +101,23 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
             overflow="fold",
             no_wrap=is_number,
         )
-    for row in shown:
-        drawn.add_row(*(_cell(_plain(value)) for value in row.values()))
-    print_table(drawn)
+    cells = [[_cell(_plain(value)) for value in row.values()] for row in shown]
+    names = [for_terminal(name) for name in table.schema.names]
+    # Columns of text are folded, but to no less than 16 signs: `from records` is 11 columns.
+    widths = [max(map(len, (name, *of))) for name, *of in zip(names, *cells, strict=True)]
+    folded = [
+        width if column.no_wrap else min(width, 16)
+        for width, column in zip(widths, drawn.columns, strict=True)
+    ]
+    out = console()
+    has_width = out.is_terminal or "COLUMNS" in os.environ
+    if has_width and sum(folded) + 2 * len(folded) - 2 > out.width:
+        for number, row in enumerate(cells, 1):
+            print_facts(f"-- {number:,} of {len(cells):,} --", list(zip(names, row, strict=True)))
+    else:
+        for row in cells:
+            drawn.add_row(*row)
+        print_table(drawn)
     if len(shown) < table.num_rows:
         echo(f"{len(shown):,} of {counted(table.num_rows, 'row')}; --limit 0 shows all")
 

@@ -79,8 +79,8 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
                 known = ", ".join(name[:40] for name in list(kinds)[:_SHOWN])
                 raise ConfigError(
                     f"source '{config.path}': {place} `{text}`: no row has a field "
-                    f"'{wanted[:40]}'{near_name(wanted, kinds)}; there are: {known or 'none'}"
-                    f"{', ...' if len(kinds) > _SHOWN else ''}"
+                    f"'{wanted[:40]}'; there are: {known or 'none'}"
+                    f"{', ...' if len(kinds) > _SHOWN else ''}{near_name(wanted, kinds)}"
                 )
             is_renamed = parsed["bare"] is not None and place != "where"
             found.setdefault(alike[0], _RENAMED)

@@ -134,6 +134,7 @@ def _asked(
             seq_len=int(opened.manifest.configuration.get("pack", {}).get("seq_len") or 0),
             columns=columns,
             load=load,
+            num_sides=2 if opened.manifest.preferences == "pairs" else 1,
         )
         num_bytes = sum(entry.size for entry in entries)
         answer = stream_confined(

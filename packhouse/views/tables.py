@@ -63,6 +63,8 @@ class Tables:
     """Those that are asked for, of any view."""
     load: Callable[[], TokenizerSnapshot | None] | None
     """Loads the tokenizer; None where it is not asked for."""
+    num_sides: int = 1
+    """Sequences of a record: 2 of a pair."""
 
     def view(self, name: str) -> pa.Table:
         """Return a view, with the columns that are asked for.
@@ -143,7 +145,7 @@ class Tables:
         columns: dict[str, Any] = {
             "split": sequences.splits.take(pa.array(starts)).cast(pa.string()),
             "pack": sequences.pack[starts],
-            "num_records": summed(np.ones_like(sequences.pack)),
+            "num_records": summed(np.ones_like(sequences.pack)) // self.num_sides,
             "num_tokens": tokens,
             "num_trained": summed(sequences.num_trained),
             "fill": tokens / max(self.seq_len, 1),

@@ -109,3 +109,47 @@ def test_a_pack_that_is_not_there_is_a_mistake(version):
         done = CliRunner().invoke(cli, [words[0], version.uri, *words[1:]])
         assert done.exit_code == 2
         assert "train has no pack 99: its last pack is " in done.output
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Version:
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = [{"prompt": f"Say {n}.", "chosen": f"It is {n}!", "rejected": "No."} for n in range(5)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "recipe.yaml").write_text(
+        "dataset: pairs\nsources: [{path: pairs.jsonl, format: pairs}]\n"
+        f"tokenizer: {TOKENIZER}\npack: {{seq_len: 256}}\n"
+    )
+    return prepare(
+        folder / "recipe.yaml", store=folder / "store", cache=folder / "cache", progress=False
+    )
+
+
+def test_the_sides_of_a_pair_are_told_apart_in_a_version_and_in_a_recipe(pairs, call):
+    recipe = str(Path(pairs._cache).parent / "recipe.yaml")
+    of_version, of_recipe = (
+        [json.loads(line) for line in call("inspect", of, "--row", "3", "--json").splitlines()]
+        for of in (pairs.uri, recipe)
+    )
+    for found in (of_version, of_recipe):
+        assert [side["side"] for side in found] == ["chosen", "rejected"]
+        trained = [[run["text"] for run in side["runs"] if run["trained"]] for side in found]
+        assert [[text[:8] for text in texts] for texts in trained] == [["It is 3!"], ["No.<|im_"]]
+        assert all("Say 3." in side["runs"][0]["text"] for side in found)
+    assert call("inspect", pairs.uri, "--row", "3").count("chosen") == 1
+
+
+def test_a_pair_is_one_record_of_its_pack(pairs, call):
+    (split,) = json.loads(call("stats", pairs.uri, "--json"))["splits"]
+    assert split["records"] == 5
+    (packs,) = pairs.sql("select sum(num_records)::int as n from packs").to_pylist()
+    assert packs == {"n": 5}
+
+
+def test_columns_without_room_stand_below_one_another(version, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call("sql", version.uri, "from records order by row limit 2").splitlines()
+    assert lines[0] == "-- 1 of 2 --"
+    assert lines.count("source       talks/talks.jsonl") == 2
+    few = call("sql", version.uri, "select row, num_tokens from records order by row limit 2")
+    assert few.splitlines()[0].split() == ["row", "num_tokens"]

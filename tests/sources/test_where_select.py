@@ -209,8 +209,8 @@ def test_where_filters_before_the_shape_of_rows_is_looked_for(read_bytes):
     [
         (
             {"where": "length(answr) > 5"},
-            r"where `length\(answr\) > 5`: no row has a field 'answr'; did you mean 'answer'\?; "
-            r"there are: title, body, answer, lang, score",
+            r"where `length\(answr\) > 5`: no row has a field 'answr'; "
+            r"there are: title, body, answer, lang, score; did you mean 'answer'\?",
         ),
         ({"select": {"text": "answr"}}, r"select.text `answr`: no row has a field 'answr'"),
         ({"where": "length(answer)"}, "gives int64, not true or false; compare it"),

@@ -16,7 +16,7 @@ _OTHERS = ("loss_scale", "training", "training_detail", "train_detail")
 """Of ms-swift and Axolotl; the last two hold character offsets. Not read: where one says other than
 that all is trained as it is, the message would be trained as nobody meant."""
 
-_TRAIN_ALL = (None, True, 1, [])
+_TRAIN_ALL: tuple[object, ...] = (None, True, 1, [])
 _FLAGS = ("train", "loss")
 _MAX_WEIGHT = 1e6  # far below what float32 holds
 

@@ -238,6 +238,7 @@ _NOTES = {
     "inexact_round_trip": "rows do not decode to their very text (the tokenizer normalises)",
     "unk_tokens": "unknown tokens",
     "reasoning_not_rendered": "thoughts are left out by the template",
+    "arguments_not_read": "rows give arguments that the template does not read",
     "bom": "files began with a byte order mark",
     "unanswered": "questions have no answer, and are left out",
     "blank_lines": "blank lines were passed over",

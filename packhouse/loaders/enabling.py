@@ -8,7 +8,7 @@ the decoder's forward pass. For packed batches the guard
 - turns the cache off and drops a mask that says nothing (all ones, right padding);
 - reads a mask of record numbers as boundaries: [1, 1, 2, 2, 0] -> positions [0, 1, 0, 1, 0];
 - refuses what cannot be right: boundaries that contradict each other, padding between records, a
-  cache, and RoPE that the longest record of a pack would change for all.
+  cache, `loss_weights`, and RoPE that the longest record of a pack would change for all.
 
 Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
 positions a step. `check_packing` proves the result. What is lost before the model is called, no
@@ -229,6 +229,11 @@ def _guard(
         ContractError: records would see each other, or would not come out as if alone.
     """
     given = kwargs | dict(zip(names, args, strict=False))
+    if given.get("loss_weights") is not None:
+        raise ContractError(
+            "the model was given loss_weights, which it does not apply: each token would be "
+            "trained alike. Take them out of the batch, for token_loss (docs/how-to/own-loop.md)"
+        )
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     is_flash = config._attn_implementation in _FLASH
     if given.get("past_key_values") is not None:

@@ -1,6 +1,7 @@
-"""Refuse collators and trainers of others that would drop record boundaries without a word.
+"""Refuse collators and trainers of others that would drop boundaries or weights without a word.
 
-While a handle of `enable_packing` is active, these fail on rows of several records:
+While a handle of `enable_packing` is active, these fail on rows of several records, and on rows
+with `loss_weights`, which they leave out:
 
 | entry point | what it does to packs |
 |---|---|
@@ -8,6 +9,9 @@ While a handle of `enable_packing` is active, these fail on rows of several reco
 | `transformers.DataCollatorForLanguageModeling` | trains every token, prompts included |
 | `trl` collator without `padding_free` | leaves boundaries out, adds an `attention_mask` |
 | `trl.SFTTrainer` with `packing=True` | packs the packs again, as one record each |
+
+`transformers.Trainer`, and what is made of it, drops the column `loss_weights` before a collator
+sees it, unless `remove_unused_columns` is False. It fails where the collator is to apply them.
 
 None of them looks at `position_ids` or `seq_lengths` (TRL's does with `padding_free`), so no data
 could stop them. The model cannot either: what it is given looks like one long record.
@@ -36,6 +40,10 @@ def refuse() -> None:
 
     _wrap(data_collator.DataCollatorWithFlattening, "__call__", _refuse_flattening)
     _wrap(data_collator.DataCollatorForLanguageModeling, "torch_call", _refuse_all_labels)
+    if "transformers.trainer" in sys.modules:
+        from transformers import Trainer
+
+        _wrap(Trainer, "_remove_unused_columns", _refuse_lost_weights)
     if "trl" in sys.modules:
         from trl.trainer import sft_trainer
 
@@ -64,7 +72,26 @@ def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
     _PLAIN.append((owner, name, plain))
 
 
+def _refuse_lost_weights(trainer: Any, dataset: Any, *_: Any, **__: Any) -> None:
+    wanted = getattr(trainer.data_collator, "loss_weights", None)
+    names = getattr(dataset, "column_names", None) or []
+    if "loss_weights" in names and trainer.args.remove_unused_columns and wanted is None:
+        raise ContractError(
+            "Trainer drops the column loss_weights of these rows: each token would be trained "
+            "alike. Set remove_unused_columns=False and apply them (docs/how-to/own-loop.md), or "
+            "say PackedCollator(loss_weights='ignore')"
+        )
+
+
+def _refuse_weights(examples: Iterable[Any]) -> None:
+    if any(isinstance(row, Mapping) and row.get("loss_weights") is not None for row in examples):
+        raise ContractError(
+            f"this collator leaves loss_weights out: each token would be trained alike; {_REMEDY}"
+        )
+
+
 def _refuse_flattening(collator: object, features: Iterable[Any], *_: Any, **__: Any) -> None:
+    _refuse_weights(features)
     if any(map(_is_pack, features)):
         raise ContractError(
             "DataCollatorWithFlattening numbers positions through a row of several records, which "
@@ -73,6 +100,7 @@ def _refuse_flattening(collator: object, features: Iterable[Any], *_: Any, **__:
 
 
 def _refuse_all_labels(collator: object, examples: Iterable[Any], *_: Any, **__: Any) -> None:
+    _refuse_weights(examples)
     if any(map(_is_pack, examples)):
         raise ContractError(
             "DataCollatorForLanguageModeling replaces labels, and would train prompts and the "
@@ -81,6 +109,7 @@ def _refuse_all_labels(collator: object, examples: Iterable[Any], *_: Any, **__:
 
 
 def _refuse_mask(collator: Any, examples: Iterable[Any], *_: Any, **__: Any) -> None:
+    _refuse_weights(examples)
     if not collator.padding_free and any(map(_is_pack, examples)):
         raise ContractError(
             "TRL's collator leaves record boundaries out unless SFTConfig(padding_free=True, "

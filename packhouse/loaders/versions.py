@@ -138,7 +138,13 @@ def load_packed(
     about = f"packhouse {opened.dataset} {opened.version} {split}"
     rows = {name: map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
     if any(_holds_packs(each) for each in rows.values()):
-        _warn_of_leaks()
+        danger = (
+            "rows hold several records each, across which most collators train without an error"
+        )
+        _warn_unless_enabled("transformers.modeling_utils", danger)
+    if any("loss_weights" in each.column_names for each in rows.values()):
+        danger = "rows have loss_weights, which transformers.Trainer drops without a word"
+        _warn_unless_enabled("transformers.trainer", danger)
     return {str(name): each for name, each in rows.items()} if by_source else rows[None]
 
 
@@ -156,17 +162,16 @@ def _holds_packs(rows: "Dataset") -> bool:
     return sum(int(list_offsets(chunk)[-1]) for chunk in chunks if len(chunk)) > len(rows)
 
 
-def _warn_of_leaks() -> None:
-    """Warn where models of transformers are at hand and `enable_packing` was not called."""
-    if "transformers.modeling_utils" not in sys.modules:  # no model in this process
+def _warn_unless_enabled(module: str, danger: str) -> None:
+    """Warn where a module is at hand with a danger that `enable_packing` ends."""
+    if module not in sys.modules:
         return
     from packhouse.loaders.enabling import is_enabled
 
     if not is_enabled():
         warnings.warn(
-            "rows hold several records each, and enable_packing(model) was not called before "
-            "load_packed: most collators would train across records without an error "
-            "(docs/how-to/keep-records-apart.md lists them)",
+            f"enable_packing(model) was not called before load_packed: {danger} "
+            "(docs/how-to/keep-records-apart.md)",
             stacklevel=3,
         )
 

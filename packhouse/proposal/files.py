@@ -17,6 +17,7 @@ from packhouse.proposal.encodings import guess_encoding
 from packhouse.proposal.fields import Shape, join_shapes, shape_of
 from packhouse.proposal.remedies import (
     is_whole_talk,
+    remedy_for_answers_elsewhere,
     remedy_for_header,
     remedy_for_rows,
     remedy_for_text,
@@ -108,6 +109,8 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
     if asked is not None:
         shape = Shape("prompt_completion", {"prompt": asked[0], "completion": asked[1]})
     else:
+        if remedy := remedy_for_answers_elsewhere(rows, file_format, file.uri):
+            raise _refusal(file, remedy)
         shape = _shape_of_all(rows, file, file_format)
         talks = {"text": [shape.fields.get("text", "text")], "preference": ["chosen"]}
         names = [n for n in shape.fields.values() if all(map(is_whole_talk, _texts_of(rows, n)))]

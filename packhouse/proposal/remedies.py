@@ -12,6 +12,7 @@ from packhouse.proposal.fields import shape_of
 __all__ = [
     "is_calls",
     "is_whole_talk",
+    "remedy_for_answers_elsewhere",
     "remedy_for_header",
     "remedy_for_rows",
     "remedy_for_text",
@@ -103,6 +104,43 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
     return None
 
 
+def remedy_for_answers_elsewhere(rows: Sequence[Any], file_format: str, path: str) -> str | None:
+    """Return what to do with rows whose answer no field of a format holds; None: they are none.
+
+    Llama-Nemotron's `input` ends on a question that `output` answers, s1K's answer is a thought and
+    an attempt, and that of natural_reasoning stands in a list beside a short reference.
+    """
+    if file_format not in ("json", "jsonl") or not all(isinstance(row, dict) for row in rows):
+        return None
+    first: set[str] = set(rows[0]) if rows else set()
+    user, answer = "{'role': 'user', 'content': row['question']}", "'role': 'assistant', 'content':"
+    if {"thinking_trajectories", "attempt", "question"} <= first:
+        why = "its answers are a thought in 'thinking_trajectories' and an 'attempt'"
+        thought = "'reasoning_content': row['thinking_trajectories'][0]"
+        said = f"[{user}, {{{answer} row['attempt'], {thought}}}]"
+    elif {"reference_answer", "responses", "question"} <= first:
+        why = "whole answers stand in 'responses', and 'reference_answer' is short"
+        said = f"[{user}, {{{answer} row['responses'][0]['response']}}]"
+    elif {"input", "output"} <= first and all(_ends_on_question(r["input"]) for r in rows):
+        why = "'input' holds messages that end on a question, and 'output' the answer"
+        system = "{'role': 'system', 'content': row['system_prompt']}"
+        before = f"[{system}] * bool(row.get('system_prompt')) + " * ("system_prompt" in first)
+        said = f"{before}row['input'] + [{{{answer} row['output']}}]"
+    else:
+        return None
+    each = "row in json.load(sys.stdin)"
+    if file_format == "jsonl":
+        each = "row in map(json.loads, filter(str.strip, sys.stdin))"
+    if "responses" in said:
+        each += " if row['responses']"
+    return _rewriting(why, f"{{'messages': {said}}}", each, path)
+
+
+def _ends_on_question(messages: Any) -> bool:
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, dict) and last.get("role") == "user"
+
+
 def is_calls(row: Any) -> bool:
     """Return True for a row of xLAM's form: a query, and JSON texts of calls and of tools."""
     texts = [row.get(name) for name in ("query", "answers", "tools")] if type(row) is dict else [0]
@@ -141,8 +179,13 @@ def remedy_for_transcripts(
     if file_format == "json":
         each = "row in json.load(sys.stdin)"
     parts = f"re.split({_SPEAKER_MARK!r}, row[{name!r}])[1:]"
-    message = "{'role': ('user', 'assistant')[n % 2], 'content': text}"
-    said = f"{{'messages': [{message} for n, text in enumerate({parts}) if text]}}"
+    text = "text.replace('<|endoftext|>', '').strip()"
+    message = f"{{'role': ('user', 'assistant')[n % 2], 'content': {text}}}"
+    said = f"[{message} for n, text in enumerate({parts}) if text]"
+    if all(isinstance(row, dict) and isinstance(row.get("system"), str) for row in rows):
+        system = "row['system'].removeprefix('SYSTEM:').strip()"
+        said = f"[{{'role': 'system', 'content': {system}}}] * bool({system}) + {said}"
+    said = f"{{'messages': {said}}}"
     return _rewriting(f"'{name}' holds whole talks, with marks of speakers", said, each, path)
 
 

@@ -12,6 +12,11 @@ __all__ = ["WEIGHTS", "read_weight", "weigh_parts"]
 WEIGHTS = ("weight", "loss_weight", "train", "loss")
 """Fields that are read; `train` is Axolotl's and others', `loss` xtuner's."""
 
+_OTHERS = ("loss_scale", "training", "training_detail", "train_detail")
+"""Of ms-swift and Axolotl; the last two hold character offsets. Not read: where one says other than
+that all is trained as it is, the message would be trained as nobody meant."""
+
+_TRAIN_ALL: tuple[object, ...] = (None, True, 1, [])
 _FLAGS = ("train", "loss")
 _MAX_WEIGHT = 1e6  # far below what float32 holds
 
@@ -25,10 +30,19 @@ def read_weight(message: object, number: int) -> float | None:
     Args:
         message: a message, or a part of its content; a part that is text has none.
         number: of the message.
+
+    Example:
+        >>> read_weight({"role": "assistant", "content": "No.", "train": False}, 1)
+        0.0
     """
     given: dict[str, float] = {}
     if not isinstance(message, dict):
         return None
+    for key in _OTHERS:
+        value = message.get(key)
+        if value not in _TRAIN_ALL:
+            what = f"message {number}: {key} is {str(value)[:40]!r}, which is not read"
+            raise BadRowError("type", f"{what}; say with `train` or `weight` what is trained")
     for key in WEIGHTS:
         value = message.get(key)
         if value is None or (key == "loss" and type(value) in (int, float)):

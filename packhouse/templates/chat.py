@@ -11,6 +11,7 @@ rendered alone, which costs about twice what transformers takes. A row comes out
 way: of what is new, some rows go through Jinja as well, as a proof.
 """
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -28,7 +29,7 @@ from packhouse.templates.compiled import (
     compile_refusal,
     compile_row,
 )
-from packhouse.templates.conversations import Conversations
+from packhouse.templates.conversations import DEFAULTS, Conversations
 from packhouse.templates.field_columns import FieldColumns, Numbers
 from packhouse.templates.losses import LostError
 from packhouse.templates.results import (
@@ -91,7 +92,16 @@ class ChatEngine:
         texts.filled = concat_filled([some for some in (filled, texts.filled) if len(some.rows)])
         texts.refused |= part.refused
         texts.notes.update(part.notes)
+        texts.notes["arguments_not_read"] += self._num_unread(conversations.arguments)
         return texts
+
+    def _num_unread(self, arguments: pa.Array) -> int:
+        """Rows with an argument that the template never looks up."""
+        if arguments.null_count == len(arguments):
+            return 0
+        counts = Counter(arguments.drop_null().to_pylist())
+        known = self._rows.template.names | {*DEFAULTS}
+        return sum(n for text, n in counts.items() if not known.issuperset(json.loads(text)))
 
     def _render_rows(self, conversations: Conversations, rows: Ints) -> Texts:
         kept: list[int] = []

@@ -39,6 +39,7 @@ __all__ = ["RenderedRow", "RowRenderer"]
 
 MAX_RULES = 256  # arguments of rows whose rules are remembered
 MAX_SHOWN = 80  # characters of arguments in a refusal
+_ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
 
 
@@ -94,7 +95,16 @@ class RowRenderer:
         arguments = self._config.chat_template_kwargs
         # `tools` and `documents` are put into the rows that have none: they are text like theirs.
         own = {name: value for name, value in arguments.items() if name not in DEFAULTS}
-        return ChatTemplate(source, tokens, where=where, arguments=own)
+        template = ChatTemplate(source, tokens, where=where, arguments=own)
+        unread = sorted(set(own) - template.names)
+        if unread:
+            known = sorted(template.names - {*_ALWAYS, *tokens, *DEFAULTS})[:20]
+            raise TemplateError(
+                f"{where} does not read {unread[0][:60]!r} of format.chat_template_kwargs; it "
+                f"reads {', '.join(name[:60] for name in known) or 'no argument'}. Mend the name, "
+                "or take it out"
+            )
+        return template
 
     def rules(self, arguments: Mapping[str, Any]) -> TurnRules | None:
         """Turn rules; None where blocks say what is generated, or all is trained.

@@ -4,16 +4,19 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from packhouse.api import open_version
 from packhouse.errors import SourceError
 from packhouse.proposal.files import look_at
 from packhouse.proposal.remedies import is_whole_talk
-from tests.commands.public_datasets import ROWS
-from tests.commands.test_init import TALKS, check, project
+from tests.commands.public_datasets import ROWS, SYSTEM, THOUGHT, TOOL, chat
+from tests.commands.test_init import PUBLIC, TALKS, project
 
 __all__ = ["project"]
 
@@ -21,9 +24,9 @@ REFUSED = {
     "Salesforce/xlam-function-calling-60k",
     "glaiveai/glaive-function-calling-v2",
     "nvidia/Llama-Nemotron-Post-Training-Dataset",
+    "simplescaling/s1K",
+    "facebook/natural_reasoning",
 }
-OTHER_ANSWER = {"simplescaling/s1K", "facebook/natural_reasoning"}
-"""Two columns answer, and the one that is named so is taken."""
 
 
 def write(name: str, path: Path) -> None:
@@ -40,52 +43,114 @@ def test_the_shape_is_found_and_nothing_is_a_guess(name: str, tmp_path: Path) ->
     assert not look.is_guess
     said = ROWS[name]("QUESTION", "ANSWER")
     fields = look.settings.get("fields", {})
-    if "completion" in fields and name not in OTHER_ANSWER:
+    if "completion" in fields:
         assert said[fields["completion"]] == "ANSWER"
     if "prompt" in fields:
         assert said[fields["prompt"]] == "QUESTION"
 
 
-# One of each way that rows are read; the others differ in columns that nobody reads.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tatsu-lab/alpaca",
-        "teknium/OpenHermes-2.5",
-        "HuggingFaceH4/ultrafeedback_binarized",
-        "CohereForAI/aya_dataset",
-        "allenai/WildChat-1M",
-        "jondurbin/airoboros-3.2",
-    ],
-)
-def test_the_recipe_that_is_written_publishes_what_was_meant(name: str, project: Any) -> None:
-    write(name, Path("rows.jsonl"))
+# What a row says beside its question and answer: system prompt, template arguments, a thought.
+SYSTEM_OF = {
+    "open-thoughts/OpenThoughts-114k": SYSTEM,
+    "bespokelabs/Bespoke-Stratos-17k": SYSTEM,
+    "jondurbin/airoboros-3.2": SYSTEM,
+    "Team-ACE/ToolACE": SYSTEM,
+    "NousResearch/hermes-function-calling-v1": SYSTEM,
+    "nvidia/Llama-Nemotron-Post-Training-Dataset": "detailed thinking on",
+    "glaiveai/glaive-function-calling-v2": "You are a helpful assistant with no functions.",
+    "OpenOrca": "Help.",
+    "orca_dpo_pairs": "Help.",
+    "SlimOrca": "Think.",
+}
+THINKS = {
+    *("open-thoughts/OpenThoughts-114k", "open-thoughts/OpenThoughts3-1.2M"),
+    *("bespokelabs/Bespoke-Stratos-17k", "open-r1/Mixture-of-Thoughts"),
+    *("open-r1/OpenR1-Math-220k", "nvidia/Llama-Nemotron-Post-Training-Dataset"),
+}
 
-    code, said = project.init("rows.jsonl")
 
+def meant(name: str, number: int, talk: Any) -> list[dict[str, Any]]:
+    answer = (THOUGHT if name in THINKS else "") + talk.answer
+    found = chat(f"{number}: {talk.question}", answer, system=SYSTEM_OF.get(name, ""))
+    if name == "simplescaling/s1K":
+        found[-1]["reasoning_content"] = "Add both."
+    if name == "Salesforce/xlam-function-calling-60k":
+        call = {"name": "add", "arguments": {"say": talk.answer}}
+        found[-1] |= {"content": "", "tool_calls": [{"type": "function", "function": call}]}
+    return found
+
+
+def rows_of(name: str, number: int) -> bytes:
+    """The first three rows of a data set, with its number in each question."""
+    if name in ROWS:
+        made = [ROWS[name](f"{number}: {talk.question}", talk.answer) for talk in TALKS[:3]]
+        return "".join(json.dumps(row) + "\n" for row in made).encode()
+    text = b"\n".join(PUBLIC[name].splitlines()[:3]) + b"\n"
+    for talk in TALKS[:3]:
+        text = text.replace(talk.question.encode(), f"{number}: {talk.question}".encode())
+    return text
+
+
+@pytest.mark.slow
+def test_every_shape_is_published_with_the_ids_of_transformers(project: Any, shared: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = shared / "tokenizers" / "qwen2.5-instruct"
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    names = [*ROWS, *PUBLIC]
+    Path("all").mkdir()
+    expected = []
+    for number, name in enumerate(names):
+        path = Path(f"all/{number}.jsonl")
+        path.write_bytes(rows_of(name, number))
+        if name in REFUSED:
+            mend(path)
+        tools = [{"type": "function", "function": TOOL}] if "function-calling" in name else None
+        tools = None if name.startswith("glaiveai") else tools
+        for talk in TALKS[:3]:
+            given = {"enable_thinking": False} if name.endswith("smoltalk2") else {}
+            text = theirs.apply_chat_template(
+                meant(name, number, talk), tools=tools, tokenize=False, **given
+            )
+            expected.append((name, theirs(text, add_special_tokens=False)["input_ids"]))
+
+    code, said = project.call("init", "all", "--tokenizer", str(folder), "--yes")
     assert code == 0, said
-    check(project.prepare(), TALKS)
+    code, said = project.call("prepare", "recipe.yaml")
+    assert code == 0, said
+
+    version = open_version("store/all")
+    published = Counter(
+        tuple(row["input_ids"][end - size : end])
+        for row in version.train
+        for end, size in zip(accumulate(row["seq_lengths"]), row["seq_lengths"], strict=True)
+    )
+    missing = [name for name, ids in expected if not published[tuple(ids)]]
+    assert (missing, version.quarantined.num_rows) == ([], 0)
+    assert published.total() == 3 * len(names)
 
 
-@pytest.mark.parametrize(
-    "name", ["Salesforce/xlam-function-calling-60k", "glaiveai/glaive-function-calling-v2"]
-)
-def test_the_command_of_a_refusal_makes_rows_that_are_read(name: str, tmp_path: Path) -> None:
-    write(name, tmp_path / "rows.jsonl")
-
+def mend(path: Path) -> None:
+    """Run the command of a refusal, and put its rows in the place of the file's."""
     with pytest.raises(SourceError) as refused:
-        look_at(str(tmp_path / "rows.jsonl"))
+        look_at(str(path))
     found = re.search(r"then give (\S+):\n(.*)", str(refused.value), re.DOTALL)
     assert found
-    subprocess.run(found[2], shell=True, check=True, cwd=tmp_path, env=dict(os.environ))
+    subprocess.run(found[2], shell=True, check=True, env=dict(os.environ))
+    Path(found[1]).replace(path)
 
-    (look,) = look_at(str(tmp_path / found[1]))
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_the_command_of_a_refusal_makes_rows_that_are_read(name: str, project: Any) -> None:
+    write(name, Path("rows.jsonl"))
+
+    mend(Path("rows.jsonl"))
+
+    (look,) = look_at("rows.jsonl")
     assert look.settings["format"] == "chat"
-    (first, *_) = map(json.loads, (tmp_path / found[1]).read_text().splitlines())
-    assert [message["role"] for message in first["messages"]] == ["user", "assistant"]
-    if "xlam" in name:
-        (call,) = first["messages"][1]["tool_calls"]
-        assert call["function"] == {"name": "add", "arguments": {"say": TALKS[0].answer}}
+    (first, *_) = map(json.loads, Path("rows.jsonl").read_text().splitlines())
+    due = meant(name, 0, TALKS[0])
+    due[-2]["content"] = TALKS[0].question
+    assert first["messages"] == due
 
 
 def test_talks_with_functions_are_not_split_into_questions_and_answers(tmp_path: Path) -> None:

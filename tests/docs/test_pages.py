@@ -31,7 +31,7 @@ NEEDS = dict.fromkeys(("how-to/trl.md", "how-to/preferences.md"), ("trl", "accel
 SAYS = {
     "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
     "how-to/pack-in-memory.md": "5 rows of 12 tokens: 1 empty",
-    "how-to/megatron.md": "240 [torch.Size([4, 240])",
+    "how-to/megatron.md": "2 splits in one metadata.json\n240 [torch.Size([4, 240])",
 }
 # Three lines with `...`; test_tutorial.py; tests/chain/test_plugins.py.
 SHOWN = {"index.md", "README.md", "tutorial.md", "plugins.md"}

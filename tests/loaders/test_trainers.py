@@ -14,8 +14,10 @@ from packhouse.loaders import (
     PaddedCollator,
     StreamingPackedDataset,
     check_packing,
+    count_targets,
     enable_packing,
     load_packed,
+    token_loss,
 )
 from tests.loaders.models import tiny_model
 
@@ -188,3 +190,58 @@ def test_trl_sft_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_path):
     check_packing(model, batch).require_safe()
 
     assert losses(trainer) == pytest.approx(unpacked_losses(data, tmp_path), abs=1e-4)
+
+
+def test_weights_are_never_lost_without_a_word(uri, tmp_path):
+    from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+
+    data = load_packed(uri, cache=tmp_path)
+    weights = [[0.5 * (label != -100) for label in labels] for labels in data["labels"]]
+    data = data.add_column("loss_weights", weights)
+
+    def run(collator: Any, loss: Any = Trainer, **settings: Any) -> list[float]:
+        with enable_packing(model := tiny_model("llama", "sdpa", scale=0.02)):
+            args = TrainingArguments(
+                output_dir=str(tmp_path), max_grad_norm=0, **SETTINGS | settings
+            )
+            return losses(
+                in_order(loss)(model=model, args=args, train_dataset=data, data_collator=collator)
+            )
+
+    class Weighted(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **_):
+            weights, labels = inputs.pop("loss_weights"), inputs.pop("labels")
+            count = count_targets({"labels": labels, "loss_weights": weights})
+            return token_loss(model(**inputs).logits, labels, count, loss_weights=weights)
+
+    with pytest.raises(ContractError, match="Trainer drops the column loss_weights"):
+        run(PackedCollator())
+    with pytest.raises(ContractError, match="needs rows with a loss_weights column"):
+        run(PackedCollator(loss_weights="column"))
+    with pytest.raises(ContractError, match="which nobody would apply"):
+        run(PackedCollator(), remove_unused_columns=False)
+    with pytest.raises(ContractError, match="model was given loss_weights"):
+        run(PackedCollator(loss_weights="column"), remove_unused_columns=False)
+    with pytest.raises(ContractError, match="leaves loss_weights out"):
+        run(DataCollatorWithFlattening(), remove_unused_columns=False)
+    plain = run(PackedCollator(loss_weights="ignore"))
+    weighted = run(PackedCollator(loss_weights="column"), Weighted, remove_unused_columns=False)
+    assert weighted == pytest.approx(plain, abs=1e-4)  # all weigh the same
+
+
+def test_load_packed_warns_of_weights_where_a_trainer_is_at_hand(uri, tmp_path, monkeypatch):
+    import transformers.trainer  # noqa: F401
+
+    from packhouse.loaders import enabling, versions
+
+    plain = versions.map_rows
+
+    def with_weights(*given: Any) -> Any:
+        rows = plain(*given)
+        return rows.add_column("loss_weights", [[0.5] * len(ids) for ids in rows["input_ids"]])
+
+    monkeypatch.setattr(enabling, "_ACTIVE", set())
+    monkeypatch.setattr(versions, "map_rows", with_weights)
+
+    with pytest.warns(UserWarning, match="loss_weights, which transformers.Trainer drops"):
+        load_packed(uri, cache=tmp_path)

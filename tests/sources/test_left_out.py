@@ -5,8 +5,10 @@ import json
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
+from packhouse.sources.message_weights import read_weight
 
 
 def read(tmp_path, *rows, **config):
@@ -71,3 +73,22 @@ def test_two_questions_in_a_row_are_to_be_joined(tmp_path):
     row = {"instruction": "Answer.", "question": "Why?", "output": "So."}
     with pytest.raises(SourceError, match="Join it with another field"):
         read(tmp_path, row)
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_bad"),
+    [
+        ({"loss_scale": 0.0}, True),
+        ({"loss_scale": 1.0}, False),
+        ({"training": False}, True),
+        ({"training": True}, False),
+        ({"training_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}, True),
+        ({"training_detail": None}, False),
+    ],
+)
+def test_marks_of_other_tools_that_leave_a_turn_out_are_never_ignored(flag, is_bad):
+    if is_bad:
+        with pytest.raises(BadRowError, match=f"{next(iter(flag))} is .* say with `train`"):
+            read_weight({"role": "assistant", "content": "No."} | flag, 1)
+    else:
+        assert read_weight({"role": "assistant", "content": "No."} | flag, 1) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.templates import make_renderer
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
@@ -63,3 +63,32 @@ def test_a_template_without_arguments_refuses_them():
     settings = {"template": "alpaca", "chat_template_kwargs": {"enable_thinking": False}}
     with pytest.raises(ConfigError, match="are for chat templates, and template is alpaca"):
         parse_recipe(RECIPE | {"format": settings}, where="test")
+
+
+def test_a_misspelt_argument_is_refused_with_those_that_the_template_reads(load_tokenizer):
+    config = FormatConfig(chat_template_kwargs={"enable_thinkin": False})
+    renderer = make_renderer(config, snapshot_of(load_tokenizer("qwen3")))
+
+    with pytest.raises(TemplateError, match=r"does not read 'enable_thinkin'.*enable_thinking"):
+        renderer.render(make_table([TALK]))
+
+
+def test_a_name_with_a_default_of_the_template_is_an_argument():
+    default = "{% if not day is defined %}{% set day = 'Mon' %}{% endif %}{{ day ~ '\\n' }}"
+    config = FormatConfig(chat_template_kwargs={"day": "Tue"})
+
+    rendered = make_renderer(config, make_snapshot(chat_template=default + CHATML)).render(
+        make_table([TALK])
+    )
+
+    assert rendered.formatted["text"][0].as_py().startswith("Tue\n")
+
+
+def test_rows_with_arguments_that_nothing_reads_are_counted():
+    own = ['{"xml_tools": [1]}', None, '{"documents": [{"text": "a"}]}', '{"xml_tools": [1]}']
+    template = "{% if documents %}{{ documents[0].text }}{% endif %}" + CHATML
+    snapshot = make_snapshot(chat_template=template)
+
+    rendered = make_renderer(FormatConfig(), snapshot).render(make_table([TALK] * 4, arguments=own))
+
+    assert rendered.notes["arguments_not_read"] == 2

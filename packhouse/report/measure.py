@@ -20,7 +20,9 @@ import pyarrow.compute as pc
 from packhouse.packing.layout import trained_tokens
 from packhouse.records.lists import list_offsets
 from packhouse.report.samples import page_record, record_bounds, rows_with_masks, weight_runs
-from packhouse.store.contracts import read_batches
+from packhouse.store.contracts import check_rows, read_batches
+from packhouse.store.manifest import Manifest
+from packhouse.views.tables import checked
 
 __all__ = ["MAX_READ_TOKENS", "Files", "measure"]
 
@@ -51,6 +53,8 @@ class Files:
     dropped: Sequence[Path]
     """Of rows that were left out before they were records."""
     seq_len: int
+    rules: Manifest
+    """What packs are held against: whoever wrote a store may have written others."""
     samples: int = _SHOWN_TOKENS
     """Tokens of samples, about."""
     sides: Sequence[str] = ("",)
@@ -103,7 +107,7 @@ def _read_records(
     columns = ["record_id", "source", "row", "split", "outcome", "num_tokens", "times", "repeats"]
     for path in paths:
         for batch in read_batches(path, columns):
-            table = pa.table(batch).select(columns)
+            table = checked("records", pa.table(batch).select(columns))
             kept = table.filter(pc.greater(table["times"], 0))
             groups = kept.group_by(["source", "split", "num_tokens"])
             for row in groups.aggregate([("times", "sum")]).to_pylist():
@@ -131,9 +135,11 @@ def _lines(counts: Counter[Any]) -> list[list[Any]]:
 def _read_dropped(paths: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
     """Examples of rows that were left out before they were records, by reason."""
     found: dict[str, list[dict[str, Any]]] = {}
+    columns = ["source", "row", "reason", "detail"]
     for path in paths:
-        for batch in read_batches(path, ["source", "row", "reason", "detail"]):
-            for (reason,), rows in _by(pa.table(batch), ["reason"]):
+        for batch in read_batches(path, columns):
+            table = checked("dropped", pa.table(batch).select(columns))
+            for (reason,), rows in _by(table, ["reason"]):
                 examples = found.setdefault(reason, [])
                 for row in rows.slice(0, _EXAMPLES - len(examples)).to_pylist():
                     row["detail"] = row["detail"][:_RAW_BYTES]
@@ -157,7 +163,8 @@ def _read_quarantine(paths: Sequence[Path]) -> list[dict[str, Any]]:
     columns = ["source", "row", "step", "reason", "detail", "raw", "raw_size"]
     for path in paths:
         for batch in read_batches(path, columns):
-            for key, rows in _by(pa.table(batch), ["step", "reason"]):
+            table = checked("quarantine", pa.table(batch).select(columns))
+            for key, rows in _by(table, ["step", "reason"]):
                 examples = found.setdefault(key, [])
                 for row in rows.slice(0, _EXAMPLES - len(examples)).to_pylist():
                     raw = row.pop("raw")[:_RAW_BYTES].decode("utf-8", "replace")
@@ -169,12 +176,17 @@ def _read_quarantine(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _read_split(name: str, files: Files) -> dict[str, Any]:
-    """Masks and fill of the packs that are read, and samples evenly among them."""
+    """Masks and fill of the packs that are read, and samples evenly among them.
+
+    Raises:
+        ContractError: a pack is none that a run writes.
+    """
     tally = _Tally(files.seq_len, len(files.sides))
     seen = tokens = shown = 0
     samples: list[dict[str, Any]] = []
     step, budget = 1, files.samples // max(len(files.data), 1)
     for batch in _batches(files.data[name]):
+        check_rows(batch, seen, files.rules)
         if not seen:  # packs are alike in length: as many as the room for samples holds
             mean = max(1, len(pc.list_flatten(batch["input_ids"])) // max(batch.num_rows, 1))
             count = max(1, min(_PACKS, budget // min(mean, _PACK_TOKENS)))

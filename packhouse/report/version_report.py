@@ -99,6 +99,9 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
         manifest: of the version.
         fetch: gives the local path of a file.
         samples: tokens of samples, about.
+
+    Raises:
+        IntegrityError: a file holds what no run writes, or counts more than the manifest.
     """
     files = _files(manifest, fetch, samples)
     measured: dict[str, Any] = run_confined(  # some kilobytes of a file may stand for gigabytes
@@ -107,6 +110,13 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
         blames=IntegrityError,
         num_bytes=files.num_bytes,
     )
+    counted = sum(tokens * records for *_, tokens, records in measured["lengths"])
+    published = sum(entry.tokens for entry in manifest.files if entry.kind == "data")
+    if counted > published:
+        raise IntegrityError(
+            f"the records of version '{manifest.version}' count {counted:,} tokens, its manifest "
+            f"{published:,}; `packhouse verify` says what else is wrong"
+        )
     return measured
 
 
@@ -127,6 +137,7 @@ def _files(manifest: Manifest, fetch: Fetch, samples: int) -> Files:
         quarantine=[fetch(entry) for entry in manifest.files if entry.kind == "quarantine"],
         dropped=[fetch(entry) for entry in manifest.files if entry.kind == "dropped"],
         seq_len=int(manifest.configuration.get("pack", {}).get("seq_len") or 1),
+        rules=manifest,
         samples=samples,
         sides=("chosen", "rejected") if manifest.preferences == "pairs" else ("",),
     )

@@ -101,9 +101,7 @@ class Tables:
         parts = [pq.read_table(path, columns=columns) for path, _ in self.files.get(kind, [])]
         if not parts:
             return pa.table({name: pa.nulls(0) for name in columns})
-        table = pa.concat_tables(parts, promote_options="permissive")
-        made = {name: _checked(kind, name, table[name]) for name in columns}
-        return pa.table(made)
+        return checked(kind, pa.concat_tables(parts, promote_options="permissive").select(columns))
 
     def _placed(self, table: pa.Table) -> Places:
         def ints(name: str) -> Ints:
@@ -212,20 +210,27 @@ def _repeated(repeats: pa.ChunkedArray, kept: pa.Table) -> pa.Array:
     return pc.fill_null(said, "")
 
 
-def _checked(kind: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column as runs write it: numbers from 0, texts; nulls only where nothing is due.
+def checked(kind: str, table: pa.Table) -> pa.Table:
+    """Return columns as runs write them: numbers from 0, texts; nulls only where nothing is due.
 
     Raises:
         IntegrityError: whoever wrote the file wrote something else.
+        pa.ArrowException: a column is of another type, and cannot be cast.
     """
-    if column.null_count and name not in _MAY_BE_NULL:
-        raise IntegrityError(f"the files of '{kind}' hold nulls in column '{name}'")
-    if name not in _NUMBERS:
-        return column.cast(pa.binary() if name == "raw" else pa.string())
-    column = column.cast(pa.int64())
-    if (pc.min(column).as_py() or 0) < 0:
-        raise IntegrityError(f"the files of '{kind}' hold a number below 0 in column '{name}'")
-    return column
+    made = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count and name not in _MAY_BE_NULL:
+            raise IntegrityError(f"the files of '{kind}' hold nulls in column '{name}'")
+        if name in _NUMBERS:
+            column = column.cast(pa.int64())
+            if (pc.min(column).as_py() or 0) < 0:
+                raise IntegrityError(
+                    f"the files of '{kind}' hold a number below 0 in column '{name}'"
+                )
+            made[name] = column
+        else:
+            made[name] = column.cast(pa.binary() if name == "raw" else pa.string())
+    return pa.table(made)
 
 
 def _facts_table(name: str, rows: list[dict[str, Any]]) -> pa.Table:

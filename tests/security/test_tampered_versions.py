@@ -76,6 +76,7 @@ def rewrite(version: Path, kind: str, column: str, value: Any) -> None:
 def call(made: Path, version: Path, *words: str) -> str:
     (slot,) = version.glob("v/*/manifest.json")  # by its name: a ref would tell of the change
     places = {"VERSION": f"{version}@{slot.parent.name}", "BEFORE": f"{made}/store/numbers"}
+    places["PAGE"] = str(version / "page.html")
     words = tuple(places.get(word, word) for word in words)
     done = CliRunner().invoke(cli, words, env={"PACKHOUSE_CACHE": str(made / "cache")})
     assert done.exit_code in (0, 2, 3, 4, 5), (words, done.exit_code, done.exception)
@@ -83,7 +84,12 @@ def call(made: Path, version: Path, *words: str) -> str:
     return done.output
 
 
+REPORTS = (
+    ("report", "VERSION", "-o", "PAGE"),
+    ("report", "--diff", "BEFORE", "VERSION", "-o", "PAGE"),
+)
 RECORDS = (
+    *REPORTS,
     ("stats", "VERSION"),
     ("sql", "VERSION", "select * from records"),
     ("sql", "VERSION", "select * from dropped"),
@@ -95,6 +101,7 @@ RECORDS = (
     ("diff", "BEFORE", "VERSION"),
 )
 PACKS = (
+    *REPORTS,
     ("inspect", "VERSION"),
     ("inspect", "VERSION", "--json"),
     ("inspect", "VERSION", "--records", "5"),
@@ -104,6 +111,7 @@ PACKS = (
     ("diff", "BEFORE", "VERSION"),
 )
 BAD = (
+    *REPORTS,
     ("quarantine", "ls", "VERSION"),
     ("quarantine", "show", "VERSION"),
     ("inspect", "VERSION", "--quarantined"),
@@ -126,6 +134,8 @@ HOSTILE = "a\x1b[2J\u202e../../x"
         ("records", "num_tokens", -5, RECORDS),
         ("records", "times", -1, RECORDS),
         ("records", "times", 2**40, RECORDS),
+        ("records", "times", 2**62, RECORDS),
+        ("records", "row", [1], RECORDS),
         ("records", "times", float("nan"), RECORDS),
         ("records", "repeats", HOSTILE, RECORDS),
         ("data", "input_ids", None, PACKS),

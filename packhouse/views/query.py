@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -69,7 +70,22 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
     if "records" in views and columns & _IN_PACKS:
         kinds.add("data")
     question = _Question(query=query, views=views)
-    return _asked(opened, question, kinds, columns, tokenizers)
+    answer = _asked(opened, question, kinds, columns, tokenizers)
+    return answer.rename_columns(_apart(answer.column_names))
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """Give columns of one name names of their own.
+
+    Example:
+        >>> _apart(["row", "count(1)", "row"])
+        ['row', 'count(1)', 'row_1']
+    """
+    apart: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(1))
+        apart.append(next(each for each in chain([name], numbered) if each not in apart))
+    return apart
 
 
 def read_view(

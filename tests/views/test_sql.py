@@ -74,6 +74,12 @@ def test_counts_of_the_views_are_those_of_the_ledger(make):
     assert steps.to_pylist() == [{"rows": 53}]
 
 
+def test_columns_of_one_name_are_all_there(make):
+    version = make()
+    (row,) = version.sql("select row, outcome, row from records where row = 3").to_pylist()
+    assert row == {"row": 3, "outcome": "kept", "row_1": 3}
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -170,7 +170,7 @@ def _warn_unless_enabled(module: str, danger: str) -> None:
 
     if not is_enabled():
         warnings.warn(
-            f"enable_packing(model) was not called before load_packed: {danger} "
+            f"{danger}: enable_packing(model) was not called before load_packed "
             "(docs/how-to/keep-records-apart.md)",
             stacklevel=3,
         )

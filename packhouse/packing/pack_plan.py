@@ -78,6 +78,7 @@ def join_plans(parts: Sequence[tuple[PackPlan, Lengths]]) -> PackPlan:
             and `seq_len`.
 
     Example:
+        >>> from packhouse.packing import plan_packs
         >>> first = plan_packs(np.array([3, 5]), seq_len=8), np.array([1, 3])
         >>> second = plan_packs(np.array([4, 4]), seq_len=8), np.array([0, 2])
         >>> plan = join_plans([first, second])

@@ -37,18 +37,20 @@ def export(
     trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
     Parquet. mds: MosaicML Streaming. msgpack, jsonl: one file. arrow: Dataset.from_file.
     """
-    done = export_version(open_address(address), export_format, dest, splits=splits, cache=cache)
+    exported = export_version(
+        open_address(address), export_format, dest, splits=splits, cache=cache
+    )
     if as_json:
         facts = {
-            "dataset": done.dataset,
-            "version": done.version,
-            "format": done.export_format,
-            "folder": str(done.folder),
-            "splits": done.splits,
-            "files": done.files,
+            "dataset": exported.dataset,
+            "version": exported.version,
+            "format": exported.export_format,
+            "folder": str(exported.folder),
+            "splits": exported.splits,
+            "files": exported.files,
         }
         echo(json.dumps(facts, sort_keys=True))
         return
-    echo(f"{done.dataset} {done.version} as {done.export_format}:")
-    for name in done.files:
-        echo(f"  {done.folder / name}")
+    echo(f"{exported.dataset} {exported.version} as {exported.export_format}:")
+    for name in exported.files:
+        echo(f"  {exported.folder / name}")

@@ -384,14 +384,14 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
-            told = {"RANK": "0", "WORLD_SIZE": "1"}
-            for name in told:
-                told[name] = os.environ.get(name, told[name])
-                if not told[name].isdecimal():
+            environment = {"RANK": "0", "WORLD_SIZE": "1"}
+            for name in environment:
+                environment[name] = os.environ.get(name, environment[name])
+                if not environment[name].isdecimal():
                     raise ConfigError(
-                        f"environment variable {name} is '{told[name]}', no whole number"
+                        f"environment variable {name} is '{environment[name]}', no whole number"
                     )
-            rank, world_size = int(told["RANK"]), int(told["WORLD_SIZE"])
+            rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not one of {world_size} ranks")
     return rank, world_size

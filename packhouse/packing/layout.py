@@ -30,6 +30,7 @@ from packhouse.records.tables import PACKED
 __all__ = [
     "CONTRACT_VERSION",
     "IGNORE_INDEX",
+    "MASK_COLUMNS",
     "Layout",
     "expand_labels",
     "expand_weights",
@@ -43,6 +44,9 @@ __all__ = [
 
 IGNORE_INDEX = -100
 """Label of a token that is not trained; what torch's cross-entropy ignores by default."""
+
+MASK_COLUMNS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
+"""Names that other tools give to a mask of the trained tokens."""
 
 CONTRACT_VERSION = 1
 """Of the published columns and what they promise; in every published schema's metadata."""
@@ -222,13 +226,7 @@ def records_of(
     if nulls := [name for name in flat if batch[name].flatten().null_count]:
         raise IntegrityError(f"column '{nulls[0]}' of the packs holds a null")
     ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
-    if "labels" in names:
-        mask = batch["labels"].flatten().to_numpy(zero_copy_only=False) != IGNORE_INDEX
-    else:
-        ranges = read_ranges(batch["trained_ranges"])
-        _, offsets = zero_based(*flat_list(batch["input_ids"]))
-        base = offsets[:-1][ranges.row_of_each()]
-        mask = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
+    mask = trained_tokens(batch, zero_based(*flat_list(batch["input_ids"]))[1])
     if not len(ids) == len(mask) == (ends[-1] if len(ends) else 0):
         raise ContractError("lengths of records do not add up to those of their packs")
     places = zip([0, *ends.tolist()], ends.tolist(), strict=False)

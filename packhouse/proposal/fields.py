@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from packhouse.sources.base_format import MESSAGE_FIELDS
 from packhouse.sources.chat_messages import SPEAKERS
-from packhouse.sources.row_format import MESSAGE_FIELDS
 from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
 from packhouse.sources.strict import parse_text
 from packhouse.sources.text_formats import TextFields
@@ -72,8 +72,8 @@ class Shape:
     @property
     def settings(self) -> dict[str, Any]:
         """Keys of a recipe's source."""
-        told = {"format": self.format, "fields": dict(self.fields), "roles": dict(self.roles)}
-        return {key: value for key, value in told.items() if value}
+        keys = {"format": self.format, "fields": dict(self.fields), "roles": dict(self.roles)}
+        return {key: value for key, value in keys.items() if value}
 
 
 def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
@@ -231,10 +231,10 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
     if system is not None:
         fields["system"] = system
     usual = ROW_FORMATS[row_format].names(rows[0], {})
-    told = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
+    renamed = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
     if context is None and row_format == "question_answer" and "context" in usual:
         return None  # it would be read as the context, whatever it is
-    return Shape(row_format, told, is_guess=is_guess)
+    return Shape(row_format, renamed, is_guess=is_guess)
 
 
 def _best(names: Iterable[str], known: Sequence[str]) -> str | None:

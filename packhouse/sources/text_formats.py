@@ -13,14 +13,7 @@ import pyarrow as pa
 
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import assemble
-from packhouse.sources.chat_messages import (
-    BadRowError,
-    Conversation,
-    Turn,
-    kind_of,
-)
-from packhouse.sources.records import Rows
-from packhouse.sources.row_format import (
+from packhouse.sources.base_format import (
     Adapted,
     RowFormat,
     aliases,
@@ -28,6 +21,13 @@ from packhouse.sources.row_format import (
     optional,
     optional_text,
 )
+from packhouse.sources.chat_messages import (
+    BadRowError,
+    Conversation,
+    Turn,
+    kind_of,
+)
+from packhouse.sources.records import Rows
 from packhouse.sources.squad import read_questions
 from packhouse.sources.strict import parse_text
 

@@ -150,8 +150,10 @@ def job(
 
     Its key is final: the id of the version is known before any work is done.
     """
-    told = PublishParameters(dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks)
-    return PUBLISH.job(told, inputs=[split.ref])
+    parameters = PublishParameters(
+        dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks
+    )
+    return PUBLISH.job(parameters, inputs=[split.ref])
 
 
 def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:

@@ -21,24 +21,21 @@ from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
 from packhouse.sources import SourceShard, read_shard, scan_source, with_raw_rows
 from packhouse.sources.reshaping import expression_key
+from packhouse.sources.shards import MAX_SHARD_BYTES
 from packhouse.steps.shard_io import ShardCounts, write_dropped, write_quarantined
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.given import GIVEN_VERSION, read_given
 from packhouse.tokenization.loading import check_unchanged
 
 __all__ = [
-    "SHARD_BYTES",
     "VALIDATE",
     "Origin",
     "ValidateFacts",
     "ValidateParameters",
     "jobs",
     "may_drop",
+    "shard_bytes",
 ]
-
-SHARD_BYTES = 32 * 2**20
-"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs. A recipe may
-say `shard_mb`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +96,7 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
 
     `tokenizer` is a fingerprint.
     """
-    size = SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+    size = shard_bytes(recipe)
     scanned = [(source, scan_source(source, size)) for source in recipe.sources]
     _refuse_same_names(scanned)
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
@@ -119,9 +116,14 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
         )
 
 
-def may_drop(told: ValidateParameters) -> bool:
+def shard_bytes(recipe: Recipe) -> int:
+    """Return how many raw bytes a shard has at most: `shard_mb` of the recipe, or the usual."""
+    return MAX_SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+
+
+def may_drop(parameters: ValidateParameters) -> bool:
     """Return True if rows of a shard may be left out before they are records."""
-    return told.source.where is not None or told.shard.row_format == "oasst_flat"
+    return parameters.source.where is not None or parameters.shard.row_format == "oasst_flat"
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
@@ -148,16 +150,16 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     what tokenize passes on.
     """
     start_early()  # format comes next
-    told = work.parameters
-    rows = read_shard(told.shard, told.source, told.rules, told.group_by)
-    if told.tokenizer is not None:
+    parameters = work.parameters
+    rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
+    if parameters.tokenizer is not None:
         snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
         given = read_given(rows.validated, snapshot)
-        bad = with_raw_rows(given.quarantined, told.shard, told.rules)
+        bad = with_raw_rows(given.quarantined, parameters.shard, parameters.rules)
         quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
         rows = replace(rows, validated=given.conversations, quarantined=quarantined)
         write_table(folder / "tokens.arrow", given.tokenized)
-        check_unchanged(work.recipe.tokenizer, told.tokenizer)
+        check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
     rows.write(folder)
     return ValidateFacts(
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
@@ -168,11 +170,11 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
         origin=Origin(
-            file=told.shard.file,
-            row_start=told.shard.row_start,
-            sha256=told.shard.sha256,
-            settings=told.source.model_dump(mode="json", exclude={"path", "name", *MIXING}),
-            is_tokenized=told.tokenizer is not None,
+            file=parameters.shard.file,
+            row_start=parameters.shard.row_start,
+            sha256=parameters.shard.sha256,
+            settings=parameters.source.model_dump(mode="json", exclude={"path", "name", *MIXING}),
+            is_tokenized=parameters.tokenizer is not None,
         ),
     )
 

@@ -222,7 +222,7 @@ def test_shards_and_the_contracts_of_flows_change_nothing(make, pairs, tmp_path,
             "publish": {"store": str(tmp_path / "store"), "report": False},
         }
     )
-    monkeypatch.setattr(validate, "SHARD_BYTES", 2**13)
+    monkeypatch.setattr(validate, "MAX_SHARD_BYTES", 2**13)
 
     done, _ = prepare_recipe(recipe, find_cache(str(tmp_path / "cache")), check=schemas.check)
 

@@ -25,13 +25,12 @@ from packhouse.templates.chat_messages import (
 )
 from packhouse.templates.conversations import DEFAULTS
 from packhouse.templates.losses import LostError, check_nothing_lost
-from packhouse.templates.part_weights import weigh_spans
 from packhouse.templates.predicates import any_of
 from packhouse.templates.provenance import Part, plain
 from packhouse.templates.rendering import Conversation, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.spans import SpanFinder, Trained
+from packhouse.templates.trained_spans import SpanFinder, Trained
 from packhouse.templates.turn_rules import TurnRules, check_generation, learn_rules
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -52,8 +51,6 @@ class RenderedRow:
     """As it is trained: perhaps behind another prompt than the conversation's own rendering."""
     trained: list[Trained]
     """Ascending and disjoint; there is at least one."""
-    weights: list[float]
-    """Of each trained span."""
     num_unwritten: int
     """Thoughts that the template leaves out."""
 
@@ -250,7 +247,7 @@ class RowRenderer:
                 num_unwritten = self._check(talk, rendering)
             elif lost is not None:
                 raise lost
-        return RenderedRow(talk, rendering, *weigh_spans(raw, rendering, trained), num_unwritten)
+        return RenderedRow(talk, rendering, trained, num_unwritten)
 
     def _check(self, talk: Conversation, rendering: Rendering) -> int:
         """Refuse a rendering that leaves out text of the row; returns thoughts left out."""
@@ -308,7 +305,7 @@ class RowRenderer:
             [*prompt.occurrences, *moved],
             [],
         )
-        return whole, [Trained(a + shift, b + shift, message) for a, b, message in trained]
+        return whole, [s._replace(start=s.start + shift, end=s.end + shift) for s in trained]
 
 
 _OTHER_PROMPT = RefusedError(

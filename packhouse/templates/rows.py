@@ -30,7 +30,7 @@ from packhouse.templates.provenance import Part, plain
 from packhouse.templates.rendering import Conversation, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.trained_spans import SpanFinder, Trained
+from packhouse.templates.trained_spans import Trained, find_spans
 from packhouse.templates.turn_rules import TurnRules, check_generation, learn_rules
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -82,7 +82,6 @@ class RowRenderer:
         self.control_texts = any_of(tokens)
         self._eos = snapshot.special_tokens.get("eos_token", "").encode()
         self._rules: dict[str, TurnRules | RefusedError | None] = {}
-        self._finder = SpanFinder(config, self.rules, self.control_bytes)
         self._probe_refusal = ""  # what the template said to the first probe that it refused
 
     @cached_property
@@ -239,7 +238,8 @@ class RowRenderer:
         except LostError as error:
             lost = error
             lost.asked = talk.trace
-        rendering, trained = talk.rendering, self._finder.find(raw, talk)
+        rendering = talk.rendering
+        trained = find_spans(raw, talk, self._config, self.rules, self.control_bytes)
         if lost is not None or self._config.one_example_per_turn:
             behind = self._behind_prompt(raw, talk, trained, lost)
             if behind is not None:

@@ -42,7 +42,7 @@ from packhouse.templates.results import RefusedError
 from packhouse.templates.thinking import thought_spans
 from packhouse.templates.turn_rules import TurnRules
 
-__all__ = ["SpanFinder", "Trained"]
+__all__ = ["Trained", "find_spans"]
 
 Messages = list[dict[str, Any]]
 
@@ -62,61 +62,53 @@ Range = tuple[int, int, float]
 """Bytes from, to, and the factor of their weight."""
 
 
-class SpanFinder:
-    """Finds the trained spans of renderings of one template.
+def find_spans(
+    raw: Messages,
+    talk: Conversation,
+    config: FormatConfig,
+    rules_of: Callable[[Mapping[str, Any]], TurnRules | None],
+    control: re.Pattern[bytes],
+) -> list[Trained]:
+    """Trained spans of a conversation's rendering, ascending and disjoint; at least one.
 
     Args:
+        raw: canonical messages, each with the weight decided for it.
+        talk: the conversation.
         config: the recipe's format section.
-        rules: a row's arguments -> turn rules; None where the template marks what is generated.
+        rules_of: a row's arguments -> turn rules; None where the template marks what is generated.
         control: matches control tokens.
+
+    Raises:
+        RefusedError: none is trained, or a span cannot be shown.
     """
-
-    def __init__(
-        self,
-        config: FormatConfig,
-        rules: Callable[[Mapping[str, Any]], TurnRules | None],
-        control: re.Pattern[bytes],
-    ) -> None:
-        self._config, self._rules, self._control = config, rules, control
-
-    def find(self, raw: Messages, talk: Conversation) -> list[Trained]:
-        """Trained spans of a conversation's rendering, ascending and disjoint; at least one.
-
-        Args:
-            raw: canonical messages, each with the weight decided for it.
-            talk: the conversation.
-
-        Raises:
-            RefusedError: none is trained, or a span cannot be shown.
-        """
-        weights = [message["weight"] for message in raw]
-        if not any(weights):
-            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        places = Places(talk, self._control)
-        if self._config.train_on == "all":
-            apart = {at for at, message in enumerate(raw) if "part_weights" in message}
-            if not (self._config.never_train or apart) and all(w == 1 for w in weights):
-                return [Trained(0, len(talk.rendering.text), 0)]
-            return _weighed(_whole_messages(weights, places, apart), raw, talk, 0)
-        wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
-        rules = self._rules(talk.given.arguments)
-        if rules is None or rules.is_tagged:
-            blocks = list(_generated(talk.rendering, talk.roles, weights, wanted))
-            starts = [places.start(block.message, rules) if rules else 0 for block in blocks]
-            trained = [
-                block._replace(start=max(block.start, start))
-                for block, start in zip(blocks, starts, strict=True)
-                if start < block.end
-            ]
-        else:
-            trained = [Trained(*places.answer(number, rules), number) for number in wanted]
-        others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
-        if others:
-            firsts, ends, _ = places.boundaries()
-            trained += [Trained(firsts[number], ends[number], number) for number in others]
-        is_last = self._config.reasoning == "train_last" and "user" in talk.roles
-        num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
-        return _weighed(sorted(trained), raw, talk, num_earlier)
+    weights = [message["weight"] for message in raw]
+    if not any(weights):
+        raise RefusedError("nothing_trained", "no turn of the conversation is trained")
+    places = Places(talk, control)
+    if config.train_on == "all":
+        apart = {at for at, message in enumerate(raw) if "part_weights" in message}
+        if not (config.never_train or apart) and all(w == 1 for w in weights):
+            return [Trained(0, len(talk.rendering.text), 0)]
+        return _weighed(_whole_messages(weights, places, apart), raw, talk, 0)
+    wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
+    rules = rules_of(talk.given.arguments)
+    if rules is None or rules.is_tagged:
+        blocks = list(_generated(talk.rendering, talk.roles, weights, wanted))
+        starts = [places.start(block.message, rules) if rules else 0 for block in blocks]
+        trained = [
+            block._replace(start=max(block.start, start))
+            for block, start in zip(blocks, starts, strict=True)
+            if start < block.end
+        ]
+    else:
+        trained = [Trained(*places.answer(number, rules), number) for number in wanted]
+    others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
+    if others:
+        firsts, ends, _ = places.boundaries()
+        trained += [Trained(firsts[number], ends[number], number) for number in others]
+    is_last = config.reasoning == "train_last" and "user" in talk.roles
+    num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
+    return _weighed(sorted(trained), raw, talk, num_earlier)
 
 
 def _whole_messages(weights: list[float], places: Places, apart: set[int]) -> list[Trained]:

@@ -34,6 +34,7 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import cache_folder, read_rows, verified_file
+from packhouse.packing.layout import preference_names
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
 
@@ -226,8 +227,8 @@ def write_export(
     module = export_format if export_format in ("mds", "megatron") else "formats"
     write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
     settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
-    if preferences and export_format == "trl":
-        batches = map(preference_columns, batches)
+    if preferences:
+        batches = map(preference_columns if export_format == "trl" else preference_names, batches)
     else:
         batches = _refuse_lossy(batches, export_format)
     write(batches, split, folder, **settings)

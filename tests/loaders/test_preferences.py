@@ -318,8 +318,9 @@ def test_packs_hold_pairs_whole_with_bounds_and_positions(make, pairs):
         for number, (first, last) in enumerate(zip(starts, ends, strict=True)):
             row = rows[pack["record_ids"][number]]
             answer = row[("chosen_ids", "rejected_ids")[number % 2]]
-            assert pack["input_ids"][first:last] == row["prompt_ids"] + answer
-            assert pack["labels"][first:last] == [-100] * len(row["prompt_ids"]) + answer
+            assert pack["preference_ids"][first:last] == row["prompt_ids"] + answer
+            trained = [-100] * len(row["prompt_ids"]) + answer
+            assert pack["preference_labels"][first:last] == trained
         assert pack["record_ids"][::2] == pack["record_ids"][1::2]
         seen += pack["record_ids"][::2]
     assert sorted(seen) == sorted(rows)

@@ -8,7 +8,7 @@ the shift no token is predicted from another record. Layout `compact` keeps rang
 Cost: labels 2 ns a token, positions 2 ns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -31,12 +31,15 @@ __all__ = [
     "CONTRACT_VERSION",
     "IGNORE_INDEX",
     "MASK_COLUMNS",
+    "PREFERENCE_NAMES",
     "Layout",
     "expand_labels",
     "expand_weights",
     "position_ids",
+    "preference_names",
     "published_schema",
     "records_of",
+    "supervised_names",
     "to_layout",
     "trained_mask",
     "trained_tokens",
@@ -53,12 +56,47 @@ CONTRACT_VERSION = 1
 
 Layout = Literal["labels", "compact"]
 
+PREFERENCE_NAMES = {"input_ids": "preference_ids", "labels": "preference_labels"}
+"""Columns of versions of preferences, by their names in those of supervised rows."""
+
+_SUPERVISED_NAMES = {theirs: ours for ours, theirs in PREFERENCE_NAMES.items()}
+
+
+def preference_names(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of preferences under the names that they are published with.
+
+    No supervised trainer and no collator finds ids in them, so none trains bad answers.
+
+    Example:
+        >>> batch = pa.record_batch({"input_ids": [[7]], "labels": [[7]], "seq_lengths": [[1]]})
+        >>> preference_names(batch).schema.names
+        ['preference_ids', 'preference_labels', 'seq_lengths']
+    """
+    return _renamed(batch, PREFERENCE_NAMES)
+
+
+def supervised_names(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return published rows under the names of supervised ones, by which packhouse reads them."""
+    return _renamed(batch, _SUPERVISED_NAMES)
+
+
+def _renamed(batch: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(batch.columns, schema=_rename_fields(batch.schema, names))
+
+
+def _rename_fields(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
+    free = {ours: theirs for ours, theirs in names.items() if theirs not in schema.names}
+    fields = [field.with_name(free.get(field.name, field.name)) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
+
 
 def published_schema(
     layout: Layout = "labels",
     position_ids: bool = False,
     with_label: bool = False,
     with_weights: bool = False,
+    *,
+    of_preferences: bool = False,
 ) -> pa.Schema:
     """Schema of published files, with the contract in its metadata.
 
@@ -86,7 +124,8 @@ def published_schema(
         "packhouse.labels": "unshifted",
         "packhouse.ignore_index": str(IGNORE_INDEX),
     }
-    return pa.schema(fields, metadata=metadata)
+    schema = pa.schema(fields, metadata=metadata)
+    return _rename_fields(schema, PREFERENCE_NAMES) if of_preferences else schema
 
 
 def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

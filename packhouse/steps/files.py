@@ -55,17 +55,20 @@ class DataParameters:
     publish: PublishConfig
     with_label: bool
     with_weights: bool
+    of_preferences: bool
+    """True if some answers are bad, and columns have names by which none is trained."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key; the cut has the size of the file."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
-        return {
+        told = {
             "of": "data",
             "cut": self.cut.to_json(),
             "publish": self.publish.model_dump(mode="json", include=settings),
             "with_label": self.with_label,
             "with_weights": self.with_weights,
         }
+        return told | ({"of_preferences": True} if self.of_preferences else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,6 +213,7 @@ def _data_jobs(
             publish=publish,
             with_label=planned.with_label,
             with_weights=planned.with_weights,
+            of_preferences=recipe.preferences is not None,
         )
         reads = [(job.parameters, job.ref) for job in gathered]
         yield FILES.job(
@@ -289,6 +293,7 @@ def _write_data(
         content,
         with_label=parameters.with_label,
         with_weights=parameters.with_weights,
+        of_preferences=parameters.of_preferences,
     )
     written = WrittenFile(
         name=file.path.name,

@@ -256,7 +256,7 @@ def _names(shape: Shape) -> str:
     return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
 
 
-SINGLE_TURN = tuple(name for name in TEMPLATES if name != "chat")
+SINGLE_TURN = tuple(n for n in TEMPLATES if n != "chat" and not n.startswith("dart-math/"))
 
 
 def make_single_turn(

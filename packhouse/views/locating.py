@@ -72,8 +72,10 @@ def read_sequences(
     """
     found: list[dict[str, Any]] = []
     first: dict[str, int] = {}
+    columns = ["record_ids", "seq_lengths", *(["input_ids"] if with_ids else [])]
+    columns += ["labels", "trained_ranges"] if with_masks else []
     for path, split in files:
-        for batch in read_batches(path, _columns(path, with_masks=with_masks, with_ids=with_ids)):
+        for batch in read_batches(path, columns):
             try:
                 read = _sequences_of(batch, with_masks=with_masks, with_ids=with_ids)
             except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
@@ -85,20 +87,6 @@ def read_sequences(
             first[split] = first.get(split, 0) + batch.num_rows
             found.append(read)
     return _joined(found)
-
-
-def _columns(path: Path, *, with_masks: bool, with_ids: bool) -> list[str] | None:
-    if path.suffix != ".parquet":
-        return None
-    import pyarrow.parquet as pq
-
-    try:
-        there = set(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
-    wanted = ["record_ids", "seq_lengths", *(["input_ids"] if with_ids else [])]
-    wanted += ["labels", "trained_ranges"] if with_masks else []
-    return [name for name in wanted if name in there]
 
 
 def _sequences_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from packhouse.store.objects import (
     ObjectInfo,
     ObjectNotFoundError,
     ObjectStore,
+    Part,
     PreconditionFailedError,
     check_key,
     error_of_answer,
@@ -103,6 +104,13 @@ class CloudStore(ObjectStore):
                 return
             yield chunk
             start += len(chunk)
+
+    @override
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        with self._request(key):
+            wanted = (start, start + length)
+            found = obstore.get(self._client, self._at(key), options={"range": wanted})
+            return Part(bytes(found.bytes()), found.meta["size"], self._tag(found.meta))
 
     def _range(self, key: str, start: int, length: int) -> bytes:
         return bytes(obstore.get_range(self._client, self._at(key), start=start, length=length))

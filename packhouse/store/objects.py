@@ -32,6 +32,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectNotFoundError",
     "ObjectStore",
+    "Part",
     "PreconditionFailedError",
     "check_key",
     "error_of_answer",
@@ -60,6 +61,17 @@ class Blob:
 
     data: bytes
     etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of an object, and what shows that two parts are of one object."""
+
+    data: bytes
+    size: int
+    """Bytes of the whole object; -1 where the store did not say it."""
+    tag: str
+    """Equal for all parts of one object, and another after each write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +194,14 @@ class ObjectStore(ABC):
     @abstractmethod
     def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
         """The object's bytes from `start` on, a few MiB at a time."""
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        """Up to `length` bytes from `start` on, held in memory; fewer where the object ends.
+
+        Raises:
+            IntegrityError: the object ends before `start`.
+        """
 
     def download(self, key: str, path: Path, offset: int = 0, end: int | None = None) -> None:
         """Append the object's bytes from `offset` on to a local file, as they come.

@@ -139,6 +139,7 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     try:
         for batch in read_batches(path):
             yield batch.select(QUARANTINED.names).cast(QUARANTINED)
+    # Not `pa.ArrowException`: memory that runs out is one, and is no fault of the file.
     except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
         raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
 

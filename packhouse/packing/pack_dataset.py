@@ -124,10 +124,15 @@ def pack_dataset(
     """
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-    given = {"over_length": over_length, "seed": seed, "balance": balance, "tally": tally}
+    given: dict[str, Any] = {
+        "over_length": over_length,
+        "seed": seed,
+        "balance": balance,
+        "tally": tally,
+    }
     if isinstance(dataset, DatasetDict | IterableDatasetDict):
         parts = {
-            name: pack_dataset(part, seq_length, strategy, map_kwargs, **given)  # type: ignore[arg-type]
+            name: pack_dataset(part, seq_length, strategy, map_kwargs, **given)
             for name, part in dataset.items()
         }
         return type(dataset)(parts)

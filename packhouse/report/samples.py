@@ -149,7 +149,7 @@ def weight_runs(weights: Sequence[float]) -> list[list[float]]:
 
 
 def page_record(
-    name: str, ids: Sequence[int], trained: Sequence[bool], start: int = 0, room: int = 2**31
+    name: str, ids: Sequence[int], trained: Sequence[bool], start: int = 0, max_tokens: int = 2**31
 ) -> dict[str, Any]:
     """Return a record as the page's script takes it, without its texts; a long one is cut.
 
@@ -158,9 +158,9 @@ def page_record(
         ids: its tokens.
         trained: which of them are trained.
         start: where it begins in its pack.
-        room: tokens that there is room for.
+        max_tokens: of it that the page shows, at most.
     """
-    size = min(len(ids), MAX_RECORD_TOKENS, room)
+    size = min(len(ids), MAX_RECORD_TOKENS, max_tokens)
     return {
         "id": name,
         "start": start,

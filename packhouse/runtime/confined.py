@@ -227,9 +227,8 @@ class _FileOfParent(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: _file_bytes}[whence]
-        )
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: _file_bytes}[whence]
+        self._at = begin + offset
         return self._at
 
     def readinto(self, buffer: Any) -> int:

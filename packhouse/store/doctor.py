@@ -264,7 +264,7 @@ def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int)
             except PreconditionFailedError:
                 return bool(store.get(place).data == body)  # our own lost success counts
             except TransientError:
-                time.sleep(0.02)
+                time.sleep(0.02)  # lets the other writers go first
             else:
                 return True
         raise _FailedCheckError("a race was not decided in 100 tries")

@@ -1,4 +1,4 @@
-"""Whether a rendering has all text of its row, and no control token that the row forged.
+"""Check that a rendering has all text of its row, and no control token that the row forged.
 
 Contents, calls, documents and tool definitions have to be written; reasoning that the template
 leaves out is counted. Control-token text in what is no content (ids, names, numbers, keys) is

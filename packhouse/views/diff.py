@@ -190,7 +190,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
 
 
 def _contents(opened: OpenVersion) -> pa.Table:
-    """What packs hold of each record; its first row, `faq.jsonl row 7`, and what became of it.
+    """Join what the packs hold of each record with its first row and what became of that row.
 
     Columns of packs are null for a record that is in none, those of rows for one that has none.
     """

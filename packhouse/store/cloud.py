@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from packhouse.errors import ConfigError, TransientError
+from packhouse.store.answers import error_of_answer
 from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -36,7 +37,6 @@ from packhouse.store.objects import (
     Part,
     PreconditionFailedError,
     check_key,
-    error_of_answer,
 )
 
 try:

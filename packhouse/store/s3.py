@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from packhouse.errors import ConfigError, StoreError, TransientError
 from packhouse.runtime.extras import import_extra
+from packhouse.store.answers import error_of_answer
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,
@@ -32,7 +33,6 @@ from packhouse.store.objects import (
     Part,
     PreconditionFailedError,
     check_key,
-    error_of_answer,
 )
 
 __all__ = ["S3Store", "filesystem_options"]

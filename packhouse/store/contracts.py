@@ -6,7 +6,7 @@ rows at a time, so memory is bounded by a row group, whatever the size of the fi
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from packhouse.packing import check_packed, published_schema, supervised_names
 from packhouse.packing.layout import PREFERENCE_NAMES, Layout
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["check_data_file", "check_rows", "read_batches"]
+__all__ = ["check_data_file", "check_rows", "read_batches", "stored_names"]
 
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**20  # more where a row is longer: pyarrow refuses rows that straddle blocks
@@ -65,9 +65,14 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Re
     Raises:
         IntegrityError: the file is damaged.
     """
-    if columns is not None:
-        columns = [*columns, *(PREFERENCE_NAMES[n] for n in columns if n in PREFERENCE_NAMES)]
+    columns = None if columns is None else stored_names(columns)
     return map(supervised_names, _stored_batches(path, columns))
+
+
+def stored_names(columns: Iterable[str]) -> list[str]:
+    """Return the names that columns may have in a file: their own, and those of preferences."""
+    names = [*columns]
+    return [*names, *(PREFERENCE_NAMES[name] for name in names if name in PREFERENCE_NAMES)]
 
 
 def _stored_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -77,7 +82,13 @@ def _stored_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa
                 # A row group of ours holds 2 M tokens, however long a row is.
                 groups = file.metadata.num_row_groups
                 rows = file.metadata.row_group(0).num_rows if groups else 1
-                yield from file.iter_batches(max(1, min(rows, _BATCH_ROWS)), columns=columns)
+                read = 0
+                for batch in file.iter_batches(max(1, min(rows, _BATCH_ROWS)), columns=columns):
+                    read += batch.num_rows
+                    yield batch
+                due = file.metadata.num_rows
+                if read != due:  # a footer has no checksum: one bit of it may hide values
+                    raise pa.ArrowInvalid(f"it holds {read:,} rows, and should hold {due:,}")
         elif path.suffix == ".jsonl":
             yield from _json_batches(path)
         else:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from packhouse.packing.layout import records_of
 from packhouse.store.contracts import read_batches
 
-__all__ = ["CONTENTS", "find_records", "read_contents"]
+__all__ = ["CONTENTS", "CONTENTS_READ", "find_records", "read_contents"]
 
 CONTENTS = pa.schema(
     [
@@ -29,6 +29,9 @@ CONTENTS = pa.schema(
     ]
 )
 """Of one copy each: tokens, trained ones, and 16 hexadecimal digits of BLAKE2b of either."""
+
+CONTENTS_READ = ("input_ids", "labels", "trained_ranges", "seq_lengths", "record_ids")
+"""Columns of the data files that it is made of, `labels` or `trained_ranges`."""
 
 
 def read_contents(files: Iterable[tuple[Path, str]], sizes: Mapping[str, int]) -> pa.Table:
@@ -46,7 +49,7 @@ def read_contents(files: Iterable[tuple[Path, str]], sizes: Mapping[str, int]) -
     rows: dict[str, dict[str, Any]] = {}
     cut: dict[str, tuple[bytearray, bytearray]] = {}
     for path, split in files:
-        for batch in read_batches(path):
+        for batch in read_batches(path, [*CONTENTS_READ]):
             for record_id, ids, mask in records_of(batch):
                 whole = sizes.get(record_id, len(ids))
                 row = rows.get(record_id)
@@ -83,7 +86,7 @@ def find_records(
     """Token ids and trained mask of a few records: of the first copy, or the first piece."""
     found: dict[str, tuple[list[int], list[bool]]] = {}
     for path in files:
-        for batch in read_batches(path):
+        for batch in read_batches(path, [*CONTENTS_READ]):
             if len(found) == len(record_ids):
                 return found
             for record_id, ids, mask in records_of(batch):

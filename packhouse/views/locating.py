@@ -35,6 +35,7 @@ class Sequences:
     """All sequences of the packs, in their order: train first, then eval."""
 
     record_ids: pa.Array
+    """Empty where not asked for, as `num_trained` is zeros."""
     splits: pa.Array
     """Dictionary array, one value for each sequence."""
     pack: Ints
@@ -43,7 +44,6 @@ class Sequences:
     """Of its first token in the pack."""
     num_tokens: Ints
     num_trained: Ints
-    """Zeros where masks were not asked for."""
     ids: npt.NDArray[np.int32]
     """Tokens of all sequences behind one another; empty where not asked for."""
     mask: npt.NDArray[np.bool_]
@@ -62,22 +62,23 @@ class Places:
     trained: pa.ListArray | None
 
 
-def read_sequences(
-    files: Iterable[tuple[Path, str]], *, with_masks: bool = False, with_ids: bool = False
-) -> Sequences:
-    """Read the sequences of data files, given with their splits in published order.
+def read_sequences(files: Iterable[tuple[Path, str]], columns: list[str]) -> Sequences:
+    """Read the sequences of data files.
+
+    Args:
+        files: with their splits, in published order.
+        columns: those of the files that are read: `seq_lengths`, and what else is wanted of
+            `record_ids`, `input_ids`, and `labels` and `trained_ranges`, of which a file has one.
 
     Raises:
         IntegrityError: a file is damaged, or its rows do not add up.
     """
     found: list[dict[str, Any]] = []
     first: dict[str, int] = {}
-    columns = ["record_ids", "seq_lengths", *(["input_ids"] if with_ids else [])]
-    columns += ["labels", "trained_ranges"] if with_masks else []
     for path, split in files:
         for batch in read_batches(path, columns):
             try:
-                read = _sequences_of(batch, with_masks=with_masks, with_ids=with_ids)
+                read = _sequences_of(batch, {*columns})
             except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
                 raise IntegrityError(
                     f"'{path.name}' holds no packs of records: {type(error).__name__}"
@@ -89,7 +90,8 @@ def read_sequences(
     return _joined(found)
 
 
-def _sequences_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) -> dict[str, Any]:
+def _sequences_of(batch: pa.RecordBatch, columns: set[str]) -> dict[str, Any]:
+    with_masks = "labels" in columns
     lengths = batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     per_pack = pc.list_value_length(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
     pack = np.repeat(np.arange(batch.num_rows), per_pack)
@@ -98,10 +100,14 @@ def _sequences_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) ->
     # Tokens before each pack: what ends before its first sequence.
     first_sequence = np.cumsum(per_pack) - per_pack
     before = np.concatenate([[0], ends])[first_sequence]
-    record_ids = batch["record_ids"].flatten().cast(pa.string())
     num_tokens = int(ends[-1]) if len(ends) else 0
-    if len(record_ids) != len(lengths) or (lengths < 0).any() or record_ids.null_count:
-        raise ValueError("not one id for each sequence")
+    if (lengths < 0).any():
+        raise ValueError("a length below 0")
+    record_ids = pa.array([], pa.string())
+    if "record_ids" in columns:
+        record_ids = batch["record_ids"].flatten().cast(pa.string())
+        if len(record_ids) != len(lengths) or record_ids.null_count:
+            raise ValueError("not one id for each sequence")
     mask = np.zeros(0, np.bool_)
     if with_masks:
         mask = trained_tokens(batch, np.append(before, num_tokens))
@@ -109,7 +115,7 @@ def _sequences_of(batch: pa.RecordBatch, *, with_masks: bool, with_ids: bool) ->
             raise ValueError("labels do not add up")
     summed = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)]) if with_masks else None
     ids = np.zeros(0, np.int32)
-    if with_ids:
+    if "input_ids" in columns:
         ids = batch["input_ids"].flatten().to_numpy(zero_copy_only=False).astype(np.int32)
         if len(ids) != num_tokens:
             raise ValueError("lengths do not add up")

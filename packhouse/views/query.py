@@ -1,9 +1,8 @@
 """Ask a version in SQL: DuckDB over its views, in a child process without files and network.
 
 Versions come from anywhere, so their files are read, and the question is run, in a confined child.
-Only what a question names is fetched: `select count(*) from records` reads the files of lineage
-(2 MB of Alpaca's 52,002 rows), `num_trained`, `pack` and `position` the data files too, and `text`
-the tokenizer. Files are fetched whole, since a part of one cannot be checked by its digest.
+Only the columns that a question names are fetched (`packhouse.store.columns`), and `text` the
+tokenizer.
 """
 
 import re
@@ -25,22 +24,15 @@ from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
+from packhouse.store.columns import fetch_columns
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.tokenization.loading import MEMORY_PER_BYTE
 from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables
+from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables, columns_of_files
 
 __all__ = ["ask", "read_view"]
 
-_KINDS = {
-    "records": ("records",),
-    "packs": ("data",),
-    "contents": ("records", "data"),
-    "quarantine": ("quarantine",),
-    "dropped": ("records", "dropped"),
-}
-_IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
 _CANDIDATES = 3
 """Signatures of a function that an error names."""
 
@@ -66,11 +58,8 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
         partial(_parse, query), what="the query", blames=ConfigError, remedy="Make it simpler"
     )
     columns = (every - ON_REQUEST if parsed["is_of_rows"] else set()) | (every & words)
-    kinds = {kind for view in views for kind in _KINDS.get(view, ())}
-    if "records" in views and columns & _IN_PACKS:
-        kinds.add("data")
     question = _Question(query=query, views=views)
-    answer = _asked(opened, question, kinds, columns, tokenizers)
+    answer = _asked(opened, question, columns, tokenizers)
     return answer.rename_columns(_apart(answer.column_names))
 
 
@@ -112,9 +101,8 @@ def read_view(
         IntegrityError: a file of the version is damaged.
     """
     every = {*columns, *(name.rstrip("/") for name in only)}
-    kinds = {*_KINDS.get(view, ()), *(["data"] if view == "records" and every & _IN_PACKS else [])}
     question = _Question(views=[view], only=dict(only), limit=limit)
-    found = _asked(opened, question, kinds, every, tokenizers)
+    found = _asked(opened, question, every, tokenizers)
     return found.select(list(columns))
 
 
@@ -133,33 +121,31 @@ class _Question:
 def _asked(
     opened: OpenVersion,
     question: _Question,
-    kinds: Collection[str],
     columns: Collection[str],
     tokenizers: Path | None,
 ) -> pa.Table:
     load = tokenizer_of(opened, tokenizers) if tokenizers and "text" in columns else None
+    wanted: dict[str, set[str]] = {}
+    for view in question.views:
+        for kind, names in columns_of_files(view, columns).items():
+            wanted.setdefault(kind, set()).update(names)
     with temporary_folder("sql") as folder:
-        entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
-        files: dict[str, list[tuple[Path, str]]] = {}
-        for entry in entries:
-            path = opened.fetch(entry, folder / entry.key)
-            files.setdefault(entry.kind, []).append((path, entry.split))
+        fetched = fetch_columns(opened, wanted, folder)
         tables = Tables(
-            files=files,
+            files=fetched.files,
             facts=_facts(opened, question.views),
             seq_len=int(opened.manifest.configuration.get("pack", {}).get("seq_len") or 0),
             columns=columns,
             load=load,
             num_sides=2 if opened.manifest.preferences == "pairs" else 1,
         )
-        num_bytes = sum(entry.size for entry in entries)
         answer = stream_confined(
             partial(_answer, question, tables),
             what="the query" if question.query else f"the files of {opened.dataset}",
             blames=ConfigError if question.query else IntegrityError,
             remedy="Ask for less: fewer rows, no text",
-            num_bytes=num_bytes,
-            more_memory=2**30 + num_bytes * MEMORY_PER_BYTE,
+            num_bytes=fetched.num_bytes,
+            more_memory=2**30 + fetched.num_bytes * MEMORY_PER_BYTE,
         )
         return pa.Table.from_batches(list(answer))
 

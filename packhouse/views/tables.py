@@ -2,22 +2,21 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from packhouse.errors import IntegrityError
+from packhouse.store.contracts import read_batches
 from packhouse.tokenization import TokenizerSnapshot
-from packhouse.views.contents import CONTENTS, read_contents
-from packhouse.views.locating import Ints, Places, Sequences, locate_records, read_sequences
+from packhouse.views.contents import CONTENTS, CONTENTS_READ, read_contents
+from packhouse.views.locating import Ints, Places, locate_records, read_sequences
 from packhouse.views.texts import texts_of
 
-__all__ = ["COLUMNS", "ON_REQUEST", "Tables"]
+__all__ = ["COLUMNS", "ON_REQUEST", "Tables", "columns_of_files"]
 
 _OF_FILES = ("record_id", "source", "row", "group_key", "split", "outcome", "num_tokens", "times")
 
@@ -48,6 +47,55 @@ _MAY_BE_NULL = {"repeats", "byte_offset"}
 
 ON_REQUEST = {"text", "input_ids", "trained", "record_ids", "raw"}
 """Columns that are read or computed only where a question names them."""
+
+_IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
+_OF_DETAIL = ("source", "row", "record_id", "repeats")
+
+
+def columns_of_files(view: str, asked: Collection[str]) -> dict[str, list[str]]:
+    """Return which columns of which kind of files a view is made of.
+
+    Args:
+        view: its name.
+        asked: columns of it; others are left out.
+
+    Example:
+        >>> columns_of_files("records", ["source"])
+        {'records': ['source']}
+        >>> columns_of_files("packs", ["fill"])
+        {'data': ['seq_lengths']}
+    """
+    columns = _asked(view, asked)
+    named = {*columns}
+    data = ["seq_lengths"]
+    data += ["input_ids"] if named & {"text", "input_ids"} else []
+    data += ["labels", "trained_ranges"] if named & {"num_trained", "trained"} else []
+    match view:
+        case "records":
+            of_files = [name for name in columns if name not in _IN_PACKS]
+            if not named & _IN_PACKS:
+                return {"records": of_files}
+            needed = {*of_files, "record_id", "num_tokens", "times"}
+            return {"records": sorted(needed), "data": ["record_ids", *data]}
+        case "packs":
+            return {"data": [*data, *(["record_ids"] if "record_ids" in named else [])]}
+        case "contents":
+            return {"records": ["record_id", "num_tokens", "times"], "data": [*CONTENTS_READ]}
+        case "quarantine":
+            return {"quarantine": columns}
+        case "dropped":
+            of_records = {*_OF_DETAIL} if "detail" in named else {*_OF_DETAIL} & named
+            of_dropped = [name for name in columns if name not in ("record_id", "repeats")]
+            return {
+                "records": sorted({"outcome", *of_records}),
+                "dropped": of_dropped or ["reason"],
+            }
+    return {}
+
+
+def _asked(view: str, columns: Collection[str]) -> list[str]:
+    wanted = [name for name in COLUMNS[view] if name in columns]
+    return wanted or [COLUMNS[view][1]]  # count(*) names none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,43 +129,30 @@ class Tables:
             raise IntegrityError(f"the files of '{name}' cannot be read: {error}") from None
         return made
 
-    def _asked(self, view: str) -> list[str]:
-        wanted = [name for name in COLUMNS[view] if name in self.columns]
-        return wanted or [COLUMNS[view][1]]  # count(*) names none
-
     def _records(self) -> pa.Table:
-        asked = self._asked("records")
-        placed = {"num_trained", "pack", "position", "text", "input_ids", "trained"} & {*asked}
-        of_files = [name for name in asked if name in (*_OF_FILES, "repeats")]
-        needed = {*of_files, *(("record_id", "num_tokens", "times") if placed else ())}
-        table = self._read("records", sorted(needed))
-        if placed:
-            rows = self._placed(table)
-            for name in sorted(placed):
+        asked = _asked("records", self.columns)
+        read = columns_of_files("records", asked)
+        table = self._read("records", read["records"])
+        if "data" in read:
+            rows = self._placed(table, read["data"])
+            for name in sorted(_IN_PACKS & {*asked}):
                 table = table.append_column(name, self._placed_column(name, rows, table))
         return table.select(asked)
 
     def _read(self, kind: str, columns: list[str]) -> pa.Table:
-        parts = [pq.read_table(path, columns=columns) for path, _ in self.files.get(kind, [])]
+        paths = [path for path, _ in self.files.get(kind, [])]
+        parts = [pa.table(batch) for path in paths for batch in read_batches(path, columns)]
         if not parts:
             return pa.table({name: pa.nulls(0) for name in columns})
         return checked(kind, pa.concat_tables(parts, promote_options="permissive").select(columns))
 
-    def _placed(self, table: pa.Table) -> Places:
+    def _placed(self, table: pa.Table, columns: list[str]) -> Places:
         def ints(name: str) -> Ints:
             return np.asarray(table[name].to_numpy(), np.int64)
 
         ids = table["record_id"].combine_chunks()
-        return locate_records(ids, ints("num_tokens"), ints("times"), self._sequences)
-
-    @cached_property
-    def _sequences(self) -> Sequences:
-        asked = {*self.columns}
-        return read_sequences(
-            self.files.get("data", []),
-            with_masks=bool(asked & {"num_trained", "trained"}),
-            with_ids=bool(asked & {"text", "input_ids"}),
-        )
+        sequences = read_sequences(self.files.get("data", []), columns)
+        return locate_records(ids, ints("num_tokens"), ints("times"), sequences)
 
     def _placed_column(self, name: str, rows: Places, table: pa.Table) -> pa.Array:
         missing = ~rows.is_packed
@@ -131,7 +166,9 @@ class Tables:
         return pc.if_else(pa.array(missing), pa.scalar(None, made.type), made)
 
     def _packs(self) -> pa.Table:
-        sequences, asked = self._sequences, self._asked("packs")
+        asked = _asked("packs", self.columns)
+        read = columns_of_files("packs", asked)["data"]
+        sequences = read_sequences(self.files.get("data", []), read)
         split = sequences.splits.indices.to_numpy(zero_copy_only=False)
         is_first = (np.diff(sequences.pack, prepend=-1) != 0) | (np.diff(split, prepend=-1) != 0)
         starts = np.flatnonzero(is_first)
@@ -160,15 +197,16 @@ class Tables:
         return pa.table({name: columns[name] for name in asked})
 
     def _contents(self) -> pa.Table:
-        table = self._read("records", ["record_id", "num_tokens", "times"])
+        read = columns_of_files("contents", self.columns)
+        table = self._read("records", read["records"])
         table = table.filter(pc.greater(table["times"].cast(pa.int64()), 0))
         record_ids, lengths = (table[name].to_pylist() for name in ("record_id", "num_tokens"))
         of_one = dict(zip(record_ids, lengths, strict=True))
         contents = read_contents(self.files.get("data", []), of_one)
-        return contents.select(self._asked("contents"))
+        return contents.select(_asked("contents", self.columns))
 
     def _quarantine(self) -> pa.Table:
-        table = self._read("quarantine", self._asked("quarantine"))
+        table = self._read("quarantine", _asked("quarantine", self.columns))
         if "raw" in table.column_names:
             texts = [raw.decode("utf-8", "replace") for raw in table["raw"].to_pylist()]
             at = table.column_names.index("raw")
@@ -177,29 +215,25 @@ class Tables:
 
     def _dropped(self) -> pa.Table:
         """Records that are in no pack, and rows that never became one."""
-        names = ["source", "row", "record_id", "outcome", "repeats"]
-        records = self._read("records", names)
+        asked = _asked("dropped", self.columns)
+        read = columns_of_files("dropped", asked)
+        records = self._read("records", read["records"])
         gone = records.filter(pc.not_equal(records["outcome"], "kept"))
+        if "detail" in asked:
+            gone = gone.append_column("detail", self._detail(gone, records))
+        gone = gone.rename_columns({"outcome": "reason"})
+        left = self._read("dropped", read["dropped"])
+        both = pa.concat_tables([gone, left], promote_options="permissive")
+        return both.select(asked)
+
+    def _detail(self, gone: pa.Table, records: pa.Table) -> pa.Array:
         kept = records.filter(pc.equal(records["outcome"], "kept"))
         repeats = gone["repeats"].cast(pa.string())
         matched = pc.binary_join_element_wise("shares words with", repeats, " ")
         is_matched = pc.equal(gone["outcome"], "contaminated")
         detail = pc.if_else(is_matched, pc.fill_null(matched, ""), _repeated(repeats, kept))
-        limit = f"more than seq_len {self.seq_len:,} tokens"
         is_over = pc.equal(gone["outcome"], "over_seq_len")
-        dropped = pa.table(
-            {
-                "source": gone["source"],
-                "row": gone["row"],
-                "record_id": gone["record_id"],
-                "reason": gone["outcome"],
-                "detail": pc.if_else(is_over, limit, detail),
-                "repeats": gone["repeats"],
-            }
-        )
-        left = self._read("dropped", ["source", "row", "reason", "detail"])
-        both = pa.concat_tables([dropped, left], promote_options="permissive")
-        return both.select(self._asked("dropped"))
+        return pc.if_else(is_over, f"more than seq_len {self.seq_len:,} tokens", detail)
 
 
 def _repeated(repeats: pa.ChunkedArray, kept: pa.Table) -> pa.Array:

@@ -17,5 +17,5 @@ __all__ = [
     "with_raw_rows",
 ]
 
-VERSION = 10
+VERSION = 11
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

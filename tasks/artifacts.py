@@ -372,10 +372,10 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
         ]
     if refreshed.gates:
         lines += ["", "## Gates", *gates_table(refreshed.gates)]
-    if refreshed.diff:
+    if refreshed.change:
         changes: dict[str, list[tuple[object, ...]]] = defaultdict(list)
         for name in ("totals", "configuration", "lineage", "engines", "libraries"):
-            for key, (old, new) in getattr(refreshed.diff, name).items():
+            for key, (old, new) in getattr(refreshed.change.diff, name).items():
                 changes[name].append((key, _short(old), _short(new)))
         for name, rows in changes.items():
             lines += ["", f"## Changed: {name}"]

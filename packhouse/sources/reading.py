@@ -213,8 +213,7 @@ class _Reader:
             records.failed |= dict(of_number)
         records.failures += [Failure(int(numbers[n]), *why) for n, *why in reshaped.failures]
         records.rows, records.numbers = reshaped.rows, numbers[reshaped.places]
-        left_out = numbers[reshaped.filtered].tolist()
-        return [Failure(number, "filtered", config.where or "") for number in left_out]
+        return [Failure(int(numbers[n]), "filtered", text) for n, text in reshaped.filtered]
 
     def _check_bad(self, shard: SourceShard, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""

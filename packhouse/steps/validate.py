@@ -1,14 +1,16 @@
 """validate: one shard of raw rows -> conversations, and rows that are not."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
 
 from packhouse import sources
+from packhouse.cache.steps import AnyReceipt
 from packhouse.engine.step import Job, Step, Work
 from packhouse.errors import ConfigError
 from packhouse.escaping import for_terminal
@@ -17,6 +19,7 @@ from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.source import RowFormatName
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
+from packhouse.records.ledger import Filter, filters_of
 from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
 from packhouse.sources import SourceShard, read_shard, scan_source, with_raw_rows
@@ -32,6 +35,7 @@ __all__ = [
     "Origin",
     "ValidateFacts",
     "ValidateParameters",
+    "filters_of_run",
     "jobs",
     "may_drop",
     "shard_bytes",
@@ -89,6 +93,19 @@ class ValidateFacts(ShardCounts):
     extra_fields: Mapping[str, int]
     """Rows by name of a field that no format reads."""
     origin: Origin
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Rows by the expression that left them out, where `where` is a list of several."""
+
+    def lineage(self) -> dict[str, Any]:
+        """Return what the manifest says of the shard."""
+        facts = {**asdict(self.origin), "rows": self.rows_in}
+        if self.dropped:
+            facts["dropped"] = dict(self.dropped)
+        if self.filtered:
+            facts["filtered"] = dict(self.filtered)
+        if not self.origin.is_tokenized:  # manifests of other sources stay as they were
+            del facts["is_tokenized"]
+        return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
 
 
 def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
@@ -121,9 +138,15 @@ def shard_bytes(recipe: Recipe) -> int:
     return MAX_SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
 
 
+def filters_of_run(receipts: Iterable[AnyReceipt]) -> list[Filter]:
+    """Return what each expression of `where` left out, by source; of receipts of any steps."""
+    facts = (receipt.facts for receipt in receipts)
+    return filters_of(each.lineage() for each in facts if isinstance(each, ValidateFacts))
+
+
 def may_drop(parameters: ValidateParameters) -> bool:
     """Return True if rows of a shard may be left out before they are records."""
-    return parameters.source.where is not None or parameters.shard.row_format == "oasst_flat"
+    return bool(parameters.source.filters) or parameters.shard.row_format == "oasst_flat"
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
@@ -161,6 +184,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         write_table(folder / "tokens.arrow", given.tokenized)
         check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
     rows.write(folder)
+    by_expression = Counter(rows.dropped["detail"].to_pylist())
     return ValidateFacts(
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
         rows_out=rows.validated.num_rows,
@@ -169,6 +193,11 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         dropped=write_dropped(folder, rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
+        filtered={
+            text: by_expression[text] for text in parameters.source.filters if by_expression[text]
+        }
+        if len(parameters.source.filters) > 1
+        else {},
         origin=Origin(
             file=parameters.shard.file,
             row_start=parameters.shard.row_start,

@@ -53,12 +53,15 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
         raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
 
 
-def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    path: Path, columns: list[str] | None = None, *, max_rows: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
     """Row batches of a Parquet (page checksums verified), Arrow or JSON Lines file.
 
     Args:
         path: the file.
         columns: those that are read of a Parquet file; all by default.
+        max_rows: of a batch of a Parquet file; packs are long, and records short.
 
     Raises:
         IntegrityError: the file is damaged.
@@ -70,7 +73,7 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Re
                 groups = file.metadata.num_row_groups
                 rows = file.metadata.row_group(0).num_rows if groups else 1
                 read = 0
-                for batch in file.iter_batches(max(1, min(rows, _BATCH_ROWS)), columns=columns):
+                for batch in file.iter_batches(max(1, min(rows, max_rows)), columns=columns):
                     read += batch.num_rows
                     yield batch
                 due = file.metadata.num_rows

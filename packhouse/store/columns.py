@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from packhouse.errors import IntegrityError
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.confined import at
+from packhouse.store.contracts import stored_names
 from packhouse.store.manifest import FileEntry
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore
 from packhouse.store.protocol import ask, in_parallel, run
@@ -76,7 +77,10 @@ def fetch_columns(
     in_parallel(_Copy.begin, copies, _THREADS)
     sparse = [copy for copy in copies if not copy.is_whole]
     found = stream_confined(
-        partial(_find_columns, [(c.path, [*wanted[c.entry.kind]], c.entry.rows) for c in sparse]),
+        partial(
+            _find_columns,
+            [(c.path, stored_names(wanted[c.entry.kind]), c.entry.rows) for c in sparse],
+        ),
         what=f"the footers of {opened.dataset}",
         blames=IntegrityError,
         num_bytes=sum(copy.num_bytes for copy in sparse),

@@ -53,7 +53,9 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
         raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
 
 
-def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    path: Path, columns: list[str] | None = None, *, max_rows: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
     """Row batches of a Parquet (page checksums verified), Arrow or JSON Lines file.
 
     Columns of preferences have the names that those of supervised rows have.
@@ -61,12 +63,13 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Re
     Args:
         path: the file.
         columns: those that are read of a Parquet file, where it has them; all by default.
+        max_rows: of a batch of a Parquet file; packs are long, and records short.
 
     Raises:
         IntegrityError: the file is damaged.
     """
     columns = None if columns is None else stored_names(columns)
-    return map(supervised_names, _stored_batches(path, columns))
+    return map(supervised_names, _stored_batches(path, columns, max_rows))
 
 
 def stored_names(columns: Iterable[str]) -> list[str]:
@@ -75,7 +78,9 @@ def stored_names(columns: Iterable[str]) -> list[str]:
     return [*names, *(PREFERENCE_NAMES[name] for name in names if name in PREFERENCE_NAMES)]
 
 
-def _stored_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def _stored_batches(
+    path: Path, columns: list[str] | None = None, max_rows: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -83,7 +88,7 @@ def _stored_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa
                 groups = file.metadata.num_row_groups
                 rows = file.metadata.row_group(0).num_rows if groups else 1
                 read = 0
-                for batch in file.iter_batches(max(1, min(rows, _BATCH_ROWS)), columns=columns):
+                for batch in file.iter_batches(max(1, min(rows, max_rows)), columns=columns):
                     read += batch.num_rows
                     yield batch
                 due = file.metadata.num_rows

@@ -141,7 +141,8 @@ class Tables:
 
     def _read(self, kind: str, columns: list[str]) -> pa.Table:
         paths = [path for path, _ in self.files.get(kind, [])]
-        parts = [pa.table(batch) for path in paths for batch in read_batches(path, columns)]
+        read = (batch for path in paths for batch in read_batches(path, columns, max_rows=2**16))
+        parts = [pa.table(batch) for batch in read]
         if not parts:
             return pa.table({name: pa.nulls(0) for name in columns})
         return checked(kind, pa.concat_tables(parts, promote_options="permissive").select(columns))

@@ -7,27 +7,25 @@ with their tokens: up to 5 of a kind, 1,500 tokens of each.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from packhouse.errors import IntegrityError
-from packhouse.packing.layout import records_of
 from packhouse.pages import html_text
 from packhouse.report.counts import splits_of, sum_by_reason
 from packhouse.report.figures import compare_figure
-from packhouse.report.html import details, figure, header, numbers, page, section, table
+from packhouse.report.html import details, figure, header, page, section, table
+from packhouse.report.samples import label_text, weights_text
 from packhouse.report.tokens import pipeline_of, token_texts
 from packhouse.report.version_report import measured_of
-from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
-from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, diff_versions
+from packhouse.wording import counted
 
 __all__ = ["diff_report", "mask_runs"]
 
@@ -39,13 +37,14 @@ _MEANINGS = {
     "edited": "the same row, with other content",
     "changed_tokens": "in both, with other tokens",
     "changed_masks": "in both, with the same tokens and another mask",
+    "changed_weights": "in both, with the same tokens and mask and other loss weights",
     "copies": "in both, more or less often",
     "moved": "in both, on another side (train or eval)",
     "same": "alike",
 }
 
 Record = Mapping[str, Any]
-"""`ids`, `mask` and `length` (tokens before it was cut to be shown)."""
+"""As `find_records` returns it."""
 
 
 def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
@@ -102,13 +101,8 @@ class _Version:
         self.measured = measured_of(self.manifest, fetch)
         examples = found.records.examples if found.records else {}
         changes = [each for found in examples.values() for each in found[:_PER_KIND]]
-        wanted = sorted({name for each in changes for name in (each.record_id, each.old_id)})
-        files = [fetch(entry) for entry in opened.files()] if wanted else []
-        self.records: dict[str, Record] = run_confined(
-            partial(_find_records, files, wanted),
-            what=f"version '{opened.version}'",
-            blames=IntegrityError,
-            num_bytes=sum(path.stat().st_size for path in files),
+        self.records: Mapping[str, Record] = find_records(
+            opened, {name for each in changes for name in (each.record_id, each.old_id)}
         )
 
     def numbers(self) -> dict[str, int]:
@@ -137,24 +131,6 @@ class _Version:
         for split in self.measured["splits"].values():
             counts.update(dict(split["trained"]))
         return dict(counts)
-
-
-def _find_records(paths: Sequence[Path], wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """In a child: tokens and masks of some records, the first of each id."""
-    left, found = set(wanted), dict[str, dict[str, Any]]()
-    for path in paths:
-        for batch in read_batches(path):
-            if not left:
-                return found
-            for record_id, ids, mask in records_of(batch):
-                if record_id in left:
-                    left.discard(record_id)
-                    found[record_id] = {
-                        "ids": ids[:_TOKENS].tolist(),
-                        "mask": mask[:_TOKENS].astype(int).tolist(),
-                        "length": len(ids),
-                    }
-    return found
 
 
 def _numbers_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
@@ -227,13 +203,22 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
     old = versions[0].records.get(change.old_id)
     new = versions[1].records.get(change.record_id)
     texts = [
-        token_texts(record["ids"], version.pipeline) if record else []
+        token_texts(record["input_ids"][:_TOKENS], version.pipeline) if record else []
         for record, version in zip((old, new), versions, strict=True)
     ]
     runs = mask_runs(old, new, texts[0], texts[1])
-    length = max(each["length"] for each in (old, new) if each) if old or new else 0
-    said = ", ".join(part for part in (change.place, change.detail) if part)
-    said += f" (record {change.record_id}, {numbers(length, 'token')}"
+    length = max((len(each["input_ids"]) for each in (old, new) if each), default=0)
+    notes = [
+        (
+            label_text(record["label"], version.manifest.preferences),
+            weights_text(record["loss_weights"]),
+        )
+        for record, version in zip((old, new), versions, strict=True)
+        if record
+    ]
+    same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
+    said = ", ".join(part for part in (change.place, change.detail, *same) if part)
+    said += f" (record {change.record_id}, {counted(length, 'token')}"
     if length > _TOKENS:
         said += f", the first {_TOKENS:,} of them"
     said += ")"
@@ -257,21 +242,22 @@ def mask_runs(
     trained in both, `gain` in the new one only, `loss` in the old one only; empty: in neither.
 
     Example:
-        >>> old = {"ids": [1, 2, 3], "mask": [0, 0, 1]}
-        >>> new = {"ids": [1, 2, 4], "mask": [0, 1, 1]}
+        >>> old = {"input_ids": [1, 2, 3], "trained": [False, False, True]}
+        >>> new = {"input_ids": [1, 2, 4], "trained": [False, True, True]}
         >>> mask_runs(old, new, ["a", "b", "c"], ["a", "b", "d"])
         [('', 'a'), ('gain', 'b'), ('del', 'c'), ('ins', 'd')]
     """
     if old is None or new is None:
         one, texts = (old, old_texts) if old is not None else (new, new_texts)
-        masks = one["mask"] if one else []
+        masks = one["trained"][:_TOKENS] if one else []
         return _joined(("t" if m else "", text) for m, text in zip(masks, texts, strict=True))
     pieces: list[tuple[str, str]] = []
-    matcher = SequenceMatcher(None, old["ids"], new["ids"], autojunk=False)
+    old_ids, new_ids = (each["input_ids"][:_TOKENS] for each in (old, new))
+    matcher = SequenceMatcher(None, old_ids, new_ids, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
             for i, j in zip(range(a, b), range(c, d), strict=True):
-                kind = _KINDS[bool(old["mask"][i]), bool(new["mask"][j])]
+                kind = _KINDS[old["trained"][i], new["trained"][j]]
                 pieces.append((kind, new_texts[j]))
         else:
             pieces += [("del", text) for text in old_texts[a:b]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,13 @@ from packhouse.packing import PackStatistics
 from packhouse.pages import PAGE_STYLE, html_table, html_text
 from packhouse.report.counts import splits_of, sum_by_reason
 from packhouse.report.pictures import lengths_svg
-from packhouse.report.samples import first_split, read_packs, record_bounds
+from packhouse.report.samples import (
+    PackRecord,
+    first_split,
+    read_packs,
+    records_in,
+    weights_text,
+)
 from packhouse.report.tokens import html_runs, pipeline_of, runs_of
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
@@ -82,9 +88,9 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     records: Iterable[Record] = ()
     if data and data[0].rows and data[0].size <= _MAX_BYTES:
         records = (
-            Record(f"pack {number}", row["input_ids"][start:end], row["trained"][start:end])
+            _record_of(number, row, record)
             for number, row in read_packs(opened, split, 0, _RECORDS)
-            for _, start, end in record_bounds(row)
+            for record in records_in(row, opened.manifest.preferences)
         )
     shown = cell(
         numbers_of(opened.manifest),
@@ -94,6 +100,13 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     )
     title = html_text(f"{opened.store.uri}/{opened.dataset}@{opened.version}")
     return f'{PAGE_STYLE}<div class="packhouse"><b>{title}</b>{shown}</div>'
+
+
+def _record_of(number: int, row: Mapping[str, Any], record: PackRecord) -> Record:
+    _, start, end, side = record
+    parts = (f"pack {number}", side, weights_text(row["loss_weights"][start:end]))
+    title = ", ".join(part for part in parts if part)
+    return Record(title, row["input_ids"][start:end], row["trained"][start:end])
 
 
 def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:

@@ -53,12 +53,15 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
         raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
 
 
-def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    path: Path, columns: list[str] | None = None, num_rows: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
     """Row batches of a Parquet (page checksums verified), Arrow or JSON Lines file.
 
     Args:
         path: the file.
         columns: those that are read of a Parquet file; all by default.
+        num_rows: of a batch of a Parquet file, at most.
 
     Raises:
         IntegrityError: the file is damaged.
@@ -69,7 +72,7 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Re
                 # A row group of ours holds 2 M tokens, however long a row is.
                 groups = file.metadata.num_row_groups
                 rows = file.metadata.row_group(0).num_rows if groups else 1
-                yield from file.iter_batches(max(1, min(rows, _BATCH_ROWS)), columns=columns)
+                yield from file.iter_batches(max(1, min(rows, num_rows)), columns=columns)
         elif path.suffix == ".jsonl":
             yield from _json_batches(path)
         else:

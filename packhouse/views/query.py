@@ -8,7 +8,7 @@ the tokenizer. Files are fetched whole, since a part of one cannot be checked by
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -29,18 +29,10 @@ from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.tokenization.loading import MEMORY_PER_BYTE
 from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables
+from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables, columns_of_files
 
-__all__ = ["ask", "read_view"]
+__all__ = ["ask", "find_records", "read_view"]
 
-_KINDS = {
-    "records": ("records",),
-    "packs": ("data",),
-    "contents": ("records", "data"),
-    "quarantine": ("quarantine",),
-    "dropped": ("records", "dropped"),
-}
-_IN_PACKS = {"num_trained", "pack", "position", "text", "input_ids", "trained"}
 _CANDIDATES = 3
 """Signatures of a function that an error names."""
 
@@ -66,11 +58,8 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
         partial(_parse, query), what="the query", blames=ConfigError, remedy="Make it simpler"
     )
     columns = (every - ON_REQUEST if parsed["is_of_rows"] else set()) | (every & words)
-    kinds = {kind for view in views for kind in _KINDS.get(view, ())}
-    if "records" in views and columns & _IN_PACKS:
-        kinds.add("data")
     question = _Question(query=query, views=views)
-    answer = _asked(opened, question, kinds, columns, tokenizers)
+    answer = _asked(opened, question, columns, tokenizers)
     return answer.rename_columns(_apart(answer.column_names))
 
 
@@ -104,18 +93,34 @@ def read_view(
         view: its name.
         columns: which; those of `only` are read too.
         tokenizers: folder of tokenizers in the cache; `text` alone needs it.
-        only: rows with these values alone; of `text`, rows that hold this value, and of `source/`
-            those of all its files.
+        only: rows with these values alone; of `record_id`, with one of these ids; of `text`, rows
+            that hold this value, and of `source/` those of all its files.
         limit: rows at most.
 
     Raises:
         IntegrityError: a file of the version is damaged.
     """
     every = {*columns, *(name.rstrip("/") for name in only)}
-    kinds = {*_KINDS.get(view, ()), *(["data"] if view == "records" and every & _IN_PACKS else [])}
     question = _Question(views=[view], only=dict(only), limit=limit)
-    found = _asked(opened, question, kinds, every, tokenizers)
+    found = _asked(opened, question, every, tokenizers)
     return found.select(list(columns))
+
+
+def find_records(opened: OpenVersion, record_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return `input_ids`, `trained`, `loss_weights` and `label` of a few records of the packs.
+
+    Lists are those of one copy, whole where `concat` cuts it; both sides of a pair behind one
+    another.
+
+    Raises:
+        IntegrityError: a file of the version is damaged.
+    """
+    if not record_ids:
+        return {}
+    columns = ("record_id", "input_ids", "trained", "loss_weights", "label")
+    only = {"record_id": sorted(record_ids)}
+    rows = read_view(opened, "records", columns, only=only).to_pylist()
+    return {row.pop("record_id"): row for row in rows if row["input_ids"] is not None}
 
 
 def _words(query: str) -> set[str]:
@@ -133,11 +138,11 @@ class _Question:
 def _asked(
     opened: OpenVersion,
     question: _Question,
-    kinds: Collection[str],
     columns: Collection[str],
     tokenizers: Path | None,
 ) -> pa.Table:
     load = tokenizer_of(opened, tokenizers) if tokenizers and "text" in columns else None
+    kinds = {kind for view in question.views for kind in columns_of_files(view, columns)}
     with temporary_folder("sql") as folder:
         entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
         files: dict[str, list[tuple[Path, str]]] = {}
@@ -146,11 +151,11 @@ def _asked(
             files.setdefault(entry.kind, []).append((path, entry.split))
         tables = Tables(
             files=files,
-            facts=_facts(opened, question.views),
-            seq_len=int(opened.manifest.configuration.get("pack", {}).get("seq_len") or 0),
+            manifest=replace(opened.manifest, files=()),  # 200,000 of them take a second
             columns=columns,
+            facts=_facts(opened, question.views),
             load=load,
-            num_sides=2 if opened.manifest.preferences == "pairs" else 1,
+            record_ids=question.only.get("record_id"),
         )
         num_bytes = sum(entry.size for entry in entries)
         answer = stream_confined(
@@ -222,7 +227,9 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
     if question.query is None:
         found = tables.view(question.views[0])
         for name, value in question.only.items():
-            if name == "text":
+            if name == "record_id":
+                found = found.filter(pc.is_in(found[name], pa.array(value, pa.string())))
+            elif name == "text":
                 found = found.filter(pc.match_substring(found[name], value))
             elif name == "source/":
                 found = found.filter(pc.starts_with(found["source"], f"{value}/"))

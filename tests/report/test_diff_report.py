@@ -55,8 +55,8 @@ def test_the_same_version_twice_differs_in_nothing(tmp_path: Path) -> None:
 
 
 def test_tokens_of_one_version_only_are_marked() -> None:
-    old = {"ids": [1, 2, 3, 9], "mask": [0, 1, 1, 1]}
-    new = {"ids": [1, 5, 6, 3, 9], "mask": [0, 1, 1, 0, 1]}
+    old = {"input_ids": [1, 2, 3, 9], "trained": [False, True, True, True]}
+    new = {"input_ids": [1, 5, 6, 3, 9], "trained": [False, True, True, False, True]}
     runs = mask_runs(old, new, list("abcz"), list("axyCz"))
 
     assert runs == [("", "a"), ("del", "b"), ("ins", "xy"), ("loss", "C"), ("t", "z")]

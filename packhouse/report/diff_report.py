@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.pages import html_text
-from packhouse.report.counts import splits_of, sum_by_reason
+from packhouse.records.ledger import sum_by_reason
+from packhouse.report.counts import splits_of
 from packhouse.report.figures import compare_figure
 from packhouse.report.html import details, figure, header, page, section, table
 from packhouse.report.samples import label_text, weights_text
@@ -29,6 +30,7 @@ from packhouse.wording import counted
 
 __all__ = ["diff_report", "mask_runs"]
 
+_NAMES = ("old", "new")
 _TOKENS = 1500  # of a record
 _PER_KIND = 5
 _MEANINGS = {
@@ -59,27 +61,25 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
         IntegrityError: a file is damaged.
     """
     found = diff_versions(old, new)
-    names = _names(old, new)
     with temporary_folder("report") as folder:
         versions = [
             _Version(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
             for number, each in enumerate((old, new))
         ]
     parts = [
-        _numbers_section(versions, names),
-        _settings_section(found, names),
-        _lengths_section(versions, names),
+        _numbers_section(versions),
+        _settings_section(found),
+        _lengths_section(versions),
         _records_section(found, versions),
     ]
-    title = f"{names[0]} and {names[1]}"
-    said = "The rows of both versions are the same." if found.is_same_content else ""
-    return page(f"{title} - packhouse report", header(title, f"<p>{said}</p>"), parts, {})
-
-
-def _names(old: OpenVersion, new: OpenVersion) -> tuple[str, str]:
-    if old.dataset == new.dataset:
-        return f"{old.dataset} {old.version}", new.version
-    return f"{old.dataset} {old.version}", f"{new.dataset} {new.version}"
+    title = old.dataset if old.dataset == new.dataset else f"{old.dataset} and {new.dataset}"
+    told = "".join(
+        f"<div class=quiet>{name}: <code>{html_text(f'{each.dataset}@{each.version}')}</code></div>"
+        for name, each in zip(_NAMES, (old, new), strict=True)
+    )
+    told += "<p>The rows of both versions are the same.</p>" if found.is_same_content else ""
+    title += ": two versions"
+    return page(f"{title} - packhouse report", header(title, told), parts, {})
 
 
 class _Version:
@@ -118,6 +118,15 @@ class _Version:
             counts["trained tokens"] += split.num_trained
         return dict(counts)
 
+    def mean_weight(self) -> float:
+        """Mean loss weight of the trained tokens that were read."""
+        counts: Counter[float] = Counter()
+        for split in self.measured["splits"].values():
+            trained = sum(length * number for length, number in split["trained"])
+            counts.update(dict(split["weights"]) or {1.0: trained})
+        total = counts.total()
+        return sum(weight * number for weight, number in counts.items()) / total if total else 1.0
+
     def lengths(self) -> dict[int, int]:
         """Records by length."""
         counts: Counter[int] = Counter()
@@ -133,25 +142,28 @@ class _Version:
         return dict(counts)
 
 
-def _numbers_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
+def _numbers_section(versions: Sequence[_Version]) -> str:
     before, after = (version.numbers() for version in versions)
     rows = []
     for name in before:
         change = after.get(name, 0) - before[name]
         rows.append([name, before[name], after.get(name, 0), f"{change:+,}" if change else "same"])
-    return section("numbers", "Numbers", table(("what", *names, "change"), rows, "Numbers"))
+    means = [round(version.mean_weight(), 4) for version in versions]
+    if {*means} != {1}:
+        rows.append(["mean loss weight", *means, "same" if means[0] == means[1] else ""])
+    return section("numbers", "Numbers", table(("what", *_NAMES, "change"), rows, "Numbers"))
 
 
-def _settings_section(found: Diff, names: tuple[str, str]) -> str:
+def _settings_section(found: Diff) -> str:
     parts = []
     for kind in ("configuration", "schema", "engines", "libraries"):
         changed = getattr(found, kind)
         rows = [[key, _short(pair[0]), _short(pair[1])] for key, pair in changed.items()]
         if rows:
-            parts.append(f"<h3>{kind}</h3>" + table((kind, *names), rows, f"Changed: {kind}"))
+            parts.append(f"<h3>{kind}</h3>" + table((kind, *_NAMES), rows, f"Changed: {kind}"))
     lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
     if lineage:
-        inner = table(("lineage", *names), lineage, "Changed: lineage")
+        inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
         parts.append(details("Sources and tokenizer differ", inner))
     return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
 
@@ -161,9 +173,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
-def _lengths_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
-    lengths = {name: version.lengths() for name, version in zip(names, versions, strict=True)}
-    trained = {name: version.trained() for name, version in zip(names, versions, strict=True)}
+def _lengths_section(versions: Sequence[_Version]) -> str:
+    lengths = {name: version.lengths() for name, version in zip(_NAMES, versions, strict=True)}
+    trained = {name: version.trained() for name, version in zip(_NAMES, versions, strict=True)}
     figures = []
     if any(lengths.values()):
         says = "Shares of each version's own records; bins double in width every four."

@@ -16,7 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.report.samples import PACK_COLUMNS, page_record, records_in, weight_runs
+from packhouse.report.samples import (
+    PACK_COLUMNS,
+    label_text,
+    page_record,
+    records_in,
+    weight_runs,
+)
 from packhouse.views.tables import Tables
 
 __all__ = ["MAX_READ_TOKENS", "measure"]
@@ -47,9 +53,9 @@ def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dic
         `lengths`: `[source, split, tokens, records]` of each length that occurs, copies included.
         `too_long`: `[split, tokens, records]` of those that were left out for their length.
         `dropped`: examples by reason. `quarantine`: examples by step and reason.
-        `splits`: packs, fill, records per pack, trained shares, tokens by answer, trained tokens
-        of each loss weight (none where all are 1), samples. Of pairs, shares and trained tokens
-        are of each side.
+        `splits`: packs, fill, records per pack, trained shares, tokens by answer, records
+        of each label, trained tokens of each loss weight (none where all are 1), samples. Of
+        pairs, shares and trained tokens are of each side.
 
     Raises:
         ContractError: a pack is none that a run writes.
@@ -116,7 +122,7 @@ def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> d
     preferences = tables.manifest.preferences
     files = [(path, name) for path, name in tables.files.get("data", []) if name == split]
     packs = replace(tables, files={"data": files}, columns=PACK_COLUMNS, checks_packs=True)
-    tally = _Tally(tables.seq_len)
+    tally = _Tally(tables.seq_len, preferences)
     seen = tokens = shown = 0
     samples: Samples = []
     step = 1
@@ -142,14 +148,15 @@ def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> d
 class _Tally:
     """Counts over packs, a part of the view at a time."""
 
-    def __init__(self, seq_len: int) -> None:
-        self.seq_len = seq_len
+    def __init__(self, seq_len: int, preferences: str | None) -> None:
+        self.seq_len, self.preferences = seq_len, preferences
         self.fill = np.zeros(_BINS, np.int64)
         self.per_pack: Counter[int] = Counter()
         self.shares = np.zeros(_BINS, np.int64)
         self.trained: Counter[int] = Counter()
         self.turns = np.zeros((2, _TURNS), np.int64)  # trained tokens, answers
         self.weights: Counter[float] = Counter()
+        self.labels: Counter[str] = Counter()
 
     def add(self, packs: pa.Table) -> int:
         """Count packs; return their tokens."""
@@ -161,6 +168,9 @@ class _Tally:
         self.fill += _binned(num_tokens, self.seq_len)
         self.per_pack.update(packs["num_records"].to_pylist())
         self.weights.update(_counts(weights[flags]))
+        self.labels.update(
+            label_text(label, self.preferences) for label in packs["label"].drop_null().to_pylist()
+        )
         starts = np.cumsum(lengths) - lengths
         trained = np.add.reduceat(flags, starts, dtype=np.int64)
         self.shares += _binned(trained, lengths)
@@ -191,6 +201,7 @@ class _Tally:
             "shares": self.shares.tolist(),
             "trained": sorted(self.trained.items()),
             "turns": self.turns.T.tolist(),
+            "labels": sorted(self.labels.items()),
             "weights": sorted(self.weights.items()) if self.weights.keys() - {1} else [],
         }
 

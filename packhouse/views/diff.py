@@ -22,6 +22,7 @@ from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion
 from packhouse.views.contents import CONTENTS
 from packhouse.views.query import read_view
+from packhouse.wording import counted
 
 __all__ = ["Change", "Diff", "RecordDiff", "changed_keys", "diff_versions"]
 
@@ -230,14 +231,14 @@ def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change
         told += [_weights(old, new)] if old["weights_digest"] != new["weights_digest new"] else []
     else:
         told = []
-    tokens = f"{old['num_tokens']} -> {new['num_tokens new']} tokens"
+    tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
     said = {
         "added": f"was {old['outcome']}" if old["outcome"] else "",
         "removed": f"now {new['outcome new']}" if new["outcome new"] else "not in the sources",
         "edited": ", ".join(told) or tokens,
         "changed_masks": f"{old['num_trained']} -> {new['num_trained new']} trained",
         "changed_weights": _weights(old, new),
-        "copies": f"{old['copies']} -> {new['copies new']} copies",
+        "copies": f"{old['copies']} -> {counted(new['copies new'] or 0, 'copy')}",
         "moved": f"{old['split']} -> {new['split new']}",
     }
     place = old["place"] if name == "removed" else new["place new"]

@@ -119,6 +119,8 @@ def each_sequences(
                 raise ContractError(f"'{path.name}' has no record_ids")
             try:
                 yield _sequences_of(batch, split, start, {*columns}, keeps)
+            except MemoryError:  # of Arrow, too
+                raise
             except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
                 raise IntegrityError(
                     f"'{path.name}' holds no packs of records: {type(error).__name__}"

@@ -174,6 +174,8 @@ class Tables:
             return
         try:
             yield from make()
+        except MemoryError:  # of Arrow, too
+            raise
         except (pa.ArrowException, KeyError, OSError) as error:
             raise IntegrityError(f"the files of '{name}' cannot be read: {error}") from None
 

@@ -243,6 +243,10 @@ def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
     version = _prepared(tmp_path / "kto", verdicts, "kto")
     sides = {record["side"] for pack in _samples(version.report()) for record in pack["records"]}
     assert sides == {"good", "bad"}
+    labels = "<td>bad</td><td class=number>2</td></tr><tr><td>good</td><td class=number>2</td>"
+    assert labels in version.report()
+    assert "packhouse.load_preferences(" in version.report()
+    assert "SFTTrainer" not in version.report()
 
     turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
     rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, 1)]

@@ -330,7 +330,10 @@ def _print_uneven_split(split: SplitCounts | None) -> None:
     """Say so where eval has far more or fewer records than were asked for."""
     if split is None or not is_uneven(split):
         return
-    joined = f"; {counted(split.joined, 'record')} joined to others' groups" * bool(split.joined)
+    joined = (
+        f"; {counted(split.joined, 'record was', 'records were')} joined to others' groups"
+        * bool(split.joined)
+    )
     print_text(
         f"note: eval has {split.eval:,} of {counted(split.records, 'record')}, {split.asked:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",

@@ -142,7 +142,7 @@ def check_ledger(ledger: Sequence[LedgerLine]) -> None:
             )
         if before.tokens_out != after.tokens_in:
             raise ContractError(
-                f"step '{before.step}' put out {counted(before.tokens_out or 0, 'token')} "
+                f"step '{before.step}' put out {before.tokens_out} tokens "
                 f"but '{after.step}' took in {after.tokens_in}",
                 step=after.step,
             )

@@ -44,6 +44,7 @@ EXAMPLES: dict[str, Any] = {
     "sources.fields": {"instruction": "question_text"},
     "sources.allowed_fields": ["id", "category"],
     "sources.label_names": ["negative", "positive"],
+    "sources.where": ["length(output) > 20", "lang = 'en'"],
     "sources.weight": 0.5,
     "sources.max_records": 5000,
     "validate.max_quarantined": 0.05,
@@ -95,7 +96,8 @@ def describe_type(annotation: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
-        return describe_type(next(one for one in inner if one is not type(None)))
+        kinds = [describe_type(one) for one in inner if one is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
     if origin is list:
         return f"list of {describe_type(inner[0])}"
     if origin is dict:

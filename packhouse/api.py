@@ -267,16 +267,16 @@ def prepare(
             cache=check_cache(place.folder),
             settings=settings,
         )
-        done, notes = prepare_recipe(recipe, place, workers)
+        prepared, notes = prepare_recipe(recipe, place, workers)
         for note in notes:
             log.warning("%s", note)
-    published = done.published
+    published = prepared.published
     left = f"it stays at {published.ref_version}, for the recipe was changed for this call, or says"
     left += " publish.move_ref: false; publish={'move_ref': True} moves it"
     return Version(
-        open_stored(recipe.publish.store, recipe.dataset, done.version),
+        open_stored(recipe.publish.store, recipe.dataset, prepared.version),
         cache=place.folder,
-        is_new=done.created,
+        is_new=prepared.created,
         held_back=published.held_back or ((left,) if published.is_ref_left else ()),
     )
 
@@ -338,9 +338,9 @@ def prepare_recipe(
     mirror, workspace = open_mirror(place), Workspace(cache=place.folder, check=check)
     with local_runner(recipe, workspace, workers) as run:
         try:
-            done = prepare_chain(recipe, run, place.folder, mirror=mirror)
+            prepared = prepare_chain(recipe, run, place.folder, mirror=mirror)
         except (EmptyDatasetError, QuarantineLimitError) as error:
             target = file or next(iter(error.facts.get("places", [])), "RECIPE")
             said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
             raise type(error)(said, **error.facts) from None
-    return done, list(mirror.notes) if mirror else []
+    return prepared, list(mirror.notes) if mirror else []

@@ -35,6 +35,7 @@ from packhouse.runtime.progress import say, start_phase
 from packhouse.steps import STEPS
 from packhouse.steps.plan import Plan, output_jobs, plan_jobs
 from packhouse.steps.publish import Published
+from packhouse.steps.validate import filters_of_run
 from packhouse.store.doctor import check_usable
 from packhouse.wording import counted
 
@@ -156,7 +157,8 @@ def _do_steps(
     for jobs in (plan.validate, plan.format, plan.tokenize):
         do(jobs)
         try:
-            quarantine = check_quarantine(ledger_of(done), recipe.validate_.max_quarantined)
+            limit = recipe.validate_.max_quarantined
+            quarantine = check_quarantine(ledger_of(done), limit, filters_of_run(done))
         except (EmptyDatasetError, QuarantineLimitError) as error:
             bad = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
             raise explain_bad_rows(error, bad, recipe) from None

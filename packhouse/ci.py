@@ -271,7 +271,7 @@ def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, Any]:
         "error": type(job.error).__name__ if job.error else None,
         "gates": [asdict(gate) for gate in gates],
         "plan": asdict(job.facts) if job.facts else None,
-        "drift": asdict(refreshed.drift) if refreshed and refreshed.drift else None,
+        "drift": asdict(refreshed.change.drift) if refreshed and refreshed.change else None,
         "result": result,
         "notes": [*job.notes, *map(str, job.unwritten)],
     }

@@ -107,10 +107,10 @@ def audit(
         pipeline = read_pipeline(snapshot.backend)
         start_phase("learning the template")
         template = template or ("chat" if snapshot.chat_template else None)
-        told = {"format": {"template": template}, "sources": [{"path": "rows"}]}
+        minimal = {"format": {"template": template}, "sources": [{"path": "rows"}]}
         recipe = None
         if template is not None:
-            recipe = parse_recipe({"dataset": "audit", "tokenizer": name, **told}, where="audit")
+            recipe = parse_recipe({"dataset": "audit", "tokenizer": name, **minimal}, where="audit")
         turns, notes = learn_template(
             recipe, snapshot, pipeline, Workspace(cache=folder).tokenizers
         )
@@ -189,9 +189,9 @@ def _audit_raw(
             settings=lifted,
             overrides=overrides,
         )
-        done, _ = prepare_recipe(recipe, place)
-        version = Version(open_stored(str(store), recipe.dataset, done.version))
-        return _report_prepared(done, version, recipe, place)
+        prepared, _ = prepare_recipe(recipe, place)
+        version = Version(open_stored(str(store), recipe.dataset, prepared.version))
+        return _report_prepared(prepared, version, recipe, place)
 
 
 def _without_limits(quality: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _without_limits(quality: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _report_prepared(
-    done: Prepared, version: Version, recipe: Recipe, place: CachePlace
+    prepared: Prepared, version: Version, recipe: Recipe, place: CachePlace
 ) -> AuditReport:
     found = version.audit["dataset"]
     sides = [side for side in version.statistics.values() if side["num_packs"]]
@@ -219,7 +219,7 @@ def _report_prepared(
     snapshot = load_snapshot(recipe.tokenizer, Workspace(cache=place.folder).tokenizers)
     pipeline = read_pipeline(snapshot.backend)
     examples = {
-        name: tuple(_example(row, done, pipeline) for row in worst[:NUM_SAMPLES])
+        name: tuple(_example(row, prepared, pipeline) for row in worst[:NUM_SAMPLES])
         for name, known in _PREPARED.items()
         if (worst := version.audit["worst"].get(known))
     }
@@ -236,10 +236,10 @@ def _report_prepared(
     return make_report("raw", recipe.tokenizer, counts, examples, tuple(notes))
 
 
-def _example(row: Mapping[str, Any], done: Prepared, pipeline: Pipeline) -> Example:
+def _example(row: Mapping[str, Any], prepared: Prepared, pipeline: Pipeline) -> Example:
     """A row of the audit's worst, with its first tokens."""
     place = f"{row['source']} row {row['row']:,}"
-    for receipt in done.receipts:
+    for receipt in prepared.receipts:
         if receipt.step != "gather":
             continue
         for batch in read_table(receipt.path("packs.arrow")).to_batches():

@@ -7,7 +7,7 @@ estimate is as good as the sample is like the rest: a file sorted by length is e
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
 from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.ledger import Filter, filters_of
 from packhouse.records.tables import read_table
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
@@ -63,6 +64,8 @@ class Estimate:
     """What the numbers are based on, and what is not in them."""
     refusals: tuple[str, ...] = ()
     """Why the run would publish nothing, as far as the numbers show it."""
+    filters: tuple[Filter, ...] = ()
+    """Rows that each expression of `where` leaves out, by source."""
     seq_lens: tuple[SeqLenTrial, ...] = ()
     """What other `pack.seq_len` would give, by the planner of the run, without `over_length`."""
 
@@ -81,9 +84,11 @@ class _Counted:
     """Bytes that they come from."""
     num_bad: int = 0
     """Rows beside these that would be quarantined."""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    """Rows of the file, and those that `where` leaves out; as a manifest has them."""
 
     @classmethod
-    def of(cls, tokenized: pa.Table, recipe: Recipe, **read: int) -> "_Counted":
+    def of(cls, tokenized: pa.Table, recipe: Recipe, **read: Any) -> "_Counted":
         """Count what comes of tokenized rows. Over-long ones are dropped where they would fail."""
         policy = recipe.pack.over_length
         rule = recipe.pack.model_copy(
@@ -98,6 +103,10 @@ class _Counted:
             np.resize(self.every, round(len(self.every) * share)),
             np.resize(self.packed, round(len(self.packed) * share)),
             num_bad=round(self.num_bad * share),
+            lineage={
+                "rows": round(self.lineage["rows"] * share),
+                "filtered": {n: round(k * share) for n, k in self.lineage["filtered"].items()},
+            },
         )
 
 
@@ -109,27 +118,26 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     num_bytes = 0
     every: dict[str, list[_Lengths]] = {}
     num_over = num_bad = 0
+    lineage: list[dict[str, Any]] = []
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
     for validate, formatted, tokenize in jobs:
         shard, source = validate.parameters.shard, validate.parameters.source
         receipt = TOKENIZE.peek(tokenize.key, workspace)
+        checked = VALIDATE.peek(validate.key, workspace)
         if receipt is not None:
-            counts = [
-                VALIDATE.peek(validate.key, workspace),
-                FORMAT.peek(formatted.key, workspace),
-                receipt,
-            ]
+            counts = [checked, FORMAT.peek(formatted.key, workspace), receipt]
             bad = sum(sum(each.facts.quarantined.values()) for each in counts if each)
             counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe, num_bad=bad)
         else:
             if shard.uri not in samples:
                 samples[shard.uri] = _sample(recipe, source, shard.uri, workspace)
             sample = samples[shard.uri]
-            checked = VALIDATE.peek(validate.key, workspace)
             size = shard.byte_end - shard.byte_start
             num_bytes += size
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
+        settings = {"file": shard.file, "settings": {"where": source.where}}
+        lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
         lengths.setdefault(source_name(source), []).append(counted.packed)
         every.setdefault(source_name(source), []).append(counted.every)
         num_bad += counted.num_bad
@@ -153,6 +161,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             *_not_counted(recipe),
             *balance_notes,
         ),
+        filters=tuple(filters_of(lineage)),
         refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every)),
         seq_lens=_other_seq_lens(recipe, every),
     )
@@ -260,7 +269,7 @@ def _sample(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
 
 def sample_rows(
     recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
-) -> tuple[pa.Table, dict[str, int]]:
+) -> tuple[pa.Table, dict[str, Any]]:
     """What comes of the first megabyte of a file: schema `tables.TOKENIZED`, and what was read."""
     shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
@@ -274,8 +283,16 @@ def sample_rows(
         run_template(call, recipe, num_bytes)
         tokenized = read_table(folder / "tokenized.arrow")
         num_bad = rows.quarantined.num_rows + read_table(folder / REFUSED).num_rows
-    read = {"num_read": rows.validated.num_rows, "num_bytes": num_bytes, "num_bad": num_bad}
-    return tokenized, read
+    left_out = Counter(rows.dropped["detail"].to_pylist())
+    return tokenized, {
+        "num_read": rows.validated.num_rows,
+        "num_bytes": num_bytes,
+        "num_bad": num_bad,
+        "lineage": {
+            "rows": rows.num_records,
+            "filtered": {text: left_out[text] for text in source.filters},
+        },
+    }
 
 
 def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:

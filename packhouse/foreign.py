@@ -198,9 +198,9 @@ def make_window_rule(
             FORMATTED.field("row"),
             pa.array(np.arange(formatted.num_rows)),
         )
-        done = tokenize_table(numbered, snapshot, recipe.tokenize, cache=cache).tokenized
+        tokenized = tokenize_table(numbered, snapshot, recipe.tokenize, cache=cache).tokenized
         lengths = np.full(formatted.num_rows, -1, np.int64)
-        lengths[done["row"].to_numpy()] = done["num_tokens"].to_numpy()
+        lengths[tokenized["row"].to_numpy()] = tokenized["num_tokens"].to_numpy()
         return lengths
 
     return WindowRule(recipe.pack.seq_len, measure)

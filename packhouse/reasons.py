@@ -27,7 +27,11 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "csv": Reason("the line is not one record", "put text with quotes or breaks in quotes"),
         "encoding": Reason(
             "bytes that are not UTF-8, or half of a surrogate pair",
-            "convert the file: `iconv -f latin1 -t utf-8`",
+            "convert the file: `iconv -f latin1 -t utf-8`; in a database, the value",
+        ),
+        "cell": Reason(
+            "a cell of the workbook holds an error, or a formula that nobody computed",
+            "mend the formula, or open the workbook in a spreadsheet and save it",
         ),
         "control": Reason("a raw control character or NUL in a text", "escape or remove it"),
         "number": Reason(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from packhouse.auditing import check_audit
 from packhouse.cache.holds import forget_tries
@@ -42,6 +42,7 @@ from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.views.diff import Diff, diff_versions
 
 __all__ = [
+    "Change",
     "Look",
     "Planned",
     "Refreshed",
@@ -98,6 +99,16 @@ class Look:
         return (self.candidate or "").startswith(f"{self.version_id}.g")
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a version differs from the one that readers have, without its records."""
+
+    diff: Diff
+    drift: Drift
+    breaking: list[str]
+    """What of the schema would break readers."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshed:
     """What a refresh did."""
@@ -112,9 +123,8 @@ class Refreshed:
     """One sentence for people."""
     gates: tuple[GateResult, ...] = ()
     prepared: Prepared | None = None
-    diff: Diff | None = None
-    drift: Drift | None = None
-    breaking: tuple[str, ...] = ()
+    change: Change | None = None
+    """From the version that readers have; None where they have none, or this one."""
 
 
 def candidate_of(ref: str) -> str:
@@ -156,23 +166,19 @@ def look(recipe: Recipe, planned: Planned) -> Look:
     )
 
 
-def compare(recipe: Recipe, found: Look, version: str) -> dict[str, Any]:
-    """Say how a version differs from the one that readers have: settings, counts, drift, schema.
-
-    Reads the two manifests, no data. Empty where there was none before.
+def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
+    """Say how a version differs from the one that readers have, by the two manifests.
 
     Raises:
         IntegrityError: a manifest was changed since a ref recorded it.
     """
     old = None if found.current == version else open_current(recipe, found)
     if old is None:
-        return {}
+        return None
     new = _open(recipe, found, version)
-    return {
-        "diff": diff_versions(old, new, records=False),
-        "drift": measure_drift(old.manifest, new.manifest),
-        "breaking": tuple(breaking_changes(old.manifest, new.manifest)),
-    }
+    ends = old.manifest, new.manifest
+    diff = diff_versions(old, new, records=False)
+    return Change(diff, measure_drift(*ends), breaking_changes(*ends))
 
 
 def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:
@@ -215,7 +221,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
             quarantine = check_quarantine(rows[: end + 1], recipe.validate_.max_quarantined)
         gates.append(quarantine)
         gates += check_audit(manifest.audit, recipe.audit)
-        facts = compare(recipe, found, version)
+        change = compare(recipe, found, version)
     except PackhouseError as error:
         known = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
         text = f"{error} ({version} is published already, and stays)"
@@ -227,7 +233,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         ) from None
     with suppress(OSError):  # nothing was ever done in this cache, or it cannot be written
         forget_tries(cache, found.version_id)
-    limits, reasons = _limits(recipe, found, facts)
+    limits, reasons = _limits(recipe, found, change)
     outcome: Outcome = "held" if reasons else "unchanged"
     message = f"nothing changed: {version} still waits for approval"
     if found.is_unchanged:
@@ -241,7 +247,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         version=version,
         message=message,
         gates=(*gates, *limits, GateResult(name="publish", outcome="not reached", detail=message)),
-        **facts,
+        change=change,
     )
 
 
@@ -256,7 +262,7 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
     Raises:
         ConflictError: another run moved the candidate meanwhile.
     """
-    facts = compare(recipe, found, prepared.version)
+    change = compare(recipe, found, prepared.version)
     at, ref = prepared.published.ref_version, prepared.published.ref
     gates: Sequence[GateResult] = prepared.gates
     reasons: Sequence[str] = prepared.published.held_back
@@ -267,7 +273,7 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
         if at != prepared.version and at == found.candidate:
             store = open_store(recipe.publish.store)
             at = set_ref(store, recipe.dataset, ref, prepared.version, expected=at).version
-        limits, reasons = _limits(recipe, found, facts)
+        limits, reasons = _limits(recipe, found, change)
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
     if at not in (None, prepared.version):
@@ -303,16 +309,16 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
         message=message,
         gates=(*gates, publish),
         prepared=replace(prepared, gates=tuple(gates), published=published),
-        **facts,
+        change=change,
     )
 
 
 def _limits(
-    recipe: Recipe, found: Look, facts: Mapping[str, Any]
+    recipe: Recipe, found: Look, change: Change | None
 ) -> tuple[list[GateResult], list[str]]:
     """Hold what `compare` found against the limits of the ref; also why it may not move."""
-    breaking = facts.get("breaking", ())
-    limits = ref_gates(recipe.publish, found.ref, facts.get("drift"), breaking)
+    drift, breaking = (change.drift, change.breaking) if change else (None, ())
+    limits = ref_gates(recipe.publish, found.ref, drift, breaking)
     reasons = [
         f"readers of {found.current} would break: {each.detail}"
         if each.name == "schema"

@@ -8,7 +8,6 @@ kernel frees if its holder is killed; where the cache is not shared, each host d
 
 import atexit
 import functools
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,7 +33,8 @@ from packhouse.runtime.disks import disk_errors
 from packhouse.runtime.fingerprint import digest
 from packhouse.steps import gather
 from packhouse.steps.plan import Plan, plan_jobs
-from packhouse.templates.single_turn import Ends, ends_of
+from packhouse.templates.prompt_texts import TEXTS, texts_to_jinja
+from packhouse.templates.single_turn import ends_of
 from packhouse.tokenization import load_snapshot
 
 __all__ = ["make_supervised_dataset"]
@@ -51,7 +51,7 @@ def make_supervised_dataset(
     input_field: str | None = None,
     system_field: str | None = None,
     history_field: str | None = None,
-    prompt_template: str | Path | FormatConfig | Mapping[str, Any] = "alpaca",
+    prompt_template: Any = "alpaca",
     pack_len: int | None = None,
     shuffle_seed: int | None = 42,
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop",
@@ -73,10 +73,10 @@ def make_supervised_dataset(
         system_field: the column of a system prompt, for all sources. Where `query_field` is given,
             a column `system` of the file enters no prompt unless it is named here.
         history_field: the column of earlier turns, `[[question, answer], ...]`, likewise.
-        prompt_template: `alpaca`, `chat`, `completion`, ...; a Jinja file; the text of a Jinja chat
-            template; a whole `FormatConfig`; or the texts around questions and answers, as
-            dart-math names them: `sys_prompt`, `query_prompt`, `prompt_after_query`,
-            `resp_prompt`, `prompt_before_resp`, `delim`.
+        prompt_template: `alpaca`, `chat`, `completion`, `dart-math/qa`, ...; a Jinja file; the text
+            of a Jinja chat template; a whole `FormatConfig`; or the texts around questions and
+            answers, in a dict or in an object such as dart-math's `PromptTemplate`: `sys_prompt`,
+            `query_prompt`, `prompt_after_query`, `resp_prompt`, `prompt_before_resp`, `delim`.
         pack_len: pack size in tokens; None gives one record a row.
         shuffle_seed: order of packs or of records; None leaves records in order (and is 0 for
             packs).
@@ -239,25 +239,19 @@ _NO_COLUMN = "\0"
 """A name that no column has; the empty one is that of the index in many a CSV file."""
 
 
-_TEXTS = (
-    "sys_prompt",
-    "query_prompt",
-    "prompt_after_query",
-    "resp_prompt",
-    "prompt_before_resp",
-    "delim",
-)
-"""dart-math's names for the texts of a template, in the order of a prompt; `delim` parts turns."""
-
-
-def _format(
-    template: str | Path | FormatConfig | Mapping[str, Any], tokenizer: str, cache: Path
-) -> FormatConfig:
+def _format(template: Any, tokenizer: str, cache: Path) -> FormatConfig:
     if isinstance(template, FormatConfig):
         return template
+    if not isinstance(template, str | Path | Mapping):
+        if not (hasattr(template, "query_prompt") and hasattr(template, "resp_prompt")):
+            raise ConfigError(
+                f"prompt_template is a {type(template).__name__:.60}; it takes a name, a file, a "
+                "Jinja text, texts by name, or an object with query_prompt and resp_prompt"
+            )
+        template = {name: getattr(template, name) for name in TEXTS if hasattr(template, name)}
     if isinstance(template, Mapping):
         ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers), "")
-        text = _jinja_of(template, ends)
+        text = texts_to_jinja(template, ends)
     else:
         text = str(template)
     if "{{" in text or "{%" in text:
@@ -265,41 +259,3 @@ def _format(
             cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
         )
     return FormatConfig(template=text)
-
-
-def _jinja_of(texts: Mapping[str, Any], ends: Ends) -> str:
-    """A chat template of constant texts: prompt, question, answer, EOS; `delim` parts the turns.
-
-    Raises:
-        ConfigError: a name that is none of `_TEXTS`, or a value that is no text.
-    """
-    for name, value in texts.items():
-        if name not in ("id", "model_ids") and not (name in _TEXTS and isinstance(value, str)):
-            raise ConfigError(
-                f"prompt_template has {name!r}: {value!r}; it takes texts named {', '.join(_TEXTS)}"
-            )
-    text = {name: texts.get(name, "") for name in _TEXTS}
-    before = text["sys_prompt"]
-    if not (before or text["query_prompt"]).startswith(" "):
-        before = ends.space + before
-    # No space in front of an answer: its first token has it in itself.
-    behind = "".join(text[name] for name in _TEXTS[2:5]).rstrip(" ")
-    quoted = {
-        name: json.dumps(value, ensure_ascii=False)
-        for name, value in {
-            "bos": ends.bos + before,
-            "query": text["query_prompt"],
-            "behind": behind,
-            "delim": text["delim"],
-        }.items()
-    }
-    return (
-        f"{{{{ {quoted['bos']} }}}}{{% for message in messages %}}"
-        "{% if message.role == 'user' %}"
-        f"{{% if not loop.first %}}{{{{ {quoted['delim']} }}}}{{% endif %}}"
-        f"{{{{ {quoted['query']} }}}}{{{{ message.content }}}}{{{{ {quoted['behind']} }}}}"
-        "{% elif message.role == 'assistant' %}"
-        "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
-        "{% else %}{{ raise_exception('this template has no place for ' ~ message.role) }}"
-        "{% endif %}{% endfor %}"
-    )

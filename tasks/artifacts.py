@@ -25,7 +25,7 @@ from packhouse.gates import gates_table
 from packhouse.packing import PackStatistics
 from packhouse.quarantine import count_reasons, read_bad_rows
 from packhouse.recipe import Recipe
-from packhouse.records.ledger import LedgerLine
+from packhouse.records.ledger import Filter, LedgerLine, filters_of
 from packhouse.refresh import Refreshed
 from packhouse.steps.pack import Side
 from packhouse.steps.validate import ValidateFacts
@@ -223,7 +223,7 @@ def _version_page(prepared: Prepared) -> str:
         "## Ledger",
         *_ledger_table(prepared.ledger),
         "",
-        *_reason_lines(prepared.ledger),
+        *_reason_lines(prepared.ledger, filters_of(prepared.published.sources)),
         "",
         "## Splits",
         *_splits(prepared.published.statistics),
@@ -259,12 +259,16 @@ def _ledger_table(ledger: Sequence[LedgerLine]) -> list[str]:
     return markdown_table(columns, rows)
 
 
-def _reason_lines(ledger: Sequence[LedgerLine]) -> list[str]:
+def _reason_lines(ledger: Sequence[LedgerLine], filters: Sequence[Filter]) -> list[str]:
     return [
         f"- {line.step} {what}: {_counts(reasons)}"
         for line in ledger
         for what, reasons in (("quarantined", line.quarantined), ("dropped", line.dropped))
         if reasons
+    ] + [
+        f"- where of {for_markdown(each.source)} left out {each.filtered:,} of {each.rows:,} rows: "
+        f"{markdown_code(each.where)}"
+        for each in filters
     ]
 
 
@@ -369,10 +373,10 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
         ]
     if refreshed.gates:
         lines += ["", "## Gates", *gates_table(refreshed.gates)]
-    if refreshed.diff:
+    if refreshed.change:
         changes: dict[str, list[tuple[object, ...]]] = defaultdict(list)
         for name in ("totals", "configuration", "lineage", "engines", "libraries"):
-            for key, (old, new) in getattr(refreshed.diff, name).items():
+            for key, (old, new) in getattr(refreshed.change.diff, name).items():
                 changes[name].append((key, _short(old), _short(new)))
         for name, rows in changes.items():
             lines += ["", f"## Changed: {name}"]

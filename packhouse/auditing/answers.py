@@ -98,9 +98,12 @@ def _untrained_parts(fields: Mapping[str, pa.Array]) -> Int64s:
     """Bytes of each content that stand in parts of weight 0."""
     untrained = np.zeros(len(fields["content"]), np.int64)
     for message in np.flatnonzero(fields["part_weights"].is_valid()).tolist():
-        content, at = fields["content"][message].as_py(), 0
-        for size, factor in json.loads(fields["part_weights"][message].as_py()):
-            untrained[message] += len(content[at : at + size].encode()) if factor == 0 else 0
+        content = fields["content"][message].as_py()
+        parts = json.loads(fields["part_weights"][message].as_py())
+        at = len(content) - sum(size for size, _ in parts)  # below 0: those of the reasoning
+        for size, factor in parts:
+            part = content[max(at, 0) : max(at + size, 0)]
+            untrained[message] += len(part.encode()) if factor == 0 else 0
             at += size
     return untrained
 

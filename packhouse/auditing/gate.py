@@ -29,6 +29,11 @@ _SHARES = {
         "rows",
         "rows have no header before their answer: the prompt was cut",
     ),
+    "max_leaks": (
+        "leaks",
+        "rows",
+        "rows hold several records and do not say where they begin: each would see those before it",
+    ),
     "max_untrained_rows": ("untrained_rows", "rows", "rows have no trained token"),
     "max_double_bos": ("double_bos", "rows", "rows have a BOS token right behind another"),
     "max_missing_bos": ("missing_bos", "rows", "rows lack the BOS that the tokenizer puts"),

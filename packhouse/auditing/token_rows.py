@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.packing.layout import published_schema, to_layout
+from packhouse.packing.layout import MASK_COLUMNS, published_schema, to_layout
 
 __all__ = ["COLUMNS", "Padding", "TokenRows", "read_token_rows"]
 
@@ -22,9 +22,8 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]
 
-MASKS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
 _CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
-_PER_TOKEN = ("labels", *MASKS, "attention_mask", "position_ids")
+_PER_TOKEN = ("labels", *MASK_COLUMNS, "attention_mask", "position_ids")
 COLUMNS = ("input_ids", *_PER_TOKEN, "seq_lengths", *_CU_SEQLENS, "trained_ranges", "record_ids")
 """What is read of a row; `trained_ranges` is packhouse's own compact layout."""
 
@@ -141,7 +140,7 @@ class _Found:
         labels = row.get("labels", values[:0])
         if len(labels):
             trained &= labels >= 0
-        for name in MASKS:
+        for name in MASK_COLUMNS:
             if len(row.get(name, ())):
                 trained &= row[name] != 0
         attention = row.get("attention_mask", values[:0])

@@ -189,15 +189,16 @@ class _Scan:
             self.unended[length] = number + 1, kept
 
     def _several(self, rows: TokenRows) -> None:
-        """Count rows, and those of one record that hold several end tokens, by length."""
+        """Count rows, and those of one record with several end tokens and none last, by length."""
         self.lengths.update(rows.row_lengths[rows.is_last].tolist())
         ends = np.flatnonzero(self.is_end[rows.ids])
-        ends = ends[ends + 1 < len(rows.ids)]
         record, first, number = np.unique(
             self._record_of(rows, ends), return_index=True, return_counts=True
         )
         is_one = rows.row_lengths[record] == np.diff(rows.starts)[record]
-        for at in np.flatnonzero(is_one & (number > 2)).tolist():
+        words = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
+        is_cut = words[ends[first + number - 1] + 1] < words[rows.starts[record + 1]]
+        for at in np.flatnonzero(is_one & is_cut & (number > 2)).tolist():
             length = int(rows.row_lengths[record[at]])
             count, kept = self.several.get(length, (0, []))
             if len(kept) < NUM_SAMPLES:

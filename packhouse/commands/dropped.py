@@ -23,7 +23,7 @@ from packhouse.records.tables import read_table
 from packhouse.sources import SourceShard, raw_rows, scan_source
 from packhouse.sources.files import source_name
 from packhouse.steps.tokenize import TOKENIZE
-from packhouse.steps.validate import SHARD_BYTES
+from packhouse.steps.validate import shard_bytes
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo, print_note, print_text
@@ -209,11 +209,10 @@ def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard
     """The shards of the sources of these names, and what is wrong with a source."""
     shards: list[SourceShard] = []
     wrong: dict[str, str] = {}
-    size = SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
     for source in recipe.sources:
         if (name := source_name(source)) in names:
             try:
-                shards += scan_source(source, size)
+                shards += scan_source(source, shard_bytes(recipe))
             except PackhouseError as error:
                 wrong[name] = str(error)
     return shards, wrong

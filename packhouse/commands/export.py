@@ -18,6 +18,7 @@ __all__ = ["export"]
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--to", "export_format", required=True, type=click.Choice(FORMATS))
 @click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
+@click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
 @cache_option("Folder of verified copies.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def export(
@@ -25,6 +26,7 @@ def export(
     dest: Path,
     export_format: str,
     splits: tuple[str, ...],
+    shards: int,
     cache: Path,
     as_json: bool,
 ) -> None:
@@ -32,23 +34,30 @@ def export(
 
     \b
     packhouse export ./store/alpaca out --to trl
-    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train
+    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
 
     trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
     Parquet. mds: MosaicML Streaming. msgpack, jsonl: one file. arrow: Dataset.from_file.
     """
-    done = export_version(open_address(address), export_format, dest, splits=splits, cache=cache)
+    exported = export_version(
+        open_address(address),
+        export_format,
+        dest,
+        splits=splits,
+        num_shards=shards,
+        cache=cache,
+    )
     if as_json:
         facts = {
-            "dataset": done.dataset,
-            "version": done.version,
-            "format": done.export_format,
-            "folder": str(done.folder),
-            "splits": done.splits,
-            "files": done.files,
+            "dataset": exported.dataset,
+            "version": exported.version,
+            "format": exported.export_format,
+            "folder": str(exported.folder),
+            "splits": exported.splits,
+            "files": exported.files,
         }
         echo(json.dumps(facts, sort_keys=True))
         return
-    echo(f"{done.dataset} {done.version} as {done.export_format}:")
-    for name in done.files:
-        echo(f"  {done.folder / name}")
+    echo(f"{exported.dataset} {exported.version} as {exported.export_format}:")
+    for name in exported.files:
+        echo(f"  {exported.folder / name}")

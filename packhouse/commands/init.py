@@ -199,8 +199,8 @@ def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
     out.print(f"  {file_facts(look)}")
     for name, what in look.fields.items():
         print_text(f"{name}: {what}", 2)
-    told = json.dumps(look.settings, ensure_ascii=False)
-    print_text(f"proposed: {told}" + (" (a guess)" if look.is_guess else ""), 2)
+    proposed = json.dumps(look.settings, ensure_ascii=False)
+    print_text(f"proposed: {proposed}" + (" (a guess)" if look.is_guess else ""), 2)
     tokenizers = Workspace(cache=cache).tokenizers
     pipeline = pipeline_of(partial(load_snapshot, recipe.tokenizer, tokenizers))
     for row in rows_with_masks(sample.slice(0, _SHOWN_ROWS)):

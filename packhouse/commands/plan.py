@@ -13,7 +13,6 @@ from packhouse.commands.options import recipe_options
 from packhouse.engine.workspace import Workspace
 from packhouse.estimate import Estimate, bytes_needed, estimate
 from packhouse.given import read_recipe
-from packhouse.recipe import SourceConfig
 from packhouse.sources.files import source_name
 from packhouse.steps import STEPS
 from packhouse.steps.plan import plan_jobs
@@ -49,19 +48,16 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
         echo(json.dumps(facts))
     else:
         _print(recipe.dataset, jobs.version_id, estimated, cached)
+        for each in estimated.filters:
+            left_out = f"{each.filtered:,} of {counted(each.rows, 'row')}"
+            about = "" if estimated.is_exact else "about "
+            print_text(f"where of {each.source} leaves out {about}{left_out}: {each.where}")
         for source in recipe.sources:
-            _print_expressions(source)
+            for field, expression in source.select.items():
+                print_text(f"select of {source_name(source)}: {field} = {expression}")
         print_text(f"cache:  this run adds about {in_mb(needed)}; {room}")
         if needed > room.free_bytes:
             echo("note: the run needs more room than is free; see `packhouse cache gc`")
-
-
-def _print_expressions(source: SourceConfig) -> None:
-    name = source_name(source)
-    if source.where is not None:
-        print_text(f"where of {name}: {source.where}")
-    for field, expression in source.select.items():
-        print_text(f"select of {name}: {field} = {expression}")
 
 
 def _print(

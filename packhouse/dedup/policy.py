@@ -229,11 +229,11 @@ class DedupFacts:
         return facts
 
 
-def facts_of(done: Deduplicated, records: pa.Table, config: DedupConfig) -> DedupFacts:
+def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig) -> DedupFacts:
     """Say what was found.
 
     Args:
-        done: the result of `deduplicate`.
+        deduplicated: the result of `deduplicate`.
         records: `source`, `row`, `record_id` of all rows.
         config: the policies.
     """
@@ -241,11 +241,11 @@ def facts_of(done: Deduplicated, records: pa.Table, config: DedupConfig) -> Dedu
     def repeats(pairs: Pairs, shares: npt.NDArray[np.float64]) -> Repeats:
         return Repeats(
             rows=len(pairs),
-            dropped=int((done.repeats_of[pairs[:, 1]] >= 0).sum()),
-            samples=_samples(done, records, pairs[:_NUM_SAMPLES], shares),
+            dropped=int((deduplicated.repeats_of[pairs[:, 1]] >= 0).sum()),
+            samples=_samples(deduplicated, records, pairs[:_NUM_SAMPLES], shares),
         )
 
-    found = done.found
+    found = deduplicated.found
     _, place = np.unique(found.near[:, 1], return_index=True)
     return DedupFacts(
         policy=config.model_dump(mode="json"),
@@ -255,7 +255,7 @@ def facts_of(done: Deduplicated, records: pa.Table, config: DedupConfig) -> Dedu
 
 
 def _samples(
-    done: Deduplicated, records: pa.Table, pairs: Pairs, shares: npt.NDArray[np.float64]
+    deduplicated: Deduplicated, records: pa.Table, pairs: Pairs, shares: npt.NDArray[np.float64]
 ) -> list[dict[str, Any]]:
     first, later = records.take(pairs[:, 0]).to_pylist(), records.take(pairs[:, 1]).to_pylist()
     return [
@@ -263,7 +263,7 @@ def _samples(
             **row,
             "repeats": earlier,
             "similarity": round(float(share), 4),
-            "is_dropped": bool(done.repeats_of[number] >= 0),
+            "is_dropped": bool(deduplicated.repeats_of[number] >= 0),
         }
         for row, earlier, share, number in zip(
             later, first, shares.tolist(), pairs[:, 1].tolist(), strict=False

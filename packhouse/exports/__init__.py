@@ -21,6 +21,7 @@ carries the same files itself, and an export of it is a verified copy of them.
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import cache_folder, read_rows, verified_file
+from packhouse.packing.layout import preference_names
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
 
@@ -79,6 +81,7 @@ def export_version(
     dest: str | Path,
     *,
     splits: Sequence[str] = (),
+    num_shards: int = 1,
     cache: str | Path | None = None,
 ) -> Export:
     """Write a version in a trainer's format; every row's bytes are verified on the way.
@@ -91,16 +94,27 @@ def export_version(
         export_format: one of `FORMATS`.
         dest: a folder that does not exist yet, or is empty.
         splits: which; all by default.
+        num_shards: files of each set, `train-00000-of-00004.parquet` ...: rows in order, in each as
+            many, but for one. `mds` has shards of its own.
         cache: folder of verified copies, as for `load_packed`.
 
     Raises:
-        ConfigError: no such format, or one that cannot hold the rows' class; something is at
-            `dest` already, or it or the cache cannot be written.
+        ConfigError: no such format, or one that cannot hold the rows' class; more shards than rows;
+            something is at `dest` already, or it or the cache cannot be written.
         VersionNotFoundError: no such split.
         IntegrityError: the store's bytes are not the published ones.
     """
+    if export_format == "npy":
+        raise ConfigError(
+            "packed .npy files are pickles, which run code when they are read, and Megatron-Bridge "
+            "will read them no longer; export to 'megatron', the packed Parquet that it reads"
+        )
     if export_format not in FORMATS:
         raise ConfigError(f"no export format '{export_format}'; known: {', '.join(FORMATS)}")
+    if num_shards < 1 or (num_shards > 1 and export_format == "mds"):
+        raise ConfigError(
+            f"num_shards is {num_shards}: at least 1, and 1 for mds, which has its own"
+        )
     dest = Path(os.path.abspath(dest))  # noqa: PTH100 - Path.resolve would follow links
     _check_place(opened, dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
@@ -114,7 +128,7 @@ def export_version(
         raise ConfigError(f"cannot write in '{dest.parent}': {error.strerror}") from error
     try:
         for split in wanted:
-            _write_split(opened, export_format, split, staged, folder)
+            _write_split(opened, export_format, split, staged, folder, num_shards)
         paths = sorted(path for path in staged.rglob("*") if path.is_file())
         files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
         told: dict[str, Any] = {
@@ -148,11 +162,12 @@ def export_version(
 
 
 def _write_split(
-    opened: OpenVersion, export_format: str, split: str, folder: Path, cache: Path
+    opened: OpenVersion, export_format: str, split: str, folder: Path, cache: Path, num_shards: int
 ) -> None:
     """Copy what the version carries of this export, or make it from the rows."""
     home = f"exports/{export_format}/"
     carried = [e for e in opened.files("exports", split) if e.key.startswith(home)]
+    carried = carried if num_shards == 1 else []
     for entry in carried:
         opened.fetch(entry, folder / entry.key.removeprefix(home))
     if carried:
@@ -165,17 +180,44 @@ def _write_split(
         )
     pack = opened.manifest.configuration.get("pack", {})
     multiple = pack.get("pad_record_to_multiple_of", 1)
-    for source, own in groupby(entries, key=lambda entry: entry.source):
+    for source, group in groupby(entries, key=lambda entry: entry.source):
+        own, name = list(group), set_name(split, source)
+        num_rows = sum(entry.rows for entry in own)
+        if num_shards > num_rows:
+            raise ConfigError(
+                f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
+                f"{num_shards:,}"
+            )
         rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
-        write_export(
-            rows,
-            export_format,
-            set_name(split, source),
-            folder,
-            multiple,
-            pack.get("seq_len"),
-            preferences=opened.manifest.preferences,
-        )
+        for number, part in enumerate(_parts(rows, num_rows, num_shards)):
+            write_export(
+                part,
+                export_format,
+                f"{name}-{number:05d}-of-{num_shards:05d}" if num_shards > 1 else name,
+                folder,
+                multiple,
+                pack.get("seq_len"),
+                preferences=opened.manifest.preferences,
+            )
+
+
+def _parts(
+    batches: Iterator[pa.RecordBatch], num_rows: int, num_parts: int
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Yield the rows in order, in parts of as many rows; read each before you ask for the next."""
+    left: pa.RecordBatch | None = None
+
+    def take(count: int) -> Iterator[pa.RecordBatch]:
+        nonlocal left
+        while count and (batch := next(batches, None) if left is None else left) is not None:
+            left = batch.slice(count) if batch.num_rows > count else None
+            yield batch.slice(0, count)
+            count -= min(count, batch.num_rows)
+
+    # 10 rows in 4 parts: rows from 0, 2, 5 and 7, and the last part has all that is left.
+    for number in range(num_parts - 1):
+        yield take((number + 1) * num_rows // num_parts - number * num_rows // num_parts)
+    yield take(sys.maxsize)
 
 
 def set_name(split: str, source: str | None) -> str:
@@ -226,8 +268,8 @@ def write_export(
     module = export_format if export_format in ("mds", "megatron") else "formats"
     write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
     settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
-    if preferences and export_format == "trl":
-        batches = map(preference_columns, batches)
+    if preferences:
+        batches = map(preference_columns if export_format == "trl" else preference_names, batches)
     else:
         batches = _refuse_lossy(batches, export_format)
     write(batches, split, folder, **settings)

@@ -322,13 +322,13 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
     records. Others read the positions alone, and a dispatcher that takes the bounds for rows of the
     batch may have cut them short.
     """
-    told = [n for n in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx") if given.get(n) is not None]
-    if told and not isinstance(positions, torch.Tensor):
+    names = [n for n in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx") if given.get(n) is not None]
+    if names and not isinstance(positions, torch.Tensor):
         raise ContractError(
-            f"{told[0]} came without position_ids, and attention cuts records by these only; "
+            f"{names[0]} came without position_ids, and attention cuts records by these only; "
             "use PackedCollator, which gives both"
         )
-    for name in told:
+    for name in names:
         value = given[name].to(positions.device)
         if name == "seq_idx":
             cuts = record_starts(positions)[..., 1:]

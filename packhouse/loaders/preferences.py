@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError
 from packhouse.loaders.versions import cache_folder, check_verify, map_rows, mapped_file, open_split
-from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.packing.layout import IGNORE_INDEX, preference_names
 from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, zero_based
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def load_preferences(
     |---|---|---|
     | `trl` | `prompt_ids`, `chosen_ids`, `rejected_ids` | `prompt_ids`, `completion_ids`, `label` |
     | `reward` | `chosen_ids`, `rejected_ids`, each with its prompt | none |
-    | `packed` | packs, with the columns of `load_packed` | the same, one answer each |
+    | `packed` | packs, with the columns of the files | the same, one answer each |
 
     `trl` and `reward` also have `record_id`, and a row for each pair or answer. Of a pair in a
     pack, the chosen sequence stands before the rejected one, with the same record id. Answers are
@@ -73,7 +73,7 @@ def load_preferences(
     if form not in ("trl", "reward", "packed") or (kind, form) == ("kto", "reward"):
         raise ConfigError(f"form {form!r:.40} is none of a version of `format: {kind}`")
     folder = cache_folder(cache)
-    convert = None if form == "packed" else _CONVERT[kind, form]
+    convert = preference_names if form == "packed" else _CONVERT[kind, form]
     paths = [mapped_file(opened, entry, folder, verify, convert) for entry in entries]
     return map_rows(paths, f"packhouse {opened.dataset} {opened.version} {split}")
 

@@ -40,10 +40,10 @@ def write_receipt(
         DiskError: the folder cannot be written.
     """
     path = Path(folder) / RECEIPT
-    told = training_receipt(data, state, step=step)
+    receipt = training_receipt(data, state, step=step)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(told, indent=2) + "\n").encode())
+        write_whole(path, (json.dumps(receipt, indent=2) + "\n").encode())
     return path
 
 

@@ -18,15 +18,13 @@ import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
-from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
+from packhouse.packing.layout import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, read_ranges, zero_based
 from packhouse.records.tables import read_table
 
 __all__ = ["ArrowRows", "Row", "open_rows", "read_row"]
 
 Ints = npt.NDArray[np.int64]
-
-_MASKS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")  # of TRL and others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +114,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         labels = np.where(trained_mask(*ranges, len(ids)), ids, IGNORE_INDEX)
     else:
         labels = ids.copy()
-    for name in _MASKS:
+    for name in MASK_COLUMNS:
         trained = _read_column(row, name, where, len(ids))
         if trained is not None:
             labels[trained == 0] = IGNORE_INDEX
@@ -184,7 +182,7 @@ def _record_lengths(
     is_token = np.ones(num_tokens, dtype=np.bool_) if mask is None else mask != 0
     keep = slice(None) if mask is None else is_token
     num_kept = np.count_nonzero(is_token)
-    told: dict[str, Ints] = {}
+    by_column: dict[str, Ints] = {}
     lengths = _read_column(row, "seq_lengths", where)
     if lengths is not None:
         if num_kept < num_tokens and lengths.sum() != num_kept:  # they count the padding
@@ -194,20 +192,20 @@ def _record_lengths(
                     "rows carry no attention_mask"
                 )
             lengths = np.array([num_kept])
-        told["seq_lengths"] = lengths
+        by_column["seq_lengths"] = lengths
     positions = _read_column(row, "position_ids", where, num_tokens)
     if positions is not None:
-        told["position_ids"] = _run_lengths(np.diff(positions[keep]) != 1)
+        by_column["position_ids"] = _run_lengths(np.diff(positions[keep]) != 1)
     if mask is not None and (mask > 1).any():
-        told["attention_mask"] = _run_lengths(np.diff(mask[keep]) != 0)
-    for name, lengths in told.items():
-        first, agreed = next(iter(told.items()))
+        by_column["attention_mask"] = _run_lengths(np.diff(mask[keep]) != 0)
+    for name, lengths in by_column.items():
+        first, agreed = next(iter(by_column.items()))
         if not np.array_equal(lengths, agreed):
             raise ContractError(
                 f"{where}: {first} and {name} disagree where records end, {agreed[:8].tolist()} "
                 f"and {lengths[:8].tolist()} tokens; leave out the one that is wrong"
             )
-    if told:
+    if by_column:
         return agreed
     if not whole_rows:
         raise ContractError(
@@ -290,7 +288,7 @@ class _MappingRows(Sequence[Row]):
 
 _PACK = ("input_ids", "labels", "seq_lengths")
 _OTHERS = {"trained_ranges", "range_weights", "position_ids", "attention_mask"}
-_OTHERS |= {"loss_weights", "label", *_MASKS}
+_OTHERS |= {"loss_weights", "label", *MASK_COLUMNS}
 
 
 class ArrowRows(Sequence[Row]):

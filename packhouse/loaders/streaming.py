@@ -60,8 +60,9 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         seed: another seed is another order.
         rank: of this process; by default torch.distributed's, else RANK, else 0.
         world_size: number of ranks; by default torch.distributed's, else WORLD_SIZE, else 1.
-        batch_size: rows of a batch of the DataLoader. Its workers take turns by so many rows, so
-            that batches come in the same order with any number of workers.
+        batch_size: rows of a batch of the DataLoader, by default 1. Its workers take turns by so
+            many rows, so that batches come in the same order with any number of workers. Without
+            it several workers have no `state_dict`: the first batch of two may be rows 0 2 4 6.
         lanes: parts of the global order that are read side by side; the same at every resume.
         prefetch: most rows that a thread reads ahead; 0: no thread.
         drop_uneven: leave out the last few packs of an epoch, so that every rank has as many.
@@ -89,7 +90,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         lanes: int = 8,
         prefetch: int = 64,
         drop_uneven: bool = False,
@@ -100,6 +101,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self._opened, self._entries = open_split(uri, version, split)
         self._process = os.getpid()
         self.rank, self.world_size = _find_rank(rank, world_size)
+        self._has_batch_size = batch_size is not None
+        batch_size = 1 if batch_size is None else batch_size
         if batch_size < 1 or lanes < 1 or prefetch < 0:
             raise ConfigError(
                 f"batch_size {batch_size} and lanes {lanes} must be positive, and prefetch "
@@ -212,7 +215,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 itself (torchdata's StatefulDataLoader asks each) counts its own part.
 
         Raises:
-            ConfigError: workers read, and `rows_seen` is missing; or it is negative.
+            ConfigError: workers read, and `rows_seen` is missing; several do, and the dataset was
+                given no `batch_size`; or `rows_seen` is negative.
         """
         in_worker = torch.utils.data.get_worker_info() is not None
         if rows_seen is not None and rows_seen < 0:
@@ -225,6 +229,12 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             raise ConfigError(
                 "worker processes read ahead of training; give state_dict(rows_seen=<batches taken "
                 "in this pass> * <batch size>)"
+            )
+        num_workers = int(self._shared[_NUM_WORKERS])
+        if num_workers > 1 and not self._has_batch_size:
+            raise ConfigError(
+                f"{num_workers} workers take turns by batches, so without batch_size nobody knows "
+                "which rows were taken; give StreamingPackedDataset its DataLoader's batch_size"
             )
         if rows_seen is None and self._is_over():
             return state | {"packs": self.num_rows}
@@ -384,14 +394,14 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
-            told = {"RANK": "0", "WORLD_SIZE": "1"}
-            for name in told:
-                told[name] = os.environ.get(name, told[name])
-                if not told[name].isdecimal():
+            environment = {"RANK": "0", "WORLD_SIZE": "1"}
+            for name in environment:
+                environment[name] = os.environ.get(name, environment[name])
+                if not environment[name].isdecimal():
                     raise ConfigError(
-                        f"environment variable {name} is '{told[name]}', no whole number"
+                        f"environment variable {name} is '{environment[name]}', no whole number"
                     )
-            rank, world_size = int(told["RANK"]), int(told["WORLD_SIZE"])
+            rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not one of {world_size} ranks")
     return rank, world_size

@@ -368,8 +368,8 @@ def _verified(
         before, found = _state(path), file_sha256(path)
         if before is None or before != _state(path) or found != (sha256 or found):
             raise IntegrityError(f"'{path}' changed while it was read; load again")
-        told = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
-        write_whole(receipt, json.dumps(told, sort_keys=True).encode())
+        verified = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
+        write_whole(receipt, json.dumps(verified, sort_keys=True).encode())
         _hashed[str(path), found] = before
     return path
 
@@ -377,15 +377,15 @@ def _verified(
 def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> bool:
     state = _state(path)
     try:
-        told = json.loads(receipt.read_bytes())
+        verified = json.loads(receipt.read_bytes())
     except (FileNotFoundError, ValueError):
-        told = {}
-    told = told if isinstance(told, dict) else {}
-    digest = sha256 or told.get("sha256")
+        verified = {}
+    verified = verified if isinstance(verified, dict) else {}
+    digest = sha256 or verified.get("sha256")
     if state is None or not isinstance(digest, str):
         return False
     if not verify:
-        return (told.get("size"), told.get("mtime_ns")) == (state[2], state[3])
+        return (verified.get("size"), verified.get("mtime_ns")) == (state[2], state[3])
     if _hashed.get((str(path), digest)) != state:
         if file_sha256(path) != digest:
             return False

@@ -11,7 +11,9 @@ from packhouse.packing.layout import (
     expand_labels,
     expand_weights,
     position_ids,
+    preference_names,
     published_schema,
+    supervised_names,
     to_layout,
 )
 from packhouse.packing.overlength import Admitted, apply_over_length
@@ -44,8 +46,10 @@ __all__ = [
     "pack_costs",
     "plan_packs",
     "position_ids",
+    "preference_names",
     "published_schema",
     "step_imbalance",
+    "supervised_names",
     "to_layout",
 ]
 

@@ -8,7 +8,7 @@ the shift no token is predicted from another record. Layout `compact` keeps rang
 Cost: labels 2 ns a token, positions 2 ns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -30,12 +30,16 @@ from packhouse.records.tables import PACKED
 __all__ = [
     "CONTRACT_VERSION",
     "IGNORE_INDEX",
+    "MASK_COLUMNS",
+    "PREFERENCE_NAMES",
     "Layout",
     "expand_labels",
     "expand_weights",
     "position_ids",
+    "preference_names",
     "published_schema",
     "records_of",
+    "supervised_names",
     "to_layout",
     "trained_mask",
     "trained_tokens",
@@ -44,10 +48,46 @@ __all__ = [
 IGNORE_INDEX = -100
 """Label of a token that is not trained; what torch's cross-entropy ignores by default."""
 
+MASK_COLUMNS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
+"""Names that other tools give to a mask of the trained tokens."""
+
 CONTRACT_VERSION = 1
 """Of the published columns and what they promise; in every published schema's metadata."""
 
 Layout = Literal["labels", "compact"]
+
+PREFERENCE_NAMES = {"input_ids": "preference_ids", "labels": "preference_labels"}
+"""Columns of versions of preferences, by their names in those of supervised rows."""
+
+_SUPERVISED_NAMES = {theirs: ours for ours, theirs in PREFERENCE_NAMES.items()}
+
+
+def preference_names(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of preferences under the names that they are published with.
+
+    No supervised trainer and no collator finds ids in them, so none trains bad answers.
+
+    Example:
+        >>> batch = pa.record_batch({"input_ids": [[7]], "labels": [[7]], "seq_lengths": [[1]]})
+        >>> preference_names(batch).schema.names
+        ['preference_ids', 'preference_labels', 'seq_lengths']
+    """
+    return _renamed(batch, PREFERENCE_NAMES)
+
+
+def supervised_names(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return published rows under the names of supervised ones, by which packhouse reads them."""
+    return _renamed(batch, _SUPERVISED_NAMES)
+
+
+def _renamed(batch: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(batch.columns, schema=_rename_fields(batch.schema, names))
+
+
+def _rename_fields(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
+    free = {ours: theirs for ours, theirs in names.items() if theirs not in schema.names}
+    fields = [field.with_name(free.get(field.name, field.name)) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def published_schema(
@@ -55,6 +95,8 @@ def published_schema(
     position_ids: bool = False,
     with_label: bool = False,
     with_weights: bool = False,
+    *,
+    of_preferences: bool = False,
 ) -> pa.Schema:
     """Schema of published files, with the contract in its metadata.
 
@@ -82,7 +124,8 @@ def published_schema(
         "packhouse.labels": "unshifted",
         "packhouse.ignore_index": str(IGNORE_INDEX),
     }
-    return pa.schema(fields, metadata=metadata)
+    schema = pa.schema(fields, metadata=metadata)
+    return _rename_fields(schema, PREFERENCE_NAMES) if of_preferences else schema
 
 
 def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -222,13 +265,7 @@ def records_of(
     if nulls := [name for name in flat if batch[name].flatten().null_count]:
         raise IntegrityError(f"column '{nulls[0]}' of the packs holds a null")
     ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
-    if "labels" in names:
-        mask = batch["labels"].flatten().to_numpy(zero_copy_only=False) != IGNORE_INDEX
-    else:
-        ranges = read_ranges(batch["trained_ranges"])
-        _, offsets = zero_based(*flat_list(batch["input_ids"]))
-        base = offsets[:-1][ranges.row_of_each()]
-        mask = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
+    mask = trained_tokens(batch, zero_based(*flat_list(batch["input_ids"]))[1])
     if not len(ids) == len(mask) == (ends[-1] if len(ends) else 0):
         raise ContractError("lengths of records do not add up to those of their packs")
     places = zip([0, *ends.tolist()], ends.tolist(), strict=False)

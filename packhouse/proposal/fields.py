@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from packhouse.sources.base_format import MESSAGE_FIELDS
 from packhouse.sources.chat_messages import SPEAKERS
-from packhouse.sources.row_format import MESSAGE_FIELDS
 from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
 from packhouse.sources.strict import parse_text
 from packhouse.sources.text_formats import TextFields
@@ -34,6 +34,7 @@ _PLAIN = ("text", "content", "body")
 """Names of a text that is no answer, whatever stands beside it."""
 _CONTEXT = "context input background passage reference material 背景 输入".split()
 _SYSTEM = "system sys persona".split()
+_REASONING = "reasoning thinking thought thoughts cot".split()
 _FILLERS = frozenset("text content body string message msg prompt field".split())
 """Last words of a name that say nothing: `question_text`."""
 _OTHER = frozenset(
@@ -72,8 +73,8 @@ class Shape:
     @property
     def settings(self) -> dict[str, Any]:
         """Keys of a recipe's source."""
-        told = {"format": self.format, "fields": dict(self.fields), "roles": dict(self.roles)}
-        return {key: value for key, value in told.items() if value}
+        keys = {"format": self.format, "fields": dict(self.fields), "roles": dict(self.roles)}
+        return {key: value for key, value in keys.items() if value}
 
 
 def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
@@ -97,7 +98,8 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
     if found == "preference":
         return _shape_of_preference(rows)
     if found not in (None, "text") and _has_texts(found, rows):
-        return Shape(found)
+        rest = ROW_FORMATS[found].unread(rows[0], {}) if isinstance(rows[0], dict) else []
+        return Shape(found, _reasoning(found, rest, rows))
     if not all(isinstance(row, dict) for row in rows):
         return None
     for name in rows[0]:
@@ -117,6 +119,24 @@ def _shape_of_preference(rows: Sequence[dict[str, Any]]) -> Shape:
     is_answer = all(isinstance(row["chosen"], str) for row in rows)
     prompt = None if "prompt" in rows[0] or not is_answer else _best(rest, _QUESTION)
     return Shape("preference", {} if prompt is None else {"prompt": prompt})
+
+
+def _reasoning(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[str, str]:
+    """The field that holds the answers' reasoning, where the format reads it."""
+    if "reasoning" not in ROW_FORMATS[row_format].optional:
+        return {}
+    best = _best(_texts_of(names, rows), _REASONING)
+    return {} if best is None else {"reasoning": best}
+
+
+def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
+    """The names of fields that hold text in some row, and nothing but text in any."""
+    return [
+        name
+        for name in names
+        if all(isinstance(row[name], str | None) for row in rows)
+        and any(str(row[name] or "").strip() for row in rows)
+    ]
 
 
 def _has_texts(row_format: str, rows: Sequence[Any]) -> bool:
@@ -194,12 +214,7 @@ def _roles_of(speakers: list[list[str]]) -> dict[str, str] | None:
 
 def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Shape | None:
     """The shape of rows that give question and answer in fields of their own."""
-    texts = [
-        name
-        for name in rows[0]
-        if all(isinstance(row[name], str | None) for row in rows)
-        and any(str(row[name] or "").strip() for row in rows)
-    ]
+    texts = _texts_of(rows[0], rows)
     filled = [name for name in texts if all(isinstance(row[name], str) for row in rows)]
     answer = _best(filled, _ANSWER)
     question = _best([name for name in filled if name != answer], _QUESTION)
@@ -230,11 +245,13 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
         fields["context"] = context
     if system is not None:
         fields["system"] = system
+    if not is_guess:
+        fields |= _reasoning(row_format, rest, rows)
     usual = ROW_FORMATS[row_format].names(rows[0], {})
-    told = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
+    renamed = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
     if context is None and row_format == "question_answer" and "context" in usual:
         return None  # it would be read as the context, whatever it is
-    return Shape(row_format, told, is_guess=is_guess)
+    return Shape(row_format, renamed, is_guess=is_guess)
 
 
 def _best(names: Iterable[str], known: Sequence[str]) -> str | None:

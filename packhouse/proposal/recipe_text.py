@@ -89,14 +89,14 @@ def recipe_text(
 
 
 def _line(key: str, value: Any, why: str = "") -> str:
-    told = yaml.safe_dump(
+    line = yaml.safe_dump(
         {key: value},
         default_flow_style=None if isinstance(value, dict | list) else False,
         allow_unicode=True,
         width=2**20,
         sort_keys=False,
     ).rstrip("\n")
-    return f"{told:<34} # {why}" if why else told
+    return f"{line:<34} # {why}" if why else line
 
 
 def _comment(text: str, indent: int = 0) -> str:

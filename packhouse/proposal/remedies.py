@@ -84,8 +84,10 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
         calls = f"[{call} for call in json.loads(row['answers'])]"
         asked = "{'role': 'user', 'content': row['query']}"
         said = f"[{asked}, {{'role': 'assistant', 'content': '', 'tool_calls': {calls}}}]"
-        told = f"{{'messages': {said}, 'tools': json.loads(row['tools'])}}"
-        return _rewriting("'answers' holds calls of the functions in 'tools'", told, each, path)
+        rewritten = f"{{'messages': {said}, 'tools': json.loads(row['tools'])}}"
+        return _rewriting(
+            "'answers' holds calls of the functions in 'tools'", rewritten, each, path
+        )
     for name, value in row.items():
         if not isinstance(value, list) or not value:
             continue

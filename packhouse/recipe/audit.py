@@ -88,6 +88,10 @@ class AuditConfig(Section):
     """Share of rows of format `tokenized` whose answer has no header before it, as others have: the
     prompt was cut."""
 
+    max_leaks: Share = 0.0
+    """Share of rows of format `tokenized` that read like several records and say nothing of where
+    these begin, so that each would see those before it."""
+
     max_trained_prompts: Share = 0.0
     """Trained bytes of prompts, as a share of all trained content. Not with `train_on: all`."""
 

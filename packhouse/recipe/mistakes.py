@@ -38,6 +38,7 @@ _KINDS = {
     "model": "must be a mapping of keys",
     "string": "must be text",
 }
+_TAGS = ("one", "several")  # of a union of the two; pydantic puts them into places
 _PATTERNS = {
     "Name": "may have lower-case letters, digits, '-', '_' and single dots, and begins with a "
     "letter or digit: my-data",
@@ -62,6 +63,7 @@ def explain_mistakes(
     found = error.errors(include_url=False)
     lines = []
     for item in found[:MOST_SHOWN]:
+        item["loc"] = tuple(part for part in item["loc"] if part not in _TAGS)
         line = line_of(item["loc"])
         place = where if line is None else f"{where}, line {line}"
         lines.append(f"{place}: {_explain(item, model)}"[:_MAX_CHARS])

@@ -48,6 +48,14 @@ TEMPLATES = (
     "classification",
     "sequence_classification",
     "text",
+    "dart-math/qa",
+    "dart-math/alpaca",
+    "dart-math/wizardmath-cot",
+    "dart-math/deepseekmath",
+    "dart-math/deepseekmath-tool",
+    "dart-math/xwinmath",
+    "dart-math/mammoth2-cot",
+    "dart-math/llama3-math",
 )
 """Built-in templates; `packhouse.templates` has them."""
 
@@ -72,7 +80,8 @@ class FormatConfig(Section):
 
     template: str = "chat"
     """`alpaca`, `chat` (the tokenizer's own), `completion`, `classification`,
-    `sequence_classification`, `text`, or a path to a Jinja file."""
+    `sequence_classification`, `text`, one of dart-math's (`dart-math/alpaca`, ...), or a path to a
+    Jinja file."""
 
     train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
     """Which turns are trained; `all` trains every token of the rendering. A message's own `weight`

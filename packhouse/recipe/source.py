@@ -2,7 +2,14 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+)
 
 from packhouse.plugins import NameOf
 from packhouse.recipe.rows import Role
@@ -37,6 +44,18 @@ Encoding = Literal[
 ]
 
 Expression = Annotated[str, Field(min_length=1, max_length=4000)]
+Expressions = Annotated[
+    Annotated[Expression, Tag("one")]
+    | Annotated[list[Expression], Field(min_length=1, max_length=50), Tag("several")],
+    Discriminator(lambda value: "several" if isinstance(value, list) else "one"),
+]
+"""Their tags let a mistake be of one of them; of a plain union it would be of both."""
+
+
+def _as_choices(schema: dict[str, Any]) -> None:
+    """Write a union with tags as forms in the browser know it, and editors too."""
+    union, *others = schema["anyOf"]
+    schema["anyOf"] = [*union["oneOf"], *others]
 
 
 class SourceConfig(Section):
@@ -82,10 +101,10 @@ class SourceConfig(Section):
     unwrap: bool = False
     """Each row stands in a list of its own: `[{"question": ...}]` counts as `{"question": ...}`."""
 
-    where: Expression | None = None
+    where: Annotated[Expressions | None, Field(json_schema_extra=_as_choices)] = None
     """Which rows are read: an SQL expression over a row's fields, such as
-    `length(output) > 20 and lang = 'en'`. Rows for which it is false or NULL are dropped and
-    counted. Needs `pip install 'packhouse[sql]'`."""
+    `length(output) > 20 and lang = 'en'`, or a list of them. Rows for which one is false or NULL
+    are dropped, and counted by the first that is. Needs `pip install 'packhouse[sql]'`."""
 
     select: dict[str, Expression] = {}
     """What a row has instead of its own fields: name -> SQL expression over them, such as
@@ -127,9 +146,24 @@ class SourceConfig(Section):
     """All its records go to eval, and with them those of other sources with the same prompt."""
 
     @property
+    def filters(self) -> list[str]:
+        """The expressions of `where`."""
+        return [self.where] if isinstance(self.where, str) else self.where or []
+
+    @property
     def is_reshaped(self) -> bool:
         """True if expressions decide which rows are read, or which fields they have."""
-        return self.where is not None or bool(self.select)
+        return bool(self.filters or self.select)
+
+    @field_validator("where")
+    @classmethod
+    def _one_spelling(cls, where: str | list[str] | None) -> str | list[str] | None:
+        """One expression has one key, in a list or not."""
+        if not isinstance(where, list):
+            return where
+        if twice := [text for text in where if where.count(text) > 1]:
+            raise ValueError(f"`{twice[0]}` stands there twice")
+        return where if len(where) > 1 else where[0]
 
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
 from packhouse.gates import GateResult
@@ -148,12 +148,15 @@ def check_ledger(ledger: Sequence[LedgerLine]) -> None:
             )
 
 
-def check_quarantine(ledger: list[LedgerLine], limit: float) -> GateResult:
+def check_quarantine(
+    ledger: list[LedgerLine], limit: float, filters: Sequence["Filter"] = ()
+) -> GateResult:
     """Refuse to go on when too many rows are bad, or none is left.
 
     Args:
         ledger: lines so far.
         limit: share of the rows read that may be quarantined.
+        filters: what each expression of `where` left out.
 
     Raises:
         QuarantineLimitError: over the limit; names the reasons and their counts. Where the rows
@@ -185,8 +188,13 @@ def check_quarantine(ledger: list[LedgerLine], limit: float) -> GateResult:
         )
     elif is_empty and left_out:
         error = EmptyDatasetError(
-            f"no row is left of {rows:,}: `where` leaves out {left_out:,}, and {bad:,} are bad"
-            f"{f' ({counts})' if counts else ''}: nothing to publish",
+            f"no row is left of {rows:,}: `where` leaves out {left_out:,}"
+            + "".join(
+                f"; `{each.where}` of {each.source} {each.filtered:,}"
+                for each in filters
+                if each.filtered
+            )
+            + f"; {bad:,} are bad{f' ({counts})' if counts else ''}: nothing to publish",
             reasons=dict(reasons),
             rows=rows,
         )
@@ -208,13 +216,14 @@ def check_quarantine(ledger: list[LedgerLine], limit: float) -> GateResult:
     raise error
 
 
-class Filter(NamedTuple):
-    """What `where` of a source did."""
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What an expression of a source's `where` did."""
 
     source: str
     where: str
     filtered: int
-    """Rows that it left out."""
+    """Rows that it left out, and no expression before it."""
     rows: int
     """Rows read."""
 
@@ -229,17 +238,24 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
         >>> shard = {"file": "a/a.jsonl", "rows": 9, "settings": {"where": "n > 1"}}
         >>> filters_of([shard, shard | {"dropped": {"filtered": 4}}])
         [Filter(source='a', where='n > 1', filtered=4, rows=18)]
+        >>> both = {"file": "b/b.jsonl", "rows": 9, "settings": {"where": ["n > 1", "m = 2"]}}
+        >>> [each.filtered for each in filters_of([both | {"filtered": {"m = 2": 4}}])]
+        [0, 4]
     """
     found: dict[tuple[str, str], Filter] = {}
     for each in sources:
         settings = each.get("settings")
         where = settings.get("where") if isinstance(settings, Mapping) else None
-        if not isinstance(where, str):  # a store's manifest may say anything
-            continue
+        left_out = each.get("filtered", {})
+        if isinstance(where, str):
+            left_out = {where: each.get("dropped", {}).get("filtered", 0), **left_out}
+            where = [where]
         name = str(each.get("file", "")).partition("/")[0]
-        before = found.get((name, where), Filter(name, where, 0, 0))
-        filtered = before.filtered + each.get("dropped", {}).get("filtered", 0)
-        found[name, where] = Filter(name, where, filtered, before.rows + each.get("rows", 0))
+        for text in where if isinstance(where, list) else ():
+            if isinstance(text, str):  # a store's manifest may say anything
+                before = found.get((name, text), Filter(name, text, 0, 0))
+                filtered = before.filtered + left_out.get(text, 0)
+                found[name, text] = Filter(name, text, filtered, before.rows + each.get("rows", 0))
     return list(found.values())
 
 

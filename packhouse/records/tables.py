@@ -39,7 +39,8 @@ MESSAGE = pa.struct(
         pa.field("tool_call_id", pa.string()),
         pa.field("name", pa.string()),
         pa.field("weight", pa.float32()),  # loss weight of this message; null: as `train_on` says
-        # JSON list of [characters, factor of the weight or null] for each part of the content
+        # JSON list of [characters, factor of the weight or null] for each part of the content, or
+        # of the reasoning and the content behind it
         pa.field("part_weights", pa.string()),
     ]
 )

@@ -11,7 +11,7 @@ from packhouse.pages import html_text
 from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
-from packhouse.records.ledger import sum_by_reason
+from packhouse.records.ledger import filters_of, sum_by_reason
 from packhouse.report.figures import reasons_figure
 from packhouse.report.html import details, figure, section, table
 from packhouse.store.manifest import Manifest
@@ -39,7 +39,7 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
         "Quarantined rows are bad; dropped ones are left out by a rule of the recipe.",
         counts,
     )
-    inner = "".join([*_quarantined(ledger, measured), *_dropped(ledger, measured)])
+    inner = "".join([*_quarantined(ledger, measured), *_dropped(manifest, measured)])
     return section("left-out", "Rows left out", figure(drawn), inner)
 
 
@@ -68,9 +68,15 @@ def _rest(row: Mapping[str, Any]) -> str:
     )
 
 
-def _dropped(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Iterator[str]:
+def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
+    ledger = manifest.counts.get("ledger", [])
     for reason, number in sum_by_reason(ledger, "dropped").most_common():
         yield _reason(reason, f"{number:,} dropped", DROP_REASONS.get(reason))
+        if reason == "filtered":
+            filters = filters_of(manifest.lineage.get("sources", ()))
+            counts = [[each.source, each.where, each.filtered, each.rows] for each in filters]
+            names = ("source", "where", "rows left out", "rows read")
+            yield table(names, counts, "What `where` left out")
         rows = measured["dropped"].get(reason, [])
         cells = [[row["source"], row["row"], row["detail"]] for row in rows]
         shown = table(("source", "row", "what"), cells, f"Examples of {reason}")

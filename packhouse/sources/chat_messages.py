@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import orjson
 
 from packhouse.plugins import BadRowError
-from packhouse.sources.message_weights import WEIGHTS, read_weight, weigh_parts
+from packhouse.sources.message_weights import (
+    SPANS,
+    WEIGHTS,
+    read_spans,
+    read_weight,
+    weigh_parts,
+)
 from packhouse.sources.strict import hidden_fault, parse_text
 
 __all__ = [
@@ -54,7 +60,7 @@ SPEAKERS = frozenset(_ROLES)
 
 _CALL_ROLES = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *WEIGHTS}
+_READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *WEIGHTS, *SPANS}
 _READ_BY_SPEAKER = {
     "role": _READ | {"role", "content"},
     "from": _READ | {"from", "value"},
@@ -192,21 +198,30 @@ def _read_message(message: object, number: int) -> Turn:
         calls += _read_calls(message["function_call"], number)
     if raw_role in _CALL_ROLES:
         calls, value = _read_calls(value, number), ""
-    content, reasoning, calls = _read_content(value, calls, number)
-    weight, part_weights = read_weight(message, number), None
-    if isinstance(value, list):
-        parts = [(part, _read_part(part, number)) for part in value]
-        sizes = [
-            (len(text) if kind == "text" else None, read_weight(part, number))
-            for part, (kind, text) in parts
-        ]
-        weight, part_weights = weigh_parts(sizes, weight, role, number)
-    fields = [_optional_text(message, name, number) for name in _REASONING]
+    said, thought, calls = _read_content(value, calls, number)
+    fields = [_read_reasoning(message, name, number) for name in _REASONING]
+    thought = next(filter(None, fields), thought)
+    content = "".join(text for text, _ in said)
+    reasoning = "".join(text for text, _ in thought)
+    weight = read_weight(message, number)
+    if weight and role != "assistant" and message.get("loss_scale") not in (None, 1, []):
+        raise BadRowError("type", f"message {number}: loss_scale is of answers, not of {role}")
+    sizes = [(len(text), own) for text, own in said]
+    is_weighed = any(own is not None for _, own in thought)
+    if (spans := read_spans(message, content, number)) is not None:
+        if calls or isinstance(value, list) or is_weighed:
+            detail = "spans beside tool calls or parts; say with `train` of parts what is trained"
+            raise BadRowError("type", f"message {number}: {detail}")
+        sizes, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
+        thought = [(reasoning, 0.0)]
+    if is_weighed:
+        sizes = [*((len(text), own) for text, own in thought), *sizes]
+    weight, part_weights = weigh_parts(sizes, weight, role, number)
     return (
         role,
         content,
         None,
-        next(filter(None, fields), reasoning) or None,
+        reasoning or None,
         orjson.dumps(calls).decode() if calls else None,
         _optional_text(message, "tool_call_id", number),
         _optional_text(message, "name", number),
@@ -215,24 +230,45 @@ def _read_message(message: object, number: int) -> Turn:
     )
 
 
-def _read_content(value: object, calls: list[object], number: int) -> tuple[str, str, list[object]]:
+_Pieces = list[tuple[str, float | None]]
+"""Texts, and the weight that each has of its own."""
+
+
+def _read_content(
+    value: object, calls: list[object], number: int
+) -> tuple[_Pieces, _Pieces, list[object]]:
     """Return text, reasoning and tool calls: `calls`, and those among the content's parts."""
     if type(value) is str:
-        return value, "", calls
+        return [(value, None)], [], calls
     if value is None and calls:
-        return "", "", calls
+        return [], [], calls
     if not isinstance(value, list):
         what = "null without tool calls" if value is None else f"{kind_of(value)}, not text"
         raise BadRowError("type", f"message {number}: content is {what}")
-    texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+    pieces: dict[str, _Pieces] = {"text": [], "reasoning": []}
     calls = list(calls)
     for part in value:
         kind, text = _read_part(part, number)
-        if kind == "tool_call":
+        weight = read_weight(part, number)
+        if kind != "tool_call":
+            pieces[kind].append((text, weight))
+        elif weight is None:
             calls += _read_calls(text, number)
         else:
-            texts[kind].append(text)
-    return "".join(texts["text"]), "".join(texts["reasoning"]), calls
+            raise BadRowError("type", f"message {number}: a part that is no text has a weight")
+    return pieces["text"], pieces["reasoning"], calls
+
+
+def _read_reasoning(message: dict[str, Any], name: str, number: int) -> _Pieces:
+    """Return reasoning that stands beside the content, as text or in parts."""
+    value = message.get(name)
+    if not isinstance(value, list):
+        text = _optional_text(message, name, number)
+        return [(text, None)] if text else []
+    said, thought, calls = _read_content(value, [], number)
+    if calls or (said and thought):
+        raise BadRowError("type", f"message {number}: a part of {name} is no text")
+    return said or thought
 
 
 _PART_KINDS = {

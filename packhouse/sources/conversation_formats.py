@@ -5,6 +5,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from packhouse.recipe import SourceConfig
+from packhouse.sources.base_format import (
+    Found,
+    RowFormat,
+    aliases,
+    check_present,
+    optional,
+    optional_text,
+)
 from packhouse.sources.chat_messages import (
     BadRowError,
     Conversation,
@@ -16,14 +24,6 @@ from packhouse.sources.chat_messages import (
 from packhouse.sources.message_trees import Said, build_trees, tree_paths
 from packhouse.sources.preference_formats import PREFERENCE_FORMATS
 from packhouse.sources.records import Rows
-from packhouse.sources.row_format import (
-    Found,
-    RowFormat,
-    aliases,
-    check_present,
-    optional,
-    optional_text,
-)
 from packhouse.sources.strict import parse_text
 from packhouse.sources.transcripts import is_transcript, read_transcript
 

@@ -5,8 +5,10 @@ parent hashed is what is read. Only tables are read: views, virtual tables and c
 functions would run what a stranger wrote. Rows come in the order of their rowid (SQLite's tables
 without one: of their primary key), and become an Arrow file in the child's temporary folder.
 
-SQLite gives each value a type of its own. A column of whole numbers is int64; of numbers, float64;
-of text and numbers, text.
+SQLite gives each value a type of its own. A column of whole numbers is int64; of numbers, float64,
+which has 53 bits; of bytes, bytes; of text and anything, text. Its dates and booleans are the text
+and the numbers that they are in the file. A text that is not UTF-8 makes its row bad. DuckDB lets
+no such text into a table, and refuses a file that was changed, by its checksums.
 """
 
 import os
@@ -24,6 +26,7 @@ from packhouse.errors import SourceError
 from packhouse.near import near_name
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
+from packhouse.sources.faults import fault_column, fault_field
 
 __all__ = ["DATABASES", "read_database", "refuse_unsaved"]
 
@@ -126,27 +129,17 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
         for of_column, kind in zip(kinds, row, strict=True):
             of_column.add(kind)
     types = [_type_of(of_column) for of_column in kinds]
-    schema = pa.schema(list(zip(names, types, strict=True)))
+    schema = pa.schema([*zip(names, types, strict=True), fault_field])
     yield pa.RecordBatch.from_pylist([], schema)
     columns = ", ".join(map(_quoted, names))
     database.text_factory = bytes  # decoded below, where the row is known
     cursor = database.execute(f"SELECT {columns} FROM {quoted} ORDER BY {order}")
-    first = 0
     while rows := cursor.fetchmany(_BATCH_ROWS):
-        arrays = []
-        for name, values, kind in zip(names, zip(*rows, strict=True), types, strict=True):
-            try:
-                arrays.append(_array(values, kind))
-            except UnicodeDecodeError as error:
-                row = first + values.index(error.object)
-                raise SourceError(
-                    f"source file '{uri}', table '{table}', row {row:,} (from 0), column '{name}': "
-                    f"byte 0x{error.object[error.start]:02x} is not UTF-8; mend the value, or take "
-                    "the row out",
-                    uri=uri,
-                ) from None
+        faults: dict[int, tuple[str, str]] = {}
+        columns_of_rows = zip(names, zip(*rows, strict=True), types, strict=True)
+        arrays = [_array(values, kind, name, faults) for name, values, kind in columns_of_rows]
+        arrays.append(fault_column(faults, len(rows)))
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-        first += len(rows)
 
 
 def _type_of(kinds: set[str]) -> pa.DataType:
@@ -156,16 +149,33 @@ def _type_of(kinds: set[str]) -> pa.DataType:
     return pa.binary() if kinds == {"blob"} else pa.string()
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _array(
+    values: Sequence[Any], kind: pa.DataType, name: str, faults: dict[int, tuple[str, str]]
+) -> pa.Array:
+    """A column of some rows; adds the rows whose text is none to `faults`."""
     if kind == pa.string():
-        values = [value if value is None else _text(value) for value in values]
+        values = [_text(value, name, row, faults) for row, value in enumerate(values)]
     elif kind == pa.float64():
         values = [value if value is None else float(value) for value in values]
     return pa.array(values, kind)
 
 
-def _text(value: float | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def _text(value: Any, name: str, row: int, faults: dict[int, tuple[str, str]]) -> str | None:
+    if not isinstance(value, bytes):
+        return value if value is None else str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        around = value[max(error.start - 20, 0) : error.start + 20]
+        faults.setdefault(
+            row,
+            (
+                "encoding",
+                f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}; "
+                "mend the value, or take the row out",
+            ),
+        )
+        return None
 
 
 def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
@@ -174,10 +184,11 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
         **NO_FILES,
         "memory_limit": "768MB",
         "threads": "1",  # rows stay in order
-        "lock_configuration": "true",
     }
     try:
         with duckdb.connect(str(path), read_only=True, config=settings) as database:
+            database.execute("SET TimeZone = 'UTC'")  # else that of the machine
+            database.execute("SET lock_configuration = true")
             # With their catalog: the file may hold a macro that is called `duckdb_tables`.
             plain = (
                 "SELECT table_name, sql FROM system.main.duckdb_tables() WHERE schema_name = 'main'"
@@ -194,8 +205,9 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
                 )
             rows = database.sql(f"SELECT * FROM main.{_quoted(name)}")
             reader = rows.to_arrow_reader(_BATCH_ROWS)
-            yield pa.RecordBatch.from_pylist([], reader.schema)
-            yield from reader
+            yield pa.RecordBatch.from_pylist([], reader.schema.append(fault_field))
+            for batch in reader:
+                yield batch.append_column(fault_field, fault_column({}, batch.num_rows))
     except duckdb.Error as error:
         raise _damaged(uri, "DuckDB", error) from None
 

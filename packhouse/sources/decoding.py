@@ -26,6 +26,7 @@ from packhouse.errors import SourceError
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.confined import at, file_of_parent
 from packhouse.sources.databases import DATABASES, read_database
+from packhouse.sources.faults import WITH_FAULTS
 from packhouse.sources.files import file_errors, open_file
 from packhouse.sources.workbooks import read_workbook
 
@@ -60,8 +61,8 @@ def decode_head(
 ) -> Iterator[Any]:
     """Yield a file's facts, then batches of the first rows of its first group that has any.
 
-    At most `num_rows` rows. The facts are `names` of its columns, and `sizes`, [rows, bytes] of
-    each group. `table` is that of a database.
+    At most `num_rows` rows, bad ones among them. The facts are `names` of its columns, and `sizes`,
+    [rows, bytes] of each group. `table` is that of a database.
 
     Raises:
         SourceError: the file is damaged, or over a limit, which it names.
@@ -74,6 +75,8 @@ def decode_rows(
     uri: str, file_format: str, first: int, end: int, table: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
+
+    For the formats `WITH_FAULTS`, the last column says which rows are bad.
 
     Raises:
         SourceError: the file is damaged, or over a limit, which it names.
@@ -102,10 +105,12 @@ def _head(uri: str, file_format: str, num_rows: int, table: str | None) -> Itera
     with _damage(uri, file_format):
         decoder = _Decoder(uri, file_format, table)
         sizes = decoder.sizes()
-        yield {"names": decoder.schema.names, "sizes": sizes}
+        names = decoder.schema.names[: -1 if file_format in WITH_FAULTS else None]
+        yield {"names": names, "sizes": sizes}
         decoder = _Decoder(uri, file_format, table)  # a stream is read once
         first_rows = next((rows for rows, _ in sizes if rows), 0)
-        yield from decoder.plain_batches(0, min(num_rows, first_rows))
+        for batch in decoder.plain_batches(0, min(num_rows, first_rows)):
+            yield batch.select(range(len(names)))
 
 
 def _rows(

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.errors import SourceError
+from packhouse.sources.base_format import MESSAGE_FIELDS
 from packhouse.sources.decoding import MAX_COLUMNS
 from packhouse.sources.json_lines import filled_lines
 from packhouse.sources.records import MAX_BAD_ROWS, Failure, Ints, Records, Rows, too_long
-from packhouse.sources.row_format import MESSAGE_FIELDS
 from packhouse.sources.text_files import Parsing, TextFile
 
 __all__ = ["CommaFile", "SemicolonFile", "TabFile", "parse_delimited", "record_ends"]

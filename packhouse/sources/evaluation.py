@@ -12,7 +12,9 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, SourceError
 from packhouse.quality import FUNCTIONS as TEXT_FUNCTIONS
@@ -55,14 +57,14 @@ def analyse(texts: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def bind(where: str | None, select: dict[str, str], rows: pa.RecordBatch) -> None:
+def bind(where: list[str], select: dict[str, str], rows: pa.RecordBatch) -> None:
     """Check the types of expressions against columns without rows.
 
     Raises:
         ConfigError: says which expression and what is wrong with it.
     """
-    texts = [(True, where)] if where is not None else []
-    for is_where, text in [*texts, *((False, text) for text in select.values())]:
+    texts = [(True, text) for text in where] + [(False, text) for text in select.values()]
+    for is_where, text in texts:
         at(f"expression `{text}`")
         try:
             kind = _run(in_parentheses(text), rows).type
@@ -75,23 +77,31 @@ def bind(where: str | None, select: dict[str, str], rows: pa.RecordBatch) -> Non
 
 
 def evaluate(
-    where: str | None, select: dict[str, str], rows: pa.RecordBatch
+    where: list[str], select: dict[str, str], rows: pa.RecordBatch
 ) -> Iterator[dict[str, Any] | pa.RecordBatch]:
     """Yield which rows are kept and which fail, then the selected columns of the rows kept.
 
-    The first item has `kept`, indexes of rows, and `failed`, pairs of index and what is wrong.
+    The first item has `kept`, indexes of rows; `filtered`, pairs of index and number of the first
+    of `where` that is false or NULL; and `failed`, pairs of index and what is wrong. Each of
+    `where` is evaluated for the rows that those before it keep, `select` for those that all keep.
 
     Raises:
         SourceError: an expression needs too much memory, or fails on too many rows.
     """
     failed: dict[int, str] = {}
-    kept = list(range(rows.num_rows))
-    if where is not None:
-        at(f"where `{where}`")
-        values, failed = _values(f"where `{where}`", where, rows)
-        kept = [index for index, value in enumerate(values.to_pylist()) if value]
+    filtered: dict[int, int] = {}
+    kept, of_kept = list(range(rows.num_rows)), rows
+    for number, text in enumerate(where):
+        at(f"where `{text}`")
+        values, bad = _values(f"where `{text}`", text, of_kept)
+        is_kept = pc.fill_null(values, False)
+        for place in np.flatnonzero(~is_kept.to_numpy(zero_copy_only=False)).tolist():
+            if place not in bad:
+                filtered[kept[place]] = number
+        failed |= {kept[place]: why for place, why in bad.items()}
+        kept = pa.array(kept).filter(is_kept).to_pylist()
+        of_kept = of_kept.filter(is_kept)
     columns: dict[str, pa.Array] = {}
-    of_kept = rows.take(pa.array(kept, pa.int64()))
     failed_kept: dict[int, str] = {}
     for name, text in select.items():
         at(f"select.{name} `{text}`")
@@ -104,7 +114,11 @@ def evaluate(
         )
     good = [place for place in range(len(kept)) if place not in failed_kept]
     failed |= {kept[place]: why for place, why in failed_kept.items()}
-    yield {"kept": [kept[place] for place in good], "failed": sorted(failed.items())}
+    yield {
+        "kept": [kept[place] for place in good],
+        "filtered": sorted(filtered.items()),
+        "failed": sorted(failed.items()),
+    }
     if columns:
         table = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
         yield table.take(pa.array(good, pa.int64()))

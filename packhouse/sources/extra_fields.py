@@ -40,19 +40,19 @@ _PARTS = {
     "answer": frozenset(("answer", "response", "output", "completion")),
     "system": frozenset(("system", "system_prompt")),
     "history": frozenset(("history",)),
+    "reasoning": frozenset(("reasoning", "thinking", "reasoning_content")),
 }
 """Names of the parts of a question and its answer, by `question_answer`'s names for them."""
 
 CONVERSATIONAL = frozenset().union(*_PARTS.values()) | frozenset(
-    "messages conversations conversation tools functions chosen reasoning thinking "
-    "reasoning_content".split()
+    "messages conversations conversation tools functions chosen".split()
 )
 """Names of a conversation's own parts."""
 
 IN_MESSAGES = "messages[]."
 """Before the name of a field that messages have, not rows."""
 
-TRAIN_FLAGS = frozenset("loss_mask loss_scale mask masked training trainable weights".split())
+TRAIN_FLAGS = frozenset("loss_mask mask masked trainable weights".split())
 """Names that other tools give to what says whether a message is trained."""
 
 

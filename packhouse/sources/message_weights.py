@@ -1,4 +1,4 @@
-"""Loss weights that messages and parts of their contents give, in the forms that files have."""
+"""Loss weights that messages, their parts and spans give, in the forms of several tools."""
 
 import math
 from collections.abc import Sequence
@@ -7,22 +7,29 @@ import orjson
 
 from packhouse.plugins import BadRowError
 
-__all__ = ["WEIGHTS", "read_weight", "weigh_parts"]
+__all__ = ["SPANS", "WEIGHTS", "read_spans", "read_weight", "weigh_parts"]
 
-WEIGHTS = ("weight", "loss_weight", "train", "loss")
-"""Fields that are read; `train` is Axolotl's and others', `loss` xtuner's."""
+WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
+"""Fields that are read; `loss_scale` is ms-swift's, `train` and `training` Axolotl's and others',
+`loss` xtuner's and ms-swift's."""
 
-_OTHERS = ("loss_scale", "training", "training_detail", "train_detail")
-"""Of ms-swift and Axolotl; the last two hold character offsets. Not read: where one says other than
-that all is trained as it is, the message would be trained as nobody meant."""
+SPANS = ("train_detail", "training_detail")
+"""Axolotl's fields of spans of a content."""
 
-_TRAIN_ALL: tuple[object, ...] = (None, True, 1, [])
-_FLAGS = ("train", "loss")
+Parts = Sequence[tuple[int, float | None]]
+"""Characters and own weight (None: the turn's) of each part of a message."""
+
+_FLAGS = ("train", "training", "loss")
+_SAY_NOTHING: dict[str, tuple[object, ...]] = {
+    "loss_scale": (True, []),  # 1 among them
+    "training": (True, []),
+}
+"""An answer is trained anyway: such a row is called as one that says nothing."""
 _MAX_WEIGHT = 1e6  # far below what float32 holds
 
 
 def read_weight(message: object, number: int) -> float | None:
-    """Return the loss weight: `weight`, `loss_weight` (a number), `train`, `loss` (true or false).
+    """Return the loss weight: `weight`, `loss_weight` or `loss_scale`; or a flag, true or false.
 
     If several are given, they must agree; beside a weight, a flag says whether it may be 0. A
     `loss` that is a number is what some model had, and no weight.
@@ -38,14 +45,11 @@ def read_weight(message: object, number: int) -> float | None:
     given: dict[str, float] = {}
     if not isinstance(message, dict):
         return None
-    for key in _OTHERS:
-        value = message.get(key)
-        if value not in _TRAIN_ALL:
-            what = f"message {number}: {key} is {str(value)[:40]!r}, which is not read"
-            raise BadRowError("type", f"{what}; say with `train` or `weight` what is trained")
     for key in WEIGHTS:
         value = message.get(key)
         if value is None or (key == "loss" and type(value) in (int, float)):
+            continue
+        if value in _SAY_NOTHING.get(key, ()):
             continue
         is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
         if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
@@ -60,19 +64,73 @@ def read_weight(message: object, number: int) -> float | None:
     return next(iter(given.values()), None)
 
 
+def read_spans(
+    message: dict[str, object], content: str, number: int
+) -> list[tuple[int, float | None]] | None:
+    """Return the parts of a content that Axolotl's spans cut it into; None without any.
+
+    Offsets count characters, and the last one of a span belongs to it. What is in no span that is
+    trained is not trained. A border behind a space is put before it, since tokens begin with the
+    space before a word: so the tokens are those that Axolotl trains.
+
+    Raises:
+        BadRowError: they are no spans of this content.
+
+    Example:
+        >>> spans = [{"begin_offset": 0, "end_offset": 3, "train": False},
+        ...          {"begin_offset": 4, "end_offset": 8, "train": True}]
+        >>> read_spans({"train_detail": spans}, "Hm. Four.", 1)
+        [(3, 0.0), (6, 1.0), (0, 0.0)]
+    """
+    field = next((name for name in SPANS if message.get(name) not in _NO_SPANS), None)
+    if field is None:
+        return None
+    spans = message[field]
+    where = f"message {number}: {field}"
+    if not isinstance(spans, list):
+        raise BadRowError("type", f"{where} is {str(spans)[:40]!r}, not a list of spans")
+    trained: list[tuple[int, int]] = []
+    for span in spans:
+        begin, end, train = (
+            span.get(name) if isinstance(span, dict) else None
+            for name in ("begin_offset", "end_offset", "train")
+        )
+        if type(begin) is not int or type(end) is not int or train not in (True, False):
+            what = f"{where} holds {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
+            raise BadRowError("type", what)
+        if not 0 <= begin <= end <= len(content):
+            what = f"{where}: characters {begin} to {end} of a content of {len(content)}"
+            raise BadRowError("type", f"{what}; offsets count from 0, the last one included")
+        if train:
+            stop = min(end + 1, len(content))
+            is_inner = stop < len(content)
+            begin -= content.endswith(" ", 0, begin)
+            trained.append((begin, stop - (is_inner and content.endswith(" ", 0, stop))))
+    parts, at = list[tuple[int, float | None]](), 0
+    for begin, stop in sorted(trained):
+        begin = max(begin, at)
+        if begin < stop:
+            parts += [(begin - at, 0.0), (stop - begin, 1.0)]
+            at = stop
+    return [*parts, (len(content) - at, 0.0)]
+
+
+_NO_SPANS: tuple[object, ...] = (None, True, 1, [])
+
+
 def weigh_parts(
-    parts: Sequence[tuple[int | None, float | None]], weight: float | None, role: str, number: int
+    parts: Parts, weight: float | None, role: str, number: int
 ) -> tuple[float | None, str | None]:
     """Weight of a message, and of its parts as factors of it, where these differ.
 
     Args:
-        parts: characters (None: no text) and own weight of each part of a content.
+        parts: of a content; of reasoning and content where parts of the reasoning have weights.
         weight: of the message.
         role: of the message.
         number: of the message.
 
     Raises:
-        BadRowError: what is no text has a weight, or a part of an untrained turn.
+        BadRowError: a part of an untrained turn has a weight.
 
     Example:
         >>> weigh_parts([(3, 0.0), (5, None)], None, "assistant", 0)
@@ -80,8 +138,6 @@ def weigh_parts(
         >>> weigh_parts([(3, 0.0), (5, 0.0)], None, "assistant", 0)
         (0.0, None)
     """
-    if any(size is None and own is not None for size, own in parts):
-        raise BadRowError("type", f"message {number}: a part that is no text has a weight")
     texts = [(size, own) for size, own in parts if size]
     given = {own for _, own in texts}
     if given <= {None}:

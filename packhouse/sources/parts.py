@@ -78,8 +78,15 @@ def _table_parts(shard: SourceShard) -> Iterator[Part]:
 
 
 def _as_one(shard: SourceShard, parts: Iterator[Part]) -> Part:
-    rows = Rows(row for part in parts for row in part.records.rows)
-    return Part(shard, None, Records(rows, np.arange(len(rows)), len(rows)))
+    every = Records(Rows(), np.arange(0), 0)
+    for records in (part.records for part in parts):
+        first = every.num_records
+        every.rows += records.rows
+        every.numbers = np.append(every.numbers, records.numbers + first)
+        every.failures += [bad._replace(number=bad.number + first) for bad in records.failures]
+        every.failed |= {number + first: row for number, row in records.failed.items()}
+        every.num_records += records.num_records
+    return Part(shard, None, every)
 
 
 def _changed(shard: SourceShard) -> SourceError:

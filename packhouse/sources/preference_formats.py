@@ -17,6 +17,13 @@ from itertools import takewhile
 from typing import Any
 
 from packhouse.recipe import SourceConfig
+from packhouse.sources.base_format import (
+    RowFormat,
+    aliases,
+    check_present,
+    optional,
+    optional_text,
+)
 from packhouse.sources.chat_messages import (
     BadRowError,
     Conversation,
@@ -24,13 +31,6 @@ from packhouse.sources.chat_messages import (
     kind_of,
     read_messages,
     speaker_key,
-)
-from packhouse.sources.row_format import (
-    RowFormat,
-    aliases,
-    check_present,
-    optional,
-    optional_text,
 )
 from packhouse.sources.strict import parse_text
 from packhouse.sources.transcripts import is_transcript, read_transcript

@@ -7,16 +7,13 @@ be judged by themselves. What those bytes may come to is limited in `streams`, `
 `decoding`.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,6 +22,7 @@ from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.messages import role_violations
 from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, write_table
+from packhouse.sources.base_format import Adapted
 from packhouse.sources.beside import Beside, read_beside
 from packhouse.sources.extra_fields import (
     IN_MESSAGES,
@@ -34,8 +32,8 @@ from packhouse.sources.extra_fields import (
     find_disallowed,
     find_extra_fields,
 )
-from packhouse.sources.lines import name_row
 from packhouse.sources.parts import Part, for_parts
+from packhouse.sources.raw_rows import name_row_of, raw_columns, read_raw
 from packhouse.sources.records import (
     MAX_BAD_ROWS,
     Failure,
@@ -45,7 +43,6 @@ from packhouse.sources.records import (
     unwrapped,
 )
 from packhouse.sources.reshaping import reshape
-from packhouse.sources.row_format import Adapted
 from packhouse.sources.row_formats import (
     adapt,
     check_same_format,
@@ -53,10 +50,7 @@ from packhouse.sources.row_formats import (
 )
 from packhouse.sources.shards import SourceShard
 
-__all__ = ["ShardRows", "raw_rows", "read_shard", "with_raw_rows"]
-
-RAW_BYTES = 64 * 2**10
-"""Bytes of a bad row that are kept."""
+__all__ = ["ShardRows", "read_shard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +157,7 @@ class _Reader:
             ]
         filtered = self._reshape(part)
         row_format = shard.row_format
-        name_of = partial(_name_row, part)
+        name_of = partial(name_row_of, part)
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
             row_format = "text"
             self._check_bad(shard, len(records.rows))
@@ -212,15 +206,14 @@ class _Reader:
         records, config, numbers = part.records, self.config, part.records.numbers
         if not config.is_reshaped:
             return []
-        done = reshape(records.rows, config, part.shard.columns or {})
-        self._check_bad(part.shard, len(records.failures) + len(done.failures))
+        reshaped = reshape(records.rows, config, part.shard.columns or {})
+        self._check_bad(part.shard, len(records.failures) + len(reshaped.failures))
         if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
             of_number = zip(numbers.tolist(), records.rows, strict=True)
             records.failed |= dict(of_number)
-        records.failures += [Failure(int(numbers[n]), *why) for n, *why in done.failures]
-        records.rows, records.numbers = done.rows, numbers[done.places]
-        left_out = numbers[done.filtered].tolist()
-        return [Failure(number, "filtered", config.where or "") for number in left_out]
+        records.failures += [Failure(int(numbers[n]), *why) for n, *why in reshaped.failures]
+        records.rows, records.numbers = reshaped.rows, numbers[reshaped.places]
+        return [Failure(int(numbers[n]), "filtered", text) for n, text in reshaped.filtered]
 
     def _check_bad(self, shard: SourceShard, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
@@ -316,101 +309,16 @@ def _dropped_table(part: Part, dropped: list[Failure]) -> pa.Table:
     return pa.Table.from_arrays([source, rows, *texts], schema=DROPPED)
 
 
-def raw_rows(
-    shard: SourceShard, rules: ValidateConfig, rows: Sequence[int]
-) -> dict[int, tuple[bytes, int | None]]:
-    """Read and parse a shard again for the bytes of some rows, as they stand in its file.
-
-    Args:
-        shard: from `scan_source`.
-        rules: as for `read_shard`.
-        rows: numbers in the file, of rows of this shard.
-
-    Returns:
-        Row -> its bytes, and where they begin in the uncompressed file. Rows of Parquet and other
-        tables have no bytes: they are JSON, which begins nowhere (None).
-
-    Raises:
-        SourceError: the file changed since it was scanned.
-    """
-
-    def find(part: Part) -> dict[int, tuple[bytes, int | None]]:
-        first = part.shard.row_start
-        inside = [row for row in rows if first <= row < first + part.records.num_records]
-        return dict(zip(inside, _raw_rows(part, [row - first for row in inside]), strict=True))
-
-    found: dict[int, tuple[bytes, int | None]] = {}
-    with gc_paused():
-        for of_part in for_parts(shard, rules, find) if rows else []:
-            found |= of_part
-    return found
-
-
-def with_raw_rows(
-    quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
-) -> pa.Table:
-    """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
-
-    For bad rows of later steps, which see conversations: what is to be mended is the row. Arguments
-    and errors are those of `raw_rows`; all rows are of this shard.
-    """
-    rows = quarantined["row"].to_pylist()
-    found = raw_rows(shard, rules, rows)
-    columns = _raw_columns([found[row] for row in rows], max_bytes)
-    for name, values in columns.items():
-        field = QUARANTINED.field(name)
-        place = QUARANTINED.get_field_index(name)
-        quarantined = quarantined.set_column(place, field, pa.array(values, field.type))
-    return quarantined
-
-
-def _raw_columns(
-    found: list[tuple[bytes, int | None]], max_bytes: int = RAW_BYTES
-) -> dict[str, list[Any]]:
-    """Columns of QUARANTINED with the bytes of rows, given whole, and their places."""
-    return {
-        "byte_offset": [offset for _, offset in found],
-        "raw": [raw[:max_bytes] for raw, _ in found],
-        "raw_size": [len(raw) for raw, _ in found],
-        "raw_sha256": [hashlib.sha256(raw).hexdigest() for raw, _ in found],
-    }
-
-
-def _name_row(part: Part, index: int) -> str:
-    """Name of a good row for messages."""
-    number = int(part.records.numbers[index])
-    ((_, offset),) = _raw_rows(part, [number])
-    return name_row(part.shard.uri, part.shard.row_start + number, offset, part.shard.encoding)
-
-
-def _raw_rows(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
-    """Bytes of records, and where they begin in the uncompressed file (None: nowhere)."""
-    data, records = part.data, part.records
-    if not numbers:
-        return
-    if data is not None and records.spans is not None:
-        for start, end in records.spans()[list(numbers)].tolist():
-            piece = data[start:end]
-            offset = part.shard.byte_start + start + len(piece) - len(piece.lstrip())
-            yield piece.strip(), offset
-        return
-    # Rows of Parquet and Arrow have no bytes of their own: they are shown as JSON.
-    rows = dict(zip(records.numbers.tolist(), records.rows, strict=True)) | records.failed
-    for number in numbers:
-        row = rows.get(number)
-        yield orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS), None
-
-
 def _quarantined_table(part: Part, failures: list[Failure]) -> pa.Table:
     failures = sorted(failures)
-    found = list(_raw_rows(part, [failure.number for failure in failures]))
+    found = list(read_raw(part, [failure.number for failure in failures]))
     columns: dict[str, list[Any]] = {
         "source": [part.shard.file] * len(failures),
         "row": [part.shard.row_start + failure.number for failure in failures],
         "step": ["validate"] * len(failures),
         "reason": [failure.reason for failure in failures],
         "detail": [failure.detail for failure in failures],
-        **_raw_columns(found),
+        **raw_columns(found),
     }
     return pa.table({name: columns[name] for name in QUARANTINED.names}, schema=QUARANTINED)
 

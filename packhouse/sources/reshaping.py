@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _SHOWN = 30
+_WHERE = "where"
 _RENAMED = "any"
 
 
@@ -47,8 +48,8 @@ class Reshaped:
     rows: Rows
     places: list[int]
     """Index of each among the rows that were given."""
-    filtered: list[int]
-    """Indexes of rows for which `where` is false or NULL."""
+    filtered: list[tuple[int, str]]
+    """Index of each row that `where` leaves out, and its first expression that is false or NULL."""
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     """(index, reason, detail) of rows on which an expression fails."""
 
@@ -82,7 +83,7 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
                     f"'{wanted[:40]}'; there are: {known or 'none'}"
                     f"{', ...' if len(kinds) > _SHOWN else ''}{near_name(wanted, kinds)}"
                 )
-            is_renamed = parsed["bare"] is not None and place != "where"
+            is_renamed = parsed["bare"] is not None and place != _WHERE
             found.setdefault(alike[0], _RENAMED)
             if not is_renamed:
                 found[alike[0]] = kinds[alike[0]]
@@ -137,12 +138,12 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
     objects = [index for index, row in enumerate(rows) if isinstance(row, dict)]
     given = [rows[index] for index in objects]
     where, select = _evaluated(config)
-    kept, failed, selected = list(range(len(given))), [], pa.table({})
-    if given and (where is not None or select):
+    kept, filtered, failed, selected = list(range(len(given))), [], [], pa.table({})
+    if given and (where or select):
         table = _table(given, columns)
         call = partial(evaluate, where, select, table)
         found, *batches = _confined(config, call, table.nbytes)
-        kept, failed = found["kept"], found["failed"]
+        kept, filtered, failed = found["kept"], found["filtered"], found["failed"]
         selected = batches[0] if batches else selected
     of_kept = [given[place] for place in kept]
     if config.select:
@@ -154,12 +155,11 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
         ]
         names = list(config.select)
         of_kept = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-    bad = {place for place, _ in failed}
     others = set(range(len(rows))) - set(objects)
     return Reshaped(
         rows=Rows(of_kept),
         places=[objects[place] for place in kept],
-        filtered=[objects[n] for n in sorted(set(range(len(given))) - set(kept) - bad)],
+        filtered=[(objects[place], where[number]) for place, number in filtered],
         failures=sorted(
             [(objects[place], "expression", why) for place, why in failed]
             + [
@@ -192,16 +192,16 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind]) -> pa
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def _evaluated(config: SourceConfig) -> tuple[str | None, dict[str, str]]:
+def _evaluated(config: SourceConfig) -> tuple[list[str], dict[str, str]]:
     """Return what DuckDB evaluates: `where`, and of `select` what is more than another name."""
     bare = {place for place, _, parsed in _parsed(config) if parsed["bare"] is not None}
     select = {name: text for name, text in config.select.items() if f"select.{name}" not in bare}
-    return config.where, select
+    return config.filters, select
 
 
 def _parsed(config: SourceConfig) -> list[tuple[str, str, dict[str, Any]]]:
     """Return each expression of a source with its place and what it reads."""
-    texts = [("where", config.where)] if config.where is not None else []
+    texts = [(_WHERE, text) for text in config.filters]
     texts += [(f"select.{name}", text) for name, text in config.select.items()]
     if not texts:
         return []

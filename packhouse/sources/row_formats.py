@@ -20,6 +20,7 @@ from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import assemble
 from packhouse.records.tables import MESSAGE
+from packhouse.sources.base_format import MESSAGE_FIELDS, Adapted, Found, RowFormat
 from packhouse.sources.beside import BESIDE
 from packhouse.sources.chat_messages import (
     BadRowError,
@@ -32,7 +33,6 @@ from packhouse.sources.chat_messages import (
 from packhouse.sources.conversation_formats import CONVERSATION_FORMATS, FlatMessages
 from packhouse.sources.preference_formats import STATED
 from packhouse.sources.records import Rows
-from packhouse.sources.row_format import MESSAGE_FIELDS, Adapted, Found, RowFormat
 from packhouse.sources.text_formats import TEXT_FORMATS, TextFields, class_index
 from packhouse.sources.token_rows import TOKEN_FORMATS
 

@@ -51,6 +51,7 @@ TEXT_FILES: dict[FileFormat, type[TextFile]] = {
 }
 
 MAX_SHARD_BYTES = 32 * 2**20
+"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs."""
 HEAD_BYTES = 2**20
 """Uncompressed bytes looked at to tell formats."""
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 from packhouse.recipe import SourceConfig
 from packhouse.runtime.without_pandas import recall_pandas
 from packhouse.sources.decoding import decode_head, decode_rows
+from packhouse.sources.faults import WITH_FAULTS
 from packhouse.sources.files import SourceFile
-from packhouse.sources.records import Records, Rows
+from packhouse.sources.records import Failure, Records, Rows
 from packhouse.sources.row_formats import find_row_format
 from packhouse.sources.streams import FileStream
 
@@ -77,11 +78,21 @@ def parse_tables(
         return
     recall_pandas()  # for rows with times in nanoseconds
     for batch in decode_rows(uri, file_format, row_start, row_start + num_rows, table):
+        faults: list[dict[str, str] | None] = [None] * batch.num_rows
+        if file_format in WITH_FAULTS:
+            faults = batch.column(-1).to_pylist()
+            batch = batch.select(range(batch.num_columns - 1))
         nested = [field.name for field in batch.schema if pa.types.is_nested(field.type)]
         found = Rows(batch.to_pylist())
         for row in found:
             row.update({name: without_fill(row[name]) for name in nested})
-        yield Records(found, np.arange(len(found)), len(found))
+        records = Records(found, np.arange(len(found)), len(found))
+        bad = {number: fault for number, fault in enumerate(faults) if fault is not None}
+        if bad:
+            records.failures = [Failure(n, **fault) for n, fault in bad.items()]
+            records.failed = {number: found[number] for number in bad}
+            records.keep([number for number in range(len(found)) if number not in bad])
+        yield records
 
 
 def without_fill(value: Any) -> Any:

@@ -13,14 +13,7 @@ import pyarrow as pa
 
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import assemble
-from packhouse.sources.chat_messages import (
-    BadRowError,
-    Conversation,
-    Turn,
-    kind_of,
-)
-from packhouse.sources.records import Rows
-from packhouse.sources.row_format import (
+from packhouse.sources.base_format import (
     Adapted,
     RowFormat,
     aliases,
@@ -28,6 +21,13 @@ from packhouse.sources.row_format import (
     optional,
     optional_text,
 )
+from packhouse.sources.chat_messages import (
+    BadRowError,
+    Conversation,
+    Turn,
+    kind_of,
+)
+from packhouse.sources.records import Rows
 from packhouse.sources.squad import read_questions
 from packhouse.sources.strict import parse_text
 
@@ -40,7 +40,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class TextFields(RowFormat):
-    """Rows that give each turn in a field of its own: Alpaca and the like, plain texts, labels."""
+    """Rows that give each turn in a field of its own: Alpaca and the like, plain texts, labels.
+
+    The answer's reasoning is read where `fields` names its field.
+    """
 
     turns: tuple[tuple[str, str], ...] = (("user", "question"), ("assistant", "answer"))
     """(role, our field) of each turn."""
@@ -57,17 +60,22 @@ class TextFields(RowFormat):
             if type(row[names[ours]]) is not str:
                 raise BadRowError("type", f"{names[ours]} is {kind_of(row[names[ours]])}, not text")
         context = optional_text(row, names, self.context) or None
+        reasoning = optional_text(row, names, "reasoning") or None
         system = optional_text(row, names, "system")
-        texts: list[tuple[str, str, str | None]] = [("system", system, None)] if system else []
+        texts: list[tuple[str, str, str | None, str | None]] = []
+        if system:
+            texts.append(("system", system, None, None))
         for question, answer in _read_history(optional(row, names, "history")):
-            texts += [("user", question, None), ("assistant", answer, None)]
+            texts += [("user", question, None, None), ("assistant", answer, None, None)]
         for role, ours in self.turns:
-            texts.append((role, row[names[ours]], context if role == "user" else None))
+            is_user = role == "user"
+            aside = (context, None) if is_user else (None, reasoning)
+            texts.append((role, row[names[ours]], *aside))
         label = None
         if "label" in self.required:
             check_present(row, ["label"], names, config)
             label = class_index(row[names["label"]], config.label_names)
-        turns: list[Turn] = [(*text, None, None, None, None, None, None) for text in texts]
+        turns: list[Turn] = [(*text, None, None, None, None, None) for text in texts]
         return [Conversation(turns, None, label)]
 
     def read_columns(
@@ -83,13 +91,18 @@ class TextFields(RowFormat):
         if not names or not rows.are_objects or "system" in names or "history" in names:
             return None
         columns = [[row[names[ours]] for row in rows] for _, ours in self.turns]
-        contexts = None
-        if self.context in names:
-            contexts = [row.get(names[self.context]) for row in rows]
+        beside = {  # our name of the message's field -> its turn, and the texts of all rows
+            field: (turn, [row.get(names[ours]) for row in rows])
+            for field, ours, turn in (
+                ("context", self.context, 0),
+                ("reasoning", "reasoning", len(columns) - 1),
+            )
+            if ours in names
+        }
         if not rows.value_types <= {str}:
             if any(set(map(type, column)) != {str} for column in columns):
                 return None
-            if not set(map(type, contexts or ())) <= {str, type(None)}:
+            if any(not set(map(type, texts)) <= {str, type(None)} for _, texts in beside.values()):
                 return None
         labels = None
         if "label" in self.required:
@@ -97,17 +110,18 @@ class TextFields(RowFormat):
                 labels = _class_indexes([row[names["label"]] for row in rows], config.label_names)
             except BadRowError:
                 return None
-        # Columns [q1, q2], [a1, a2] -> contents [q1, a1, q2, a2], contexts [c1, None, c2, None].
+        # Columns [q1, q2], [a1, a2] -> contents [q1, a1, q2, a2], contexts [c1, None, c2, None],
+        # reasoning [None, r1, None, r2].
         num_rows, step = len(rows), len(columns)
         contents = [""] * (num_rows * step)
         for at, column in enumerate(columns):
             contents[at::step] = column
         flat = {"role": [role for role, _ in self.turns] * num_rows, "content": contents}
         arrays = {name: pa.array(values, pa.string()) for name, values in flat.items()}
-        if contexts is not None:
+        for field, (turn, texts) in beside.items():
             spread: list[str | None] = [None] * len(contents)
-            spread[::step] = [context or None for context in contexts]
-            arrays["context"] = pa.array(spread, pa.string())
+            spread[turn::step] = [text or None for text in texts]
+            arrays[field] = pa.array(spread, pa.string())
         return Adapted(
             messages=assemble(arrays, np.full(num_rows, step, np.int64)),
             tools=pa.nulls(num_rows, pa.string()),
@@ -187,27 +201,28 @@ class Squad(RowFormat):
 
 
 _ASIDE = "system|system_prompt history"
+_REASONING: dict[str, tuple[str, ...]] = {"reasoning": ()}  # by the name that `fields` gives alone
 TEXT_FORMATS: dict[str, RowFormat] = {
     "alpaca": TextFields(
         required=aliases("instruction output"),
-        optional=aliases(f"input|context {_ASIDE}"),
+        optional=aliases(f"input|context {_ASIDE}") | _REASONING,
         turns=(("user", "instruction"), ("assistant", "output")),
         context="input",
     ),
     "dolly": TextFields(
         required=aliases("instruction response"),
-        optional=aliases(f"context|input category {_ASIDE}"),
+        optional=aliases(f"context|input category {_ASIDE}") | _REASONING,
         turns=(("user", "instruction"), ("assistant", "response")),
         context="context",
     ),
     "prompt_completion": TextFields(
         required=aliases("prompt completion|response"),
-        optional=aliases(_ASIDE),
+        optional=aliases(_ASIDE) | _REASONING,
         turns=(("user", "prompt"), ("assistant", "completion")),
     ),
     "question_answer": TextFields(
         required=aliases("question|query answer|response|resp"),
-        optional=aliases(f"context|input {_ASIDE}"),
+        optional=aliases(f"context|input {_ASIDE}") | _REASONING,
         turns=(("user", "question"), ("assistant", "answer")),
         context="context",
     ),

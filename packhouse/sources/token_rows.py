@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers
+from packhouse.sources.base_format import RowFormat, aliases, check_present
 from packhouse.sources.chat_messages import BadRowError, Conversation, Turn, kind_of
 from packhouse.sources.records import Ints
-from packhouse.sources.row_format import RowFormat, aliases, check_present
 
 __all__ = ["TOKEN_FORMATS", "TokenRows"]
 
@@ -230,6 +230,6 @@ def _turns(ids: Ints, weights: Weights) -> list[Turn]:
         weight = float(weights[start])
         role = "assistant" if weight else untrained
         content = ids[start:end].astype(">u4").tobytes().hex()
-        told = None if weight in (0, 1) else weight
-        turns.append((role, content, None, None, None, None, None, told, None))
+        loss_weight = None if weight in (0, 1) else weight
+        turns.append((role, content, None, None, None, None, None, loss_weight, None))
     return turns

@@ -110,18 +110,20 @@ def jobs(
             size=validated.size,
         )
     for job in validate:
-        told = AuditParameters(of="quality", languages=config.quality.languages)
-        yield AUDIT.job(told, [job.ref], label=f"quality of {job.label}", size=job.size)
+        parameters = AuditParameters(of="quality", languages=config.quality.languages)
+        yield AUDIT.job(parameters, [job.ref], label=f"quality of {job.label}", size=job.size)
     for name, job in product(sorted(set(config.checks)), validate):
-        told = AuditParameters(of="check", check=name)
-        yield AUDIT.job(told, [job.ref], label=f"{name} in {job.label}", size=job.size)
+        parameters = AuditParameters(of="check", check=name)
+        yield AUDIT.job(parameters, [job.ref], label=f"{name} in {job.label}", size=job.size)
     yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
 
 
 def pack_jobs(gathered: Sequence[Job[PackRange]]) -> tuple[Job[AuditParameters], ...]:
     """Return the jobs that look at gathered packs."""
-    told = AuditParameters(of="packs")
-    return tuple(AUDIT.job(told, [job.ref], label=job.label, size=job.size) for job in gathered)
+    parameters = AuditParameters(of="packs")
+    return tuple(
+        AUDIT.job(parameters, [job.ref], label=job.label, size=job.size) for job in gathered
+    )
 
 
 def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:

@@ -77,8 +77,8 @@ def benchmark_job(
     benchmarks: Mapping[str, Any], validated: Ref, label: str = "", size: int = 0
 ) -> Job[BenchmarkParameters]:
     """Return the job that looks for benchmarks in a shard."""
-    told = BenchmarkParameters(benchmarks=benchmarks)
-    return BENCHMARKS.job(told, [validated], label=f"benchmarks in {label}", size=size)
+    parameters = BenchmarkParameters(benchmarks=benchmarks)
+    return BENCHMARKS.job(parameters, [validated], label=f"benchmarks in {label}", size=size)
 
 
 def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:

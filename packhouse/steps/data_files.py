@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.packing import published_schema, to_layout
+from packhouse.packing import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig
 from packhouse.runtime.progress import advance
 
@@ -114,6 +114,7 @@ def write_data_file(
     *,
     with_label: bool,
     with_weights: bool = False,
+    of_preferences: bool = False,
 ) -> DataFile:
     """Write one file of a split.
 
@@ -126,10 +127,14 @@ def write_data_file(
         content: takes in every row.
         with_label: whether any row of the split has a label.
         with_weights: whether any record of the version has a loss weight other than 0 and 1.
+        of_preferences: whether some answers are bad: columns have the names of `preference_names`.
     """
-    schema = published_schema(config.layout, config.position_ids, with_label, with_weights)
+    described = (config.layout, config.position_ids, with_label, with_weights)
+    groups = _groups(rows, cut.rows_per_group, published_schema(*described))
+    if of_preferences:
+        groups = map(preference_names, groups)
+    schema = published_schema(*described, of_preferences=of_preferences)
     path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
-    groups = _groups(rows, cut.rows_per_group, schema)
     _WRITERS[config.file_format](path, schema, _hashed(groups, cut.split, content))
     return DataFile(
         path=path, split=cut.split, rows=rows.num_rows, tokens=_num_values(rows["input_ids"])

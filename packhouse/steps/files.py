@@ -55,17 +55,20 @@ class DataParameters:
     publish: PublishConfig
     with_label: bool
     with_weights: bool
+    of_preferences: bool
+    """True if some answers are bad, and columns have names by which none is trained."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key; the cut has the size of the file."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
-        return {
+        told = {
             "of": "data",
             "cut": self.cut.to_json(),
             "publish": self.publish.model_dump(mode="json", include=settings),
             "with_label": self.with_label,
             "with_weights": self.with_weights,
         }
+        return told | ({"of_preferences": True} if self.of_preferences else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +81,8 @@ class ExportParameters:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
-        told = {"of": "exports", "format": exports.FORMAT_KEYS.get(self.format, self.format)}
-        return told | ({"by_source": True} if self.by_source else {})
+        key = {"of": "exports", "format": exports.FORMAT_KEYS.get(self.format, self.format)}
+        return key | ({"by_source": True} if self.by_source else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,9 +189,9 @@ def jobs(
                 size=64 * (last - first),
             )
         )
-    told = QuarantineParameters(shards=digest([job.key for job in shards["tokenize"]]))
+    parameters = QuarantineParameters(shards=digest([job.key for job in shards["tokenize"]]))
     reads = [job.ref for jobs in shards.values() for job in jobs]
-    made.append(FILES.job(told, inputs=[], label="quarantine file", also_reads=reads))
+    made.append(FILES.job(parameters, inputs=[], label="quarantine file", also_reads=reads))
     if any(may_drop(job.parameters) for job in shards["validate"]):
         validated = shards["validate"]
         left_out = DroppedParameters(shards=digest([job.key for job in validated]))
@@ -205,15 +208,16 @@ def _data_jobs(
     if recipe.pack.strategy == "none":  # a row is a record: padding collators know no such column
         publish = publish.model_copy(update={"position_ids": False})
     for cut in _cuts(side, planned, publish):
-        told = DataParameters(
+        parameters = DataParameters(
             cut=cut,
             publish=publish,
             with_label=planned.with_label,
             with_weights=planned.with_weights,
+            of_preferences=recipe.preferences is not None,
         )
         reads = [(job.parameters, job.ref) for job in gathered]
         yield FILES.job(
-            told,
+            parameters,
             inputs=[ref for each, ref in reads if each.first < cut.last and cut.first < each.last],
             label=f"{side} file {cut.number}",
             size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
@@ -259,20 +263,22 @@ def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
     """Write the file that the job says; of an export, all files of one format."""
     match work.parameters:
-        case DataParameters() as told:
-            return _write_data(work, told, folder)
-        case ExportParameters() as told:
-            return _write_exports(work, told, folder)
-        case RecordsParameters() as told:
-            return _write_records(work, told, folder)
+        case DataParameters() as parameters:
+            return _write_data(work, parameters, folder)
+        case ExportParameters() as parameters:
+            return _write_exports(work, parameters, folder)
+        case RecordsParameters() as parameters:
+            return _write_records(work, parameters, folder)
         case QuarantineParameters():
             return _write_quarantine(work, folder)
         case DroppedParameters():
             return _write_dropped(work, folder)
 
 
-def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path) -> FilesFacts:
-    cut, parts = told.cut, []
+def _write_data(
+    work: Work[FilesParameters], parameters: DataParameters, folder: Path
+) -> FilesFacts:
+    cut, parts = parameters.cut, []
     for receipt in work.inputs(GATHER):
         packs = receipt.facts.packs
         low, high = max(cut.first, packs.first), min(cut.last, packs.last)
@@ -283,10 +289,11 @@ def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path)
         pa.concat_tables(parts),
         cut,
         folder,
-        told.publish,
+        parameters.publish,
         content,
-        with_label=told.with_label,
-        with_weights=told.with_weights,
+        with_label=parameters.with_label,
+        with_weights=parameters.with_weights,
+        of_preferences=parameters.of_preferences,
     )
     written = WrittenFile(
         name=file.path.name,
@@ -299,7 +306,9 @@ def _write_data(work: Work[FilesParameters], told: DataParameters, folder: Path)
     return FilesFacts(files=(written,), content=content.hexdigest())
 
 
-def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: Path) -> FilesFacts:
+def _write_exports(
+    work: Work[FilesParameters], parameters: ExportParameters, folder: Path
+) -> FilesFacts:
     """Write each set in the format, flat in the folder, as the files of a step must lie.
 
     Raises:
@@ -319,27 +328,29 @@ def _write_exports(work: Work[FilesParameters], told: ExportParameters, folder: 
         its_set = set_name(split, source)
         kind = work.recipe.preferences
         for path in write_export(
-            rows, told.format, its_set, staged, multiple, seq_len, preferences=kind
+            rows, parameters.format, its_set, staged, multiple, seq_len, preferences=kind
         ):
             inner = path.relative_to(staged).as_posix()
-            name = f"{told.format}-{inner.replace('/', '-')}"
+            name = f"{parameters.format}-{inner.replace('/', '-')}"
             os.replace(path, folder / name)
-            home = f"{told.format}/{inner}"  # rows and tokens are counted with the data files
+            home = f"{parameters.format}/{inner}"  # rows and tokens are counted with the data files
             written.append(WrittenFile(name=name, kind="exports", rows=0, split=split, path=home))
     shutil.rmtree(staged)
     return FilesFacts(files=tuple(written))
 
 
 def _write_records(
-    work: Work[FilesParameters], told: RecordsParameters, folder: Path
+    work: Work[FilesParameters], parameters: RecordsParameters, folder: Path
 ) -> FilesFacts:
     """Write lineage: a row for each record, with its raw row, its split and its outcome."""
-    packed, rows = work.input(PACK), (told.first, told.last)
-    name = f"records-{told.number:05d}.parquet"
+    packed, rows = work.input(PACK), (parameters.first, parameters.last)
+    name = f"records-{parameters.number:05d}.parquet"
     batches = read_records(packed, work.workspace, rows, block=_ROWS_PER_GROUP)
     tables = (pa.Table.from_batches([batch]) for batch in batches)
     _write_parquet(folder / name, RECORDS, tables, _ROWS_PER_GROUP)
-    return FilesFacts(files=(WrittenFile(name=name, kind="records", rows=told.last - told.first),))
+    return FilesFacts(
+        files=(WrittenFile(name=name, kind="records", rows=parameters.last - parameters.first),)
+    )
 
 
 def _write_quarantine(work: Work[FilesParameters], folder: Path) -> FilesFacts:

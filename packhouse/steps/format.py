@@ -83,14 +83,14 @@ def job(
     benchmarks: Mapping[str, Any],
 ) -> Job[FormatParameters]:
     """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
-    told = validated.parameters
+    parameters = validated.parameters
     return FORMAT.job(
         FormatParameters(
-            shard=told.shard,
+            shard=parameters.shard,
             format=recipe.format,
             template=_template_identity(recipe.format.template),
             date=_date_of(recipe),
-            label_names=told.source.label_names,
+            label_names=parameters.source.label_names,
             tokenizer=tokenizer,
             seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
             tokenize=recipe.tokenize,
@@ -142,33 +142,33 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     `examples.arrow` has them as they were rendered: the audit and deduplication compare the text
     with these.
     """
-    told, recipe = work.parameters, work.recipe
+    parameters, recipe = work.parameters, work.recipe
     validated = work.input(VALIDATE)
     path = validated.path("validated.arrow")
     rows_in = validated.facts.rows_out
-    if told.shard.row_format == "tokenized":  # no template writes what is there
+    if parameters.shard.row_format == "tokenized":  # no template writes what is there
         write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
         return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers
-    call = partial(render_shard, path, recipe, told.label_names, tokenizers, folder)
-    done = run_template(call, recipe, max(work.job.size, path.stat().st_size))
-    check_unchanged(recipe.tokenizer, told.tokenizer)
-    if _template_identity(recipe.format.template) != told.template:
+    call = partial(render_shard, path, recipe, parameters.label_names, tokenizers, folder)
+    reply = run_template(call, recipe, max(work.job.size, path.stat().st_size))
+    check_unchanged(recipe.tokenizer, parameters.tokenizer)
+    if _template_identity(recipe.format.template) != parameters.template:
         raise ConfigError(
             f"format.template '{recipe.format.template}' changed while the run worked with it; "
             "what was made since is not kept. Run again"
         )
     rows_out = read_table(folder / "formatted.arrow").num_rows
-    quarantined = take_refused(folder, told.shard, recipe.validate_)
+    quarantined = take_refused(folder, parameters.shard, recipe.validate_)
     put_out = rows_out + sum(quarantined.values())
-    if put_out != rows_in + sum(done["added"].values()):
+    if put_out != rows_in + sum(reply["added"].values()):
         raise ContractError(f"format took {rows_in:,} rows, put out {put_out:,}")
     return ShardCounts(
         rows_in=rows_in,
         rows_out=rows_out,
-        added=done["added"],
+        added=reply["added"],
         quarantined=quarantined,
-        notes=dict(sorted(done["notes"].items())),
+        notes=dict(sorted(reply["notes"].items())),
     )
 
 

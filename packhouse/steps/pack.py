@@ -160,26 +160,28 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     Raises:
         SequenceTooLongError: a record is over `seq_len` and the policy is `error`.
     """
-    told = work.parameters
+    parameters = work.parameters
     receipts = work.inputs(TOKENIZE)
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
-    admitted = [apply_over_length(shard, told.pack) for shard in shards]
+    admitted = [apply_over_length(shard, parameters.pack) for shard in shards]
     formatted = list(zip(work.inputs(VALIDATE), work.inputs(FORMAT), strict=True))
     matches: pa.Array | None = None
-    if told.benchmarks:
-        masks, matches = match_shards(work, told.benchmarks, work.inputs(VALIDATE), shards)
-        if told.on_match == "drop":
+    if parameters.benchmarks:
+        masks, matches = match_shards(work, parameters.benchmarks, work.inputs(VALIDATE), shards)
+        if parameters.on_match == "drop":
             admitted = [
                 each.without(mask, "contaminated")
                 for each, mask in zip(admitted, masks, strict=True)
             ]
-    fingerprints = _fingerprints(work, formatted) if dedup.needs_fingerprints(told.dedup) else []
+    fingerprints = (
+        _fingerprints(work, formatted) if dedup.needs_fingerprints(parameters.dedup) else []
+    )
     selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
     only = from_eval_only_sources(work.recipe, names, shards)
-    is_eval = is_for_eval(shards, selection, told.split, only)
-    if matches is not None and told.on_match == "same_side":
+    is_eval = is_for_eval(shards, selection, parameters.split, only)
+    if matches is not None and parameters.on_match == "same_side":
         is_eval |= _groups_of(matches, shards, selection)
     has_label = _has_label(shards)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
@@ -190,8 +192,8 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     if found is not None:
         on_both_sides = selection.num_near_on_both_sides(is_eval)
         found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
-    is_split = bool(told.split.eval_fraction or told.split.eval_count or only.any())
-    split = split_counts(shards, selection, is_eval, told.split, only) if is_split else None
+    is_split = bool(parameters.split.eval_fraction or parameters.split.eval_count or only.any())
+    split = split_counts(shards, selection, is_eval, parameters.split, only) if is_split else None
     rows, lengths = selection.kept()
     del admitted, selection
     is_eval = is_eval[rows]
@@ -200,8 +202,8 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     planned: dict[Side, PlannedSide] = {}
     for side in SIDES:
         own, lengths = kept.pop(side)
-        with_label = told.pack.strategy == "none" and bool(has_label[own].any())
-        plan, by_source = _plan(told, side, names, shards, own, lengths)
+        with_label = parameters.pack.strategy == "none" and bool(has_label[own].any())
+        plan, by_source = _plan(parameters, side, names, shards, own, lengths)
         _write_plan(folder, side, plan, own, lengths)
         planned[side] = PlannedSide(
             num_packs=plan.num_packs,
@@ -219,19 +221,19 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         dedup=found,
         split=split,
         vocab_size=max(receipt.facts.tokenizer.vocab_size for receipt in receipts),
-        allow_untrained=told.pack.strategy == "concat" or bool(has_label.any()),
+        allow_untrained=parameters.pack.strategy == "concat" or bool(has_label.any()),
     )
 
 
 def _fingerprints(work: Work[PackParameters], shards: Sequence[ShardReceipts]) -> list[Path]:
     """The fingerprints of each shard; format made them, and whatever is gone is made again."""
     jobs = [fingerprint_job(work.recipe, before.ref, after.ref) for before, after in shards]
-    done = [execute(job, work.recipe, work.workspace) for job in jobs]
-    return [receipt.path("fingerprints.arrow") for receipt in done]
+    receipts = [execute(job, work.recipe, work.workspace) for job in jobs]
+    return [receipt.path("fingerprints.arrow") for receipt in receipts]
 
 
 def _plan(
-    told: PackParameters,
+    parameters: PackParameters,
     side: str,
     names: Sequence[str],
     shards: Sequence[pa.Table],
@@ -239,7 +241,7 @@ def _plan(
     lengths: npt.NDArray[np.int32],
 ) -> tuple[PackPlan, dict[str, dict[str, int]]]:
     """Plan the packs of a side; with `eval_by_source`, those of each source one behind another."""
-    config = told.pack
+    config = parameters.pack
     plan = partial(
         plan_packs,
         seq_len=config.seq_len,
@@ -248,7 +250,7 @@ def _plan(
         multiple=config.pad_record_to_multiple_of,
         balance=config.balance,
     )
-    if side == "train" or not told.split.eval_by_source or not len(rows):
+    if side == "train" or not parameters.split.eval_by_source or not len(rows):
         return plan(lengths), {}
     sources = list(dict.fromkeys(names))
     first = np.cumsum([0, *(shard.num_rows for shard in shards)])

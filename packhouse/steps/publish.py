@@ -34,7 +34,7 @@ from packhouse.steps.gather import GATHER, GatherFacts
 from packhouse.steps.pack import PACK, SIDES, PackFacts, Side, SplitCounts
 from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
-from packhouse.steps.validate import VALIDATE, ValidateFacts
+from packhouse.steps.validate import VALIDATE
 from packhouse.store import (
     LocalFile,
     OpenVersion,
@@ -150,8 +150,10 @@ def job(
 
     Its key is final: the id of the version is known before any work is done.
     """
-    told = PublishParameters(dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks)
-    return PUBLISH.job(told, inputs=[split.ref])
+    parameters = PublishParameters(
+        dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks
+    )
+    return PUBLISH.job(parameters, inputs=[split.ref])
 
 
 def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
@@ -172,7 +174,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         mixed=packed.facts.sources,
         dedup=packed.facts.dedup,
         split=packed.facts.split,
-        sources=tuple(_source_facts(receipt.facts) for receipt in validated),
+        sources=tuple(receipt.facts.lineage() for receipt in validated),
         tokenizer=tokenized[0].facts.tokenizer,
         encoders=_encoders([receipt.facts for receipt in tokenized]),
         audit=combine_audits(work),
@@ -195,16 +197,6 @@ def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side
     for each in gathered:
         tallies[each.packs.side].update(asdict(each.tally))
     return {side: packed.sides[side].statistics.with_tally(tallies[side]) for side in SIDES}
-
-
-def _source_facts(validated: ValidateFacts) -> dict[str, Any]:
-    facts = {**asdict(validated.origin), "rows": validated.rows_in}
-    if validated.dropped:
-        facts["dropped"] = dict(validated.dropped)
-    if not validated.origin.is_tokenized:  # manifests of other sources stay as they were
-        del facts["is_tokenized"]
-    unused = validated.extra_fields
-    return facts | ({"unused_fields": unused} if unused else {})
 
 
 def _encoders(tokenized: Sequence[TokenizeFacts]) -> tuple[dict[str, Any], ...]:

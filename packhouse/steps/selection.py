@@ -122,18 +122,18 @@ def select(
     ]
     groups = _chunked(shards, "group_key") if groups is None else groups
     units = [dedup.unit_numbers(shard) for shard in shards] if _splits(recipe) else None
-    done = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed, units)
-    for own, each in zip(times, done.admitted, strict=True):
+    deduplicated = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed, units)
+    for own, each in zip(times, deduplicated.admitted, strict=True):
         own[each.reasons > 0] = 0
     records = pa.table({n: _chunked(shards, n) for n in ("source", "row", "record_id")})
     return Selection(
-        done.admitted,
+        deduplicated.admitted,
         times,
-        source_counts(done.admitted, times, names),
-        done.group_keys,
-        _ids_of(records["record_id"], done.repeats_of),
-        done.found.near,
-        facts_of(done, records, recipe.dedup),
+        source_counts(deduplicated.admitted, times, names),
+        deduplicated.group_keys,
+        _ids_of(records["record_id"], deduplicated.repeats_of),
+        deduplicated.found.near,
+        facts_of(deduplicated, records, recipe.dedup),
     )
 
 

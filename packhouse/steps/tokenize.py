@@ -64,12 +64,12 @@ def job(
     recipe: Recipe, tokenizer: str, formatted: Job[FormatParameters]
 ) -> Job[TokenizeParameters]:
     """Return the job that tokenizes a rendered shard; `tokenizer` is a fingerprint."""
-    told = formatted.parameters
-    given = formatted.inputs if told.shard.row_format == "tokenized" else ()
+    parameters = formatted.parameters
+    tokens = formatted.inputs if parameters.shard.row_format == "tokenized" else ()
     return TOKENIZE.job(
-        TokenizeParameters(shard=told.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
+        TokenizeParameters(shard=parameters.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
         inputs=[formatted.ref],
-        also_reads=given,
+        also_reads=tokens,
         label=formatted.label,
         size=formatted.size,
     )
@@ -80,17 +80,17 @@ def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
 
     Rows that were tokenized before keep their ids.
     """
-    told, tokenizer = work.parameters, work.recipe.tokenizer
+    parameters, tokenizer = work.parameters, work.recipe.tokenizer
     formatted = work.input(FORMAT)
     path = formatted.path("formatted.arrow")
-    given = None
-    if told.shard.row_format == "tokenized":
-        given = work.input(VALIDATE).path("tokens.arrow")
-    call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder, given)
-    done = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
-    check_unchanged(tokenizer, told.tokenizer)
+    tokens = None
+    if parameters.shard.row_format == "tokenized":
+        tokens = work.input(VALIDATE).path("tokens.arrow")
+    call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder, tokens)
+    reply = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
+    check_unchanged(tokenizer, parameters.tokenizer)
     table, rows_in = read_table(folder / "tokenized.arrow"), formatted.facts.rows_out
-    quarantined = take_refused(folder, told.shard, work.recipe.validate_)
+    quarantined = take_refused(folder, parameters.shard, work.recipe.validate_)
     put_out = table.num_rows + sum(quarantined.values())
     if put_out != rows_in:
         raise ContractError(f"tokenize took {rows_in:,} rows, put out {put_out:,}")
@@ -98,14 +98,14 @@ def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
         rows_in=rows_in,
         rows_out=table.num_rows,
         quarantined=quarantined,
-        notes=dict(sorted(done["notes"].items())),
+        notes=dict(sorted(reply["notes"].items())),
         tokens_out=pc.sum(table["num_tokens"]).as_py() or 0,
         trained_tokens=pc.sum(table["num_trained"]).as_py() or 0,
-        encoder=done["encoder"],
+        encoder=reply["encoder"],
         tokenizer=TokenizerFacts(
-            fingerprint=done["tokenizer"]["fingerprint"],
-            class_name=done["tokenizer"]["class"],
-            vocab_size=done["tokenizer"]["vocab_size"],
+            fingerprint=reply["tokenizer"]["fingerprint"],
+            class_name=reply["tokenizer"]["class"],
+            vocab_size=reply["tokenizer"]["vocab_size"],
         ),
     )
 

@@ -1,14 +1,16 @@
 """validate: one shard of raw rows -> conversations, and rows that are not."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
 
 from packhouse import sources
+from packhouse.cache.steps import AnyReceipt
 from packhouse.engine.step import Job, Step, Work
 from packhouse.errors import ConfigError
 from packhouse.escaping import for_terminal
@@ -17,28 +19,27 @@ from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.source import RowFormatName
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
+from packhouse.records.ledger import Filter, filters_of
 from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
 from packhouse.sources import SourceShard, read_shard, scan_source, with_raw_rows
 from packhouse.sources.reshaping import expression_key
+from packhouse.sources.shards import MAX_SHARD_BYTES
 from packhouse.steps.shard_io import ShardCounts, write_dropped, write_quarantined
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.given import GIVEN_VERSION, read_given
 from packhouse.tokenization.loading import check_unchanged
 
 __all__ = [
-    "SHARD_BYTES",
     "VALIDATE",
     "Origin",
     "ValidateFacts",
     "ValidateParameters",
+    "filters_of_run",
     "jobs",
     "may_drop",
+    "shard_bytes",
 ]
-
-SHARD_BYTES = 32 * 2**20
-"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs. A recipe may
-say `shard_mb`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +93,19 @@ class ValidateFacts(ShardCounts):
     extra_fields: Mapping[str, int]
     """Rows by name of a field that no format reads."""
     origin: Origin
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Rows by the expression that left them out, where `where` is a list of several."""
+
+    def lineage(self) -> dict[str, Any]:
+        """Return what the manifest says of the shard."""
+        facts = {**asdict(self.origin), "rows": self.rows_in}
+        if self.dropped:
+            facts["dropped"] = dict(self.dropped)
+        if self.filtered:
+            facts["filtered"] = dict(self.filtered)
+        if not self.origin.is_tokenized:  # manifests of other sources stay as they were
+            del facts["is_tokenized"]
+        return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
 
 
 def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
@@ -99,7 +113,7 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
 
     `tokenizer` is a fingerprint.
     """
-    size = SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+    size = shard_bytes(recipe)
     scanned = [(source, scan_source(source, size)) for source in recipe.sources]
     _refuse_same_names(scanned)
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
@@ -119,9 +133,20 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
         )
 
 
-def may_drop(told: ValidateParameters) -> bool:
+def shard_bytes(recipe: Recipe) -> int:
+    """Return how many raw bytes a shard has at most: `shard_mb` of the recipe, or the usual."""
+    return MAX_SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+
+
+def filters_of_run(receipts: Iterable[AnyReceipt]) -> list[Filter]:
+    """Return what each expression of `where` left out, by source; of receipts of any steps."""
+    facts = (receipt.facts for receipt in receipts)
+    return filters_of(each.lineage() for each in facts if isinstance(each, ValidateFacts))
+
+
+def may_drop(parameters: ValidateParameters) -> bool:
     """Return True if rows of a shard may be left out before they are records."""
-    return told.source.where is not None or told.shard.row_format == "oasst_flat"
+    return bool(parameters.source.filters) or parameters.shard.row_format == "oasst_flat"
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
@@ -148,17 +173,18 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     what tokenize passes on.
     """
     start_early()  # format comes next
-    told = work.parameters
-    rows = read_shard(told.shard, told.source, told.rules, told.group_by)
-    if told.tokenizer is not None:
+    parameters = work.parameters
+    rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
+    if parameters.tokenizer is not None:
         snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
         given = read_given(rows.validated, snapshot)
-        bad = with_raw_rows(given.quarantined, told.shard, told.rules)
+        bad = with_raw_rows(given.quarantined, parameters.shard, parameters.rules)
         quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
         rows = replace(rows, validated=given.conversations, quarantined=quarantined)
         write_table(folder / "tokens.arrow", given.tokenized)
-        check_unchanged(work.recipe.tokenizer, told.tokenizer)
+        check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
     rows.write(folder)
+    by_expression = Counter(rows.dropped["detail"].to_pylist())
     return ValidateFacts(
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
         rows_out=rows.validated.num_rows,
@@ -167,12 +193,17 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         dropped=write_dropped(folder, rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
+        filtered={
+            text: by_expression[text] for text in parameters.source.filters if by_expression[text]
+        }
+        if len(parameters.source.filters) > 1
+        else {},
         origin=Origin(
-            file=told.shard.file,
-            row_start=told.shard.row_start,
-            sha256=told.shard.sha256,
-            settings=told.source.model_dump(mode="json", exclude={"path", "name", *MIXING}),
-            is_tokenized=told.tokenizer is not None,
+            file=parameters.shard.file,
+            row_start=parameters.shard.row_start,
+            sha256=parameters.shard.sha256,
+            settings=parameters.source.model_dump(mode="json", exclude={"path", "name", *MIXING}),
+            is_tokenized=parameters.tokenizer is not None,
         ),
     )
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from packhouse.errors import ContractError
 from packhouse.escaping import for_terminal
-from packhouse.records.ledger import LedgerLine, check_ledger
+from packhouse.records.ledger import LedgerLine, check_ledger, filters_of
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry, Manifest
 
@@ -58,7 +58,7 @@ def tally_file(path: Path, entry: FileEntry) -> Tally:
     names = {
         "records": ["source", "outcome"],
         "quarantine": ["source", "step", "reason"],
-        "dropped": ["source", "reason"],
+        "dropped": ["source", "reason", "detail"],
     }
     if entry.kind not in names or path.suffix != ".parquet":
         return tally
@@ -76,6 +76,8 @@ def tally_file(path: Path, entry: FileEntry) -> Tally:
                 tally[source, str(row["outcome"])] += number
             elif entry.kind == "dropped":
                 tally[source, f"dropped as {row['reason']}"] += number
+                if row["reason"] == "filtered":
+                    tally[source, f"left out by `{row['detail']}`"] += number
             else:
                 tally[source, "quarantined"] += number
                 tally[f"step '{row['step']}'", str(row["reason"])] += number
@@ -109,6 +111,8 @@ def tally_problems(manifest: Manifest, tally: Tally) -> list[str]:
         stated |= {(source, f"dropped as {why}"): number for why, number in dropped.items()}
         bad = source, "quarantined"  # where rows made several records, the ledger alone says it
         stated[bad] = rows - records - sum(dropped.values()) if is_one_to_one else tally[bad]
+    for each in filters_of(manifest.lineage["sources"]):
+        stated[f"source '{each.source}'", f"left out by `{each.where}`"] = each.filtered
     found = []
     for key in sorted(stated.keys() | tally.keys()):
         first, second = stated.get(key, 0), tally[key]

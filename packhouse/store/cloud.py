@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from packhouse.errors import ConfigError, TransientError
+from packhouse.store.answers import error_of_answer
 from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -33,9 +34,9 @@ from packhouse.store.objects import (
     ObjectInfo,
     ObjectNotFoundError,
     ObjectStore,
+    Part,
     PreconditionFailedError,
     check_key,
-    error_of_answer,
 )
 
 try:
@@ -103,6 +104,13 @@ class CloudStore(ObjectStore):
                 return
             yield chunk
             start += len(chunk)
+
+    @override
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        with self._request(key):
+            wanted = (start, start + length)
+            found = obstore.get(self._client, self._at(key), options={"range": wanted})
+            return Part(bytes(found.bytes()), found.meta["size"], self._tag(found.meta))
 
     def _range(self, key: str, start: int, length: int) -> bytes:
         return bytes(obstore.get_range(self._client, self._at(key), start=start, length=length))

@@ -6,7 +6,7 @@ rows at a time, so memory is bounded by a row group, whatever the size of the fi
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -16,11 +16,11 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.packing import check_packed, published_schema
-from packhouse.packing.layout import Layout
+from packhouse.packing import check_packed, published_schema, supervised_names
+from packhouse.packing.layout import PREFERENCE_NAMES, Layout
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["check_data_file", "check_rows", "read_batches"]
+__all__ = ["check_data_file", "check_rows", "read_batches", "stored_names"]
 
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**20  # more where a row is longer: pyarrow refuses rows that straddle blocks
@@ -38,41 +38,62 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
     if entry.kind != "data" or path.suffix not in (".parquet", ".arrow", ".jsonl"):
         return
     rows = tokens = 0
-    for batch in read_batches(path):
+    for batch in _stored_batches(path):
         if rows == 0 and path.suffix != ".jsonl":  # JSON has no schema
             found = schema_to_json(batch.schema)
             if schema_fingerprint(found) != manifest.schema_fingerprint:
                 names = batch.schema.names
                 raise ContractError(f"schema differs from the manifest's: it has columns {names}")
-        tokens += check_rows(batch, rows, manifest)
+        tokens += check_rows(supervised_names(batch), rows, manifest)
         rows += batch.num_rows
     if rows != entry.rows:
         raise ContractError(f"{rows:,} rows, and the manifest says {entry.rows:,}")
     columns = [field["name"] for field in manifest.schema.get("fields", ())]
-    if tokens != entry.tokens and "input_ids" in columns:
+    if tokens != entry.tokens and {"input_ids", "preference_ids"} & {*columns}:
         raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
 
 
 def read_batches(
-    path: Path, columns: list[str] | None = None, num_rows: int = _BATCH_ROWS
+    path: Path, columns: list[str] | None = None, *, max_rows: int = _BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """Row batches of a Parquet (page checksums verified), Arrow or JSON Lines file.
 
+    Columns of preferences have the names that those of supervised rows have.
+
     Args:
         path: the file.
-        columns: those that are read of a Parquet file; all by default.
-        num_rows: of a batch of a Parquet file, at most.
+        columns: those that are read of a Parquet file, where it has them; all by default.
+        max_rows: of a batch of a Parquet file; packs are long, and records short.
 
     Raises:
         IntegrityError: the file is damaged.
     """
+    columns = None if columns is None else stored_names(columns)
+    return map(supervised_names, _stored_batches(path, columns, max_rows))
+
+
+def stored_names(columns: Iterable[str]) -> list[str]:
+    """Return the names that columns may have in a file: their own, and those of preferences."""
+    names = [*columns]
+    return [*names, *(PREFERENCE_NAMES[name] for name in names if name in PREFERENCE_NAMES)]
+
+
+def _stored_batches(
+    path: Path, columns: list[str] | None = None, max_rows: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 # A row group of ours holds 2 M tokens, however long a row is.
                 groups = file.metadata.num_row_groups
                 rows = file.metadata.row_group(0).num_rows if groups else 1
-                yield from file.iter_batches(max(1, min(rows, num_rows)), columns=columns)
+                read = 0
+                for batch in file.iter_batches(max(1, min(rows, max_rows)), columns=columns):
+                    read += batch.num_rows
+                    yield batch
+                due = file.metadata.num_rows
+                if read != due:  # a footer has no checksum: one bit of it may hide values
+                    raise pa.ArrowInvalid(f"it holds {read:,} rows, and should hold {due:,}")
         elif path.suffix == ".jsonl":
             yield from _json_batches(path)
         else:
@@ -95,10 +116,13 @@ def _json_batches(path: Path) -> Iterator[pa.RecordBatch]:
         lines = iter(lambda: file.readline(_JSON_LINE_BYTES), b"")
         longest = max(map(len, chain([first], lines)))
     schema = None
-    if "input_ids" in present:
-        layout: Layout = "labels" if "labels" in present else "compact"
+    is_preferences = "preference_ids" in present
+    if is_preferences or "input_ids" in present:
+        has_labels = {"labels", "preference_labels"} & {*present}
         schema = published_schema(
-            layout, "position_ids" in present, "label" in present, "loss_weights" in present
+            "labels" if has_labels else "compact",
+            *(name in present for name in ("position_ids", "label", "loss_weights")),
+            of_preferences=is_preferences,
         )
     yield from pyarrow.json.open_json(
         path,

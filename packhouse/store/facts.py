@@ -60,6 +60,7 @@ class _Source(TypedDict, total=False):
     sha256: str
     rows: _Count
     dropped: dict[str, _Count]
+    filtered: dict[str, _Count]
 
 
 class _Tokenizer(TypedDict, total=False):

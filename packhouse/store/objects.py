@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
-from packhouse.errors import (
-    ConfigError,
-    IntegrityError,
-    PackhouseError,
-    StoreError,
-    StoreRefusedError,
-    TransientError,
-)
+from packhouse.errors import ConfigError, IntegrityError, StoreError
 from packhouse.runtime.extras import import_extra
 
 __all__ = [
@@ -32,9 +25,9 @@ __all__ = [
     "ObjectInfo",
     "ObjectNotFoundError",
     "ObjectStore",
+    "Part",
     "PreconditionFailedError",
     "check_key",
-    "error_of_answer",
     "file_body",
     "open_filesystem",
     "open_store",
@@ -60,6 +53,17 @@ class Blob:
 
     data: bytes
     etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of an object, and what shows that two parts are of one object."""
+
+    data: bytes
+    size: int
+    """Bytes of the whole object; -1 where the store did not say it."""
+    tag: str
+    """Equal for all parts of one object, and another after each write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,14 @@ class ObjectStore(ABC):
     def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
         """The object's bytes from `start` on, a few MiB at a time."""
 
+    @abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        """Up to `length` bytes from `start` on, held in memory; fewer where the object ends.
+
+        Raises:
+            IntegrityError: the object ends before `start`.
+        """
+
     def download(self, key: str, path: Path, offset: int = 0, end: int | None = None) -> None:
         """Append the object's bytes from `offset` on to a local file, as they come.
 
@@ -256,48 +268,6 @@ class ObjectStore(ABC):
                 f"'{body.path}' has {body.size:,} bytes, over {self.max_put_bytes:,} of one "
                 "guarded upload; lower publish.max_file_mb"
             )
-
-
-# Codes that mean "send it again", though some come with a 400: bytes or time were lost on the way.
-_AGAIN = {"RequestTimeout", "BadDigest", "IncompleteBody", "SlowDown", "XAmzContentSHA256Mismatch"}
-_DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
-
-
-def error_of_answer(
-    place: str, key: str, status: int, code: str, *, detail: str, no_bucket: str
-) -> PackhouseError:
-    """Tell apart lost race, absence, busy store, unable store and mistake; same for all stores.
-
-    Args:
-        place: address of the object, for people.
-        key: its key.
-        status: of HTTP; 0 if no answer came.
-        code: the store's own word, such as `SlowDown`; empty if it gave none.
-        detail: what the client says of it.
-        no_bucket: what to say if there is no such bucket.
-    """
-    if code in ("NoSuchBucket", "ContainerNotFound"):
-        return StoreError(no_bucket)
-    if status == 404 or code in ("NoSuchKey", "NoSuchUpload"):
-        return ObjectNotFoundError(f"no object {place}", key=key)
-    if status == 412 or code == "BlobAlreadyExists":  # Azure's comes with a 409
-        return PreconditionFailedError(f"{place} exists or has changed", key=key)
-    if status == 416:
-        return IntegrityError(f"{place} is shorter than it was published", key=key)
-    if status == 501 or code == "NotImplemented":
-        return StoreRefusedError(
-            f"{place}: the store answers 501 to a conditional write, so a publication there "
-            "could be torn or doubled; see `packhouse doctor storage`"
-        )
-    if not status:
-        return TransientError(f"{place}: {detail}", key=key)
-    if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
-        return TransientError(f"{place}: {status} {code}", key=key, status=status, code=code)
-    if status in (401, 403) or code in _DENIED:
-        return StoreError(
-            f"{place}: refused ({code or status}); check the credentials and their rights"
-        )
-    return StoreError(f"{place}: {status} {code}: {detail}")
 
 
 def check_key(key: str) -> str:

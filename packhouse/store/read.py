@@ -89,11 +89,7 @@ class OpenVersion:
                         return partial.replace(path)
                     os.truncate(partial, 0)
         except ObjectNotFoundError:
-            raise VersionNotFoundError(
-                f"'{self.uri(entry)}' is gone: someone removed it by hand. Put it back from a "
-                "pulled copy, or publish the version again elsewhere",
-                key=self.key(entry),
-            ) from None
+            raise self.gone(entry) from None
         except OSError as error:
             raise ConfigError(
                 f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
@@ -104,6 +100,14 @@ class OpenVersion:
             f"{MAX_READS} times in a row: the object is damaged. Restore it, or publish the "
             "version again elsewhere",
             key=entry.key,
+        )
+
+    def gone(self, entry: FileEntry) -> VersionNotFoundError:
+        """Return the error that says that a file of the manifest is not in the store."""
+        return VersionNotFoundError(
+            f"'{self.uri(entry)}' is gone: someone removed it by hand. Put it back from a "
+            "pulled copy, or publish the version again elsewhere",
+            key=self.key(entry),
         )
 
 

@@ -13,6 +13,7 @@ import base64
 import email.utils
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from typing_extensions import override
 
 from packhouse.errors import ConfigError, StoreError, TransientError
 from packhouse.runtime.extras import import_extra
+from packhouse.store.answers import error_of_answer
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,
@@ -28,9 +30,9 @@ from packhouse.store.objects import (
     ObjectInfo,
     ObjectNotFoundError,
     ObjectStore,
+    Part,
     PreconditionFailedError,
     check_key,
-    error_of_answer,
 )
 
 __all__ = ["S3Store", "filesystem_options"]
@@ -64,13 +66,21 @@ class S3Store(ObjectStore):
     def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
         wanted = {"Range": f"bytes={start}-"} if start else {}
         with self._request(key):
-            answer = self._client.get_object(**self._at(key), **wanted)
-            left_out = 0 if "ContentRange" in answer else start  # by a server without ranges
-            with closing(answer["Body"]) as body:
-                for chunk in body.iter_chunks(_CHUNK_BYTES):
-                    if len(chunk) > left_out:
-                        yield chunk[left_out:]
-                    left_out = max(0, left_out - len(chunk))
+            yield from _body(self._client.get_object(**self._at(key), **wanted), start)
+
+    @override
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        wanted = f"bytes={start}-{start + length - 1}"
+        data = bytearray()
+        with self._request(key):
+            answer = self._client.get_object(**self._at(key), Range=wanted)
+            for chunk in _body(answer, start):
+                data += chunk
+                if len(data) >= length:
+                    break
+        told = f"/{answer['ContentLength']}" if "ContentRange" not in answer else None
+        size = re.search(r"/([0-9]{1,18})$", told or answer["ContentRange"])  # `bytes 0-9/1234`
+        return Part(bytes(data[:length]), int(size[1]) if size else -1, answer["ETag"].strip('"'))
 
     @override
     def head(self, key: str) -> ObjectInfo:
@@ -205,6 +215,16 @@ class S3Store(ObjectStore):
         # No answer, half of one, or no connection.
         except (urllib3.exceptions.HTTPError, boto.BotoCoreError) as error:
             raise TransientError(f"{place}: {error}", key=key) from error
+
+
+def _body(answer: dict[str, Any], start: int) -> Iterator[bytes]:
+    """The bytes of an answer from `start` on: a server without ranges sends the object whole."""
+    left_out = 0 if "ContentRange" in answer else start
+    with closing(answer["Body"]) as body:
+        for chunk in body.iter_chunks(_CHUNK_BYTES):
+            if len(chunk) > left_out:
+                yield chunk[left_out:]
+            left_out = max(0, left_out - len(chunk))
 
 
 def make_client(read_timeout_s: float = 60) -> Any:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from packhouse.errors import ConfigError, TransientError
 from packhouse.packing.layout import records_of
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.extras import import_extra
@@ -41,7 +42,8 @@ def log_to_wandb(
         Name of the artifact, folder of the run, and rows of each table.
 
     Raises:
-        ConfigError: wandb is not installed.
+        ConfigError: wandb is not installed, or knows no account.
+        TransientError: W&B cannot be reached.
     """
     wandb = import_extra("wandb", "wandb", "wandb://")
     tables = {
@@ -66,9 +68,17 @@ def log_to_wandb(
         file.write(manifest.to_bytes())
     if files:
         _add_files(artifact, opened)
-    with wandb.init(project=project, job_type="publish") as run:
-        run.log_artifact(artifact, aliases=["latest", opened.version])
-        folder = run.dir
+    errors = wandb.errors
+    try:
+        with wandb.init(project=project, job_type="publish") as run:
+            run.log_artifact(artifact, aliases=["latest", opened.version])
+            folder = run.dir
+    except (errors.UsageError, errors.AuthenticationError) as error:
+        raise ConfigError(
+            f"wandb://{project}: {error} Or set WANDB_API_KEY, or WANDB_MODE=offline"
+        ) from error
+    except errors.Error as error:
+        raise TransientError(f"wandb://{project}: {error}") from error
     return {
         "artifact": opened.dataset,
         "folder": folder,

@@ -1,9 +1,10 @@
 """Templates: a validated conversation becomes text, and the spans of it that are trained.
 
 `make_renderer` picks the template of a recipe: constants around contents (`alpaca`, `completion`,
-`classification`, `sequence_classification`, `text`), the tokenizer's own chat template (`chat`) or
-a Jinja file. What a template cannot render, or renders without all of the row's text, goes to
-quarantine; a template whose trained spans cannot be proven is refused as a whole.
+`classification`, `sequence_classification`, `text`, `dart-math/qa` ...), the tokenizer's own chat
+template (`chat`) or a Jinja file. What a template cannot render, or renders without all of the
+row's text, goes to quarantine; a template whose trained spans cannot be proven is refused as a
+whole.
 """
 
 from pathlib import Path
@@ -13,10 +14,11 @@ from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES
 from packhouse.templates.chat import ChatEngine
 from packhouse.templates.examples import WindowRule, rewrites
+from packhouse.templates.prompt_texts import DART_MATH, texts_to_jinja
 from packhouse.templates.renderer import Rendered, Renderer, digest
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
-from packhouse.templates.single_turn import SINGLE_TURN, make_single_turn
+from packhouse.templates.single_turn import SINGLE_TURN, ends_of, make_single_turn
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer", "rewrites"]
@@ -76,6 +78,8 @@ def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:
             return Path(name).read_text(encoding="utf-8"), f"template '{name}'"
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"format.template '{name}' cannot be read: {error}") from None
+    if name in DART_MATH:
+        return texts_to_jinja(DART_MATH[name], ends_of(snapshot, "")), f"template '{name}'"
     if name != "chat":
         known = ", ".join(TEMPLATES)
         raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")

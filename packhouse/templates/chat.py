@@ -106,7 +106,6 @@ class ChatEngine:
     def _render_rows(self, conversations: Conversations, rows: Ints) -> Texts:
         kept: list[int] = []
         rendered: list[RenderedRow] = []
-        weights: list[float] = []
         refused: dict[int, Refusal] = {}
         notes: Counter[str] = Counter()
         pairs = zip(rows.tolist(), conversations.messages_of(rows), strict=True)
@@ -120,14 +119,13 @@ class ChatEngine:
             notes["reasoning_not_rendered"] += done.num_unwritten
             kept.append(row)
             rendered.append(done)
-            weights += done.weights
         filled = Filled(
             np.array(kept, dtype=np.int64),
             pa.array([row.rendering.text for row in rendered], pa.string()),
             _lists([row.content for row in rendered]),
             _lists([[span[:2] for span in row.trained] for row in rendered]),
             weights_column(
-                np.array(weights, np.float32),
+                np.array([s.weight for row in rendered for s in row.trained], np.float32),
                 np.array([len(row.trained) for row in rendered], np.int64),
             ),
         )
@@ -242,7 +240,7 @@ class _Part:
             filled.text[place].as_buffer().to_pybytes() == done.rendering.text
             and _pairs(filled.content_spans[place]) == done.content
             and _pairs(filled.trained_spans[place]) == [span[:2] for span in done.trained]
-            and weights == done.weights
+            and weights == [span.weight for span in done.trained]
         )
 
 

@@ -28,7 +28,7 @@ from packhouse.templates.predicates import Predicate
 from packhouse.templates.provenance import JsonForm, Path, Piece, Trace, plain
 from packhouse.templates.results import Filled, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRow
-from packhouse.templates.spans import Trained
+from packhouse.templates.trained_spans import Trained
 
 __all__ = ["CompiledTemplate", "Filling", "Hole", "compile_refusal", "compile_row"]
 
@@ -107,7 +107,7 @@ def compile_row(row: RenderedRow) -> CompiledTemplate | None:
         if isinstance(tool, dict) and paths.isdisjoint(ways):
             return None  # whether a tool that is not written is lost depends on its name
     place = {cut: number for number, cut in enumerate(sorted(cuts))}
-    trained = tuple(Trained(place[a], place[b], message) for a, b, message in row.trained)
+    trained = tuple(Trained(place[s.start], place[s.end], s.message) for s in row.trained)
     return _compiled(
         row.talk.trace, items=tuple(items), trained=trained, num_unwritten=row.num_unwritten
     )
@@ -247,7 +247,6 @@ class Filling:
         weights = np.ones((len(rows), len(compiled.trained)), np.float32)
         weight_of = self._all.weight_of(rows)
         for at, span in enumerate(compiled.trained):
-            # Of no message: a label's text, or the whole of a row whose messages all weigh 1.
             own = self._all.row_weights[rows] if span.message < 0 else weight_of(span.message)
             weights[:, at] = own
         return weights

@@ -259,9 +259,3 @@ def make_shape(codes: np.ndarray) -> Shape:
         )
         for code in codes.tolist()
     )
-
-
-def canonical_json(value: Any) -> bytes:
-    """One spelling per value: sorted keys, no spaces, UTF-8."""
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return text.encode("utf-8")

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED
-from packhouse.templates.conversations import Conversations, canonical_json
+from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
+from packhouse.templates.conversations import Conversations
 from packhouse.templates.examples import WindowRule, make_examples, split_to_windows
 from packhouse.templates.results import Filled, Refusal, Texts
 
@@ -26,8 +25,6 @@ __all__ = ["Engine", "Rendered", "Renderer", "digest"]
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 16  # about how much larger a part may become as examples of single turns
-_ASIDES = ("tools", "arguments", "weight", "label")
-RAW_BYTES = 64 * 2**10  # of a quarantined row's raw form that is kept
 
 
 _OF_THINKING = {
@@ -52,7 +49,7 @@ class Rendered:
     formatted: pa.Table
     """Schema FORMATTED, in the order of the input."""
     quarantined: pa.Table
-    """Schema QUARANTINED, in the order of the input; `raw` is canonical JSON of the row."""
+    """Schema QUARANTINED, in the order of the input; the step puts in the bytes of the rows."""
     notes: dict[str, int]
     """Counts worth knowing that are no errors, such as `reasoning_not_rendered`."""
     examples: pa.Table
@@ -109,7 +106,7 @@ class Renderer:
         is_kept = np.ones(part.num_rows, np.bool_)
         is_kept[list(refused)] = False
         why = {row: Refusal(reason, _OF_THINKING[reason]) for row, reason in refused.items()}
-        done.quarantined.append(_quarantined(part, why))
+        done.quarantined.append(refused_rows(part, why, "format"))
         done.examples.append(part.filter(pa.array(~is_kept)))
         self._render_part(part.filter(pa.array(is_kept)), done)
 
@@ -128,7 +125,7 @@ class Renderer:
                 formatted = _formatted(part, texts.filled)
         done.examples.append(part)
         done.formatted.append(formatted)
-        done.quarantined.append(_quarantined(part, texts.refused))
+        done.quarantined.append(refused_rows(part, texts.refused, "format"))
         done.notes.update(texts.notes)
 
     def _windows(self, over: pa.Table) -> tuple[pa.Table, np.ndarray]:
@@ -206,37 +203,3 @@ def _formatted(part: pa.Table, filled: Filled) -> pa.Table:
         [kept.column(n) if c is None else c for n, c in zip(FORMATTED.names, columns, strict=True)],
         schema=FORMATTED,
     )
-
-
-def _quarantined(part: pa.Table, refused: dict[int, Refusal]) -> pa.Table:
-    rows = sorted(refused)
-    if not rows:
-        return QUARANTINED.empty_table()
-    bad = part.select(["source", "row", "messages", *_ASIDES]).take(pa.array(rows))
-    raws = [_raw(row) for row in bad.select(["messages", *_ASIDES]).to_pylist()]
-    return pa.table(
-        {
-            "source": bad.column("source").cast(pa.string()),
-            "row": bad.column("row"),
-            "byte_offset": pa.nulls(len(rows), pa.int64()),
-            "step": ["format"] * len(rows),
-            "reason": [refused[row].reason for row in rows],
-            "detail": [refused[row].detail for row in rows],
-            "raw": [raw[:RAW_BYTES] for raw in raws],
-            "raw_size": [len(raw) for raw in raws],
-            "raw_sha256": [hashlib.sha256(raw).hexdigest() for raw in raws],
-        },
-        schema=QUARANTINED,
-    )
-
-
-def _raw(row: dict[str, object]) -> bytes:
-    """Canonical JSON of a row's messages, and of what it has beside them."""
-    messages = row["messages"]
-    assert isinstance(messages, list)
-    kept = [{k: v for k, v in message.items() if v is not None} for message in messages]
-    extra = {name: row[name] for name in _ASIDES if row[name] is not None}
-    whole = {"messages": kept, **extra} if extra else {"messages": kept}
-    if "weight" in whole or any("weight" in message for message in kept):
-        return canonical_json(whole)
-    return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)  # the same but for floats

@@ -25,13 +25,12 @@ from packhouse.templates.chat_messages import (
 )
 from packhouse.templates.conversations import DEFAULTS
 from packhouse.templates.losses import LostError, check_nothing_lost
-from packhouse.templates.part_weights import weigh_spans
 from packhouse.templates.predicates import any_of
 from packhouse.templates.provenance import Part, plain
 from packhouse.templates.rendering import Conversation, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.spans import SpanFinder, Trained
+from packhouse.templates.trained_spans import Trained, find_spans
 from packhouse.templates.turn_rules import TurnRules, check_generation, learn_rules
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -52,8 +51,6 @@ class RenderedRow:
     """As it is trained: perhaps behind another prompt than the conversation's own rendering."""
     trained: list[Trained]
     """Ascending and disjoint; there is at least one."""
-    weights: list[float]
-    """Of each trained span."""
     num_unwritten: int
     """Thoughts that the template leaves out."""
 
@@ -85,7 +82,6 @@ class RowRenderer:
         self.control_texts = any_of(tokens)
         self._eos = snapshot.special_tokens.get("eos_token", "").encode()
         self._rules: dict[str, TurnRules | RefusedError | None] = {}
-        self._finder = SpanFinder(config, self.rules, self.control_bytes)
         self._probe_refusal = ""  # what the template said to the first probe that it refused
 
     @cached_property
@@ -242,7 +238,8 @@ class RowRenderer:
         except LostError as error:
             lost = error
             lost.asked = talk.trace
-        rendering, trained = talk.rendering, self._finder.find(raw, talk)
+        rendering = talk.rendering
+        trained = find_spans(raw, talk, self._config, self.rules, self.control_bytes)
         if lost is not None or self._config.one_example_per_turn:
             behind = self._behind_prompt(raw, talk, trained, lost)
             if behind is not None:
@@ -250,7 +247,7 @@ class RowRenderer:
                 num_unwritten = self._check(talk, rendering)
             elif lost is not None:
                 raise lost
-        return RenderedRow(talk, rendering, *weigh_spans(raw, rendering, trained), num_unwritten)
+        return RenderedRow(talk, rendering, trained, num_unwritten)
 
     def _check(self, talk: Conversation, rendering: Rendering) -> int:
         """Refuse a rendering that leaves out text of the row; returns thoughts left out."""
@@ -308,7 +305,7 @@ class RowRenderer:
             [*prompt.occurrences, *moved],
             [],
         )
-        return whole, [Trained(a + shift, b + shift, message) for a, b, message in trained]
+        return whole, [s._replace(start=s.start + shift, end=s.end + shift) for s in trained]
 
 
 _OTHER_PROMPT = RefusedError(

@@ -30,7 +30,7 @@ from packhouse.templates.compiled import CompiledTemplate, Filling, Hole
 from packhouse.templates.conversations import Conversations, Shape, make_shape
 from packhouse.templates.field_columns import FieldColumns, Numbers
 from packhouse.templates.results import Refusal, Texts
-from packhouse.templates.spans import Trained
+from packhouse.templates.trained_spans import Trained
 from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -161,7 +161,7 @@ class _Pieces:
         with_headers = config.train_on == "all"
         is_whole = with_headers and not config.never_train
         if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
-            return CompiledTemplate(tuple(self.items), (Trained(0, len(self.items), -1),))
+            return CompiledTemplate(tuple(self.items), (Trained(0, len(self.items), 0),))
         trained = [
             Trained(begin if with_headers else own, end, message)
             for message, begin, own, end in self._places
@@ -256,7 +256,7 @@ def _names(shape: Shape) -> str:
     return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
 
 
-SINGLE_TURN = tuple(name for name in TEMPLATES if name != "chat")
+SINGLE_TURN = tuple(n for n in TEMPLATES if n != "chat" and not n.startswith("dart-math/"))
 
 
 def make_single_turn(

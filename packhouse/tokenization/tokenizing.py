@@ -84,15 +84,15 @@ def tokenize_table(
     """
     choice = choose_encoder(formatted.column("text"), snapshot, config.encoder, cache)
     try:
-        done = _tokenize_slices(formatted, snapshot, config, choice.encoder)
+        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder)
     except EncoderError as error:  # seen on a row that the sample does not hold
         choice = refuse_fast(snapshot, config.encoder, str(error))
-        done = _tokenize_slices(formatted, snapshot, config, choice.encoder)
+        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder)
     return Tokenized(
-        tokenized=pa.concat_tables([TOKENIZED.empty_table(), *done.tokenized]),
-        quarantined=pa.concat_tables([QUARANTINED.empty_table(), *done.quarantined]),
-        notes={name: count for name, count in sorted(done.notes.items()) if count},
-        encoder={**choice.report(), "rows_by_hf": done.by_hf},
+        tokenized=pa.concat_tables([TOKENIZED.empty_table(), *slices.tokenized]),
+        quarantined=pa.concat_tables([QUARANTINED.empty_table(), *slices.quarantined]),
+        notes={name: count for name, count in sorted(slices.notes.items()) if count},
+        encoder={**choice.report(), "rows_by_hf": slices.by_hf},
     )
 
 
@@ -109,15 +109,15 @@ class _Slices:
 def _tokenize_slices(
     formatted: pa.Table, snapshot: TokenizerSnapshot, config: TokenizeConfig, encoder: Encoder
 ) -> _Slices:
-    done = _Slices()
+    slices = _Slices()
     for batch in formatted.to_batches():
         for start, end in chunks_of(batch.column("text"), _SLICE_BYTES):
             piece = batch.slice(start, end - start)
             source, row = piece.column("source"), piece.column("row")
             at(f"{source[0]} rows {row[0]} to {row[-1]}")
             with limited(piece.nbytes):
-                _tokenize_slice(piece, snapshot, config, encoder, done)
-    return done
+                _tokenize_slice(piece, snapshot, config, encoder, slices)
+    return slices
 
 
 def _tokenize_slice(
@@ -125,14 +125,14 @@ def _tokenize_slice(
     snapshot: TokenizerSnapshot,
     config: TokenizeConfig,
     encoder: Encoder,
-    done: _Slices,
+    slices: _Slices,
 ) -> None:
     texts = batch.column("text")
     pipeline = read_pipeline(snapshot.backend)
-    notes = done.notes
+    notes = slices.notes
     encoding = encode_rows(texts, encoder, snapshot.backend)
     encoded = encoding.rows
-    done.by_hf += encoding.by_hf
+    slices.by_hf += encoding.by_hf
     notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
     encoded, faults = _settle_control_text(batch, encoded, snapshot, config, notes)
     ranges = train_ranges(encoded, Spans.of(batch.column("trained_spans"), texts))
@@ -148,10 +148,10 @@ def _tokenize_slice(
         | dict.fromkeys(np.flatnonzero(is_empty).tolist(), _EMPTY)
     )
     table = _tokenized_table(batch, encoded, ranges)
-    done.quarantined.append(refused_rows(table, faults, "tokenize"))
+    slices.quarantined.append(refused_rows(table, faults, "tokenize"))
     if faults:
         table = table.take(np.setdiff1d(np.arange(table.num_rows), list(faults)))
-    done.tokenized.append(table)
+    slices.tokenized.append(table)
 
 
 def _settle_control_text(

@@ -1,9 +1,8 @@
 """Ask a version in SQL: DuckDB over its views, in a child process without files and network.
 
 Versions come from anywhere, so their files are read, and the question is run, in a confined child.
-Only what a question names is fetched: `select count(*) from records` reads the files of lineage
-(2 MB of Alpaca's 52,002 rows), `num_trained`, `pack` and `position` the data files too, and `text`
-the tokenizer. Files are fetched whole, since a part of one cannot be checked by its digest.
+Only the columns that a question names are fetched (`packhouse.store.columns`), and `text` the
+tokenizer.
 """
 
 import re
@@ -25,6 +24,7 @@ from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
+from packhouse.store.columns import fetch_columns
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.tokenization.loading import MEMORY_PER_BYTE
@@ -142,29 +142,27 @@ def _asked(
     tokenizers: Path | None,
 ) -> pa.Table:
     load = tokenizer_of(opened, tokenizers) if tokenizers and "text" in columns else None
-    kinds = {kind for view in question.views for kind in columns_of_files(view, columns)}
+    wanted: dict[str, set[str]] = {}
+    for view in question.views:
+        for kind, names in columns_of_files(view, columns).items():
+            wanted.setdefault(kind, set()).update(names)
     with temporary_folder("sql") as folder:
-        entries = [entry for entry in opened.manifest.files if entry.kind in kinds]
-        files: dict[str, list[tuple[Path, str]]] = {}
-        for entry in entries:
-            path = opened.fetch(entry, folder / entry.key)
-            files.setdefault(entry.kind, []).append((path, entry.split))
+        fetched = fetch_columns(opened, wanted, folder)
         tables = Tables(
-            files=files,
+            files=fetched.files,
             manifest=replace(opened.manifest, files=()),  # 200,000 of them take a second
             columns=columns,
             facts=_facts(opened, question.views),
             load=load,
             record_ids=question.only.get("record_id"),
         )
-        num_bytes = sum(entry.size for entry in entries)
         answer = stream_confined(
             partial(_answer, question, tables),
             what="the query" if question.query else f"the files of {opened.dataset}",
             blames=ConfigError if question.query else IntegrityError,
             remedy="Ask for less: fewer rows, no text",
-            num_bytes=num_bytes,
-            more_memory=2**30 + num_bytes * MEMORY_PER_BYTE,
+            num_bytes=fetched.num_bytes,
+            more_memory=2**30 + fetched.num_bytes * MEMORY_PER_BYTE,
         )
         return pa.Table.from_batches(list(answer))
 

@@ -67,7 +67,7 @@ ON_REQUEST = {
 }
 """Columns that are read or computed only where a question names them."""
 
-_DETAILS = ("source", "row", "record_id", "outcome", "repeats")
+_DETAILS = ("source", "row", "record_id", "repeats")
 
 
 def columns_of_files(view: str, asked: Collection[str]) -> dict[str, list[str]]:
@@ -106,7 +106,9 @@ def columns_of_files(view: str, asked: Collection[str]) -> dict[str, list[str]]:
         case "quarantine":
             return {"quarantine": _asked(view, {*asked, "step", "reason"})}
         case "dropped":
-            return {"records": [*_DETAILS], "dropped": ["source", "row", "reason", "detail"]}
+            of_records = {*_DETAILS} if "detail" in named else {*_DETAILS} & named
+            of_dropped = named - {"record_id", "repeats"} | {"reason"}
+            return {"records": sorted({"outcome", *of_records}), "dropped": sorted(of_dropped)}
     return {}
 
 
@@ -194,8 +196,9 @@ class Tables:
 
     def _read(self, kind: str, columns: list[str]) -> Iterator[pa.Table]:
         yield _checked(kind, pa.table({name: pa.nulls(0) for name in columns}))
+        max_rows = _BAD_ROWS if "raw" in columns else _ROWS
         for path, _ in self.files.get(kind, []):
-            for batch in read_batches(path, columns, _BAD_ROWS if "raw" in columns else _ROWS):
+            for batch in read_batches(path, columns, max_rows=max_rows):
                 yield _checked(kind, pa.table(batch).select(columns))
 
     def _wanted(self, table: pa.Table) -> pa.Table:
@@ -290,33 +293,27 @@ class Tables:
 
     def _dropped(self) -> Iterator[pa.Table]:
         """Records that are in no pack, and rows that never became one."""
+        asked = _asked("dropped", self.columns)
+        read = columns_of_files("dropped", asked)
         parts = (
             part.filter(pc.not_equal(part["outcome"], "kept"))
-            for part in self._read("records", [*_DETAILS])
+            for part in self._read("records", read["records"])
         )
         gone = pa.concat_tables(self._first(parts, ["outcome"]))
-        repeats = gone["repeats"]
-        detail = pc.fill_null(pc.binary_join_element_wise("shares words with", repeats, " "), "")
+        if "detail" in asked:
+            gone = gone.append_column("detail", self._detail(gone))
+        gone = gone.rename_columns({"outcome": "reason"})
+        left = self._first(self._read("dropped", read["dropped"]), ["reason"])
+        yield pa.concat_tables([gone, *left], promote_options="permissive").select(asked)
+
+    def _detail(self, gone: pa.Table) -> pa.Array:
+        """Say why each record is in no pack, as far as its reason does not."""
+        matched = pc.binary_join_element_wise("shares words with", gone["repeats"], " ")
         is_matched = pc.equal(gone["outcome"], "contaminated")
-        detail = pc.if_else(is_matched, detail, self._repeated(repeats))
-        limit = f"more than seq_len {self.seq_len:,} tokens"
+        repeated = self._repeated(gone["repeats"])
+        detail = pc.if_else(is_matched, pc.fill_null(matched, ""), repeated)
         is_over = pc.equal(gone["outcome"], "over_seq_len")
-        dropped = pa.table(
-            {
-                "source": gone["source"],
-                "row": gone["row"],
-                "record_id": gone["record_id"],
-                "reason": gone["outcome"],
-                "detail": pc.if_else(is_over, limit, detail),
-                "repeats": repeats,
-            }
-        )
-        asked = _asked("dropped", self.columns)
-        left = self._read("dropped", columns_of_files("dropped", asked)["dropped"])
-        both = pa.concat_tables(
-            [dropped, *self._first(left, ["reason"])], promote_options="permissive"
-        )
-        yield both.select(asked)
+        return pc.if_else(is_over, f"more than seq_len {self.seq_len:,} tokens", detail)
 
     def _first(self, parts: Iterable[pa.Table], keys: list[str]) -> Iterator[pa.Table]:
         """Yield the rows of parts, of each combination of values so many as are wanted."""

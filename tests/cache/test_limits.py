@@ -37,7 +37,7 @@ def test_ten_runs_of_a_growing_file_leave_what_the_last_one_used(project):
 
 
 def test_unchanged_shards_keep_their_steps_and_changed_ones_lose_the_former(project, monkeypatch):
-    monkeypatch.setattr("packhouse.steps.validate.SHARD_BYTES", 1500)
+    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 1500)
     project.write_rows(range(60))
     project.prepare()
     project.write_rows(range(61))

@@ -17,7 +17,7 @@ from packhouse.recipe import load_recipe
 from packhouse.steps import STEPS, data_files, files, gather, validate
 
 SMALL = {
-    (validate, "SHARD_BYTES"): 1500,
+    (validate, "MAX_SHARD_BYTES"): 1500,
     (gather, "_SHARD_TOKENS"): 800,
     (files, "_RECORDS_PER_FILE"): 25,
     (data_files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens a file

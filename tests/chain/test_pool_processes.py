@@ -15,7 +15,7 @@ import sys
 from packhouse.engine import local_pool
 from packhouse.steps import validate
 from flows.command import main
-validate.SHARD_BYTES, local_pool._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
+validate.MAX_SHARD_BYTES, local_pool._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
 main()
 """
 

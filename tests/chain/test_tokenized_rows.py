@@ -23,6 +23,10 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def made() -> Rows:
+    return make()
+
+
+def make(*before: dict[str, str]) -> Rows:
     """Rows as another tool makes them: chats of the demo's tokenizer, answers with their end."""
     recipe = parse_recipe(
         {
@@ -37,6 +41,7 @@ def made() -> Rows:
     chats = [
         {
             "messages": [
+                *before,
                 {"role": "user", "content": each["instruction"]},
                 {"role": "assistant", "content": each["output"]},
             ]
@@ -199,6 +204,21 @@ def test_what_another_tool_did_wrong_stops_publication(
     assert set(named) == {11}
     lifted = (f"audit.{name}=1" for name in (limit, "max_unterminated_turns", "max_cut_sequences"))
     done = prepared(project, rows, *lifted)
+    assert published(project, done) == as_given(rows)
+
+
+def test_records_that_were_joined_without_a_mark_stop_publication(project: Project) -> None:
+    """Published as one record, the second would see the first."""
+    rows = make({"role": "system", "content": "Answer with one number and nothing else."})
+    joined = {name: rows[11][name] + rows[12][name] for name in ("input_ids", "labels")}
+    lengths = [len(rows[number]["input_ids"]) for number in (11, 12)]
+    others = [row for number, row in enumerate(rows) if number not in (11, 12)]
+
+    with pytest.raises(AuditError, match="max_leaks") as stopped:
+        prepared(project, [*others, joined])
+    (breach,) = stopped.value.facts["breaches"]
+    assert [row["row"] for row in breach["rows"]] == [38]
+    done = prepared(project, [*others, joined | {"seq_lengths": lengths}])
     assert published(project, done) == as_given(rows)
 
 

@@ -1,6 +1,7 @@
 """`where` and trees in a whole run: ledger, lineage, the list of dropped rows, `verify`."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -8,10 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import EmptyDatasetError
+from packhouse.estimate import estimate
 from packhouse.recipe import Recipe
+from packhouse.records.ledger import Filter, filters_of
+from packhouse.steps.plan import plan_jobs
 from packhouse.store import open_store, open_version
-from packhouse.store.accounts import manifest_problems
+from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
 
 pytest.importorskip("duckdb")
 
@@ -49,6 +54,58 @@ def test_what_where_drops_is_counted_and_listed_in_the_version(project):
         done = CliRunner().invoke(cli, [name, str(project.root / "store" / "sums"), *options])
         assert done.exit_code == 0, done.output
     assert len(list((project.root / "pulled" / "dropped").iterdir())) == 1
+
+
+def test_each_expression_of_a_list_is_counted_wherever_rows_are(project):
+    outputs = [json.loads(line)["output"] for line in project.rows.read_text().splitlines()]
+    short = sum(len(text) <= 16 for text in outputs)
+    even = sum(len(text) > 16 and len(text) % 2 == 0 for text in outputs)
+    assert min(short, even) > 0
+    where = [WHERE, "length(output) % 2 = 1"]
+    recipe = with_where(project, where=where)
+    planned = estimate(recipe, plan_jobs(recipe), Workspace(cache=project.cache))
+
+    prepared = project.prepare(recipe=recipe)
+
+    again = estimate(recipe, plan_jobs(recipe), Workspace(cache=project.cache))
+    counts = [Filter("rows", where[0], short, 60), Filter("rows", where[1], even, 60)]
+    assert list(planned.filters) == list(again.filters) == counts
+    assert prepared.ledger[0].dropped == {"filtered": short + even}
+    manifest = json.loads((project.folder(prepared) / "manifest.json").read_text())
+    (source,) = manifest["lineage"]["sources"]
+    assert source["filtered"] == {where[0]: short, where[1]: even}
+    assert filters_of([source]) == counts
+    place = str(project.root / "store" / "sums")
+    report = project.root / "report.html"
+    for command in (["verify", place], ["show", place], ["report", place, "-o", str(report)]):
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+        if command[0] == "show":
+            shown = " ".join(done.output.split())
+            assert f"where of rows left out {short} of 60 rows: {where[0]}" in shown
+            assert f"where of rows left out {even} of 60 rows: {where[1]}" in shown
+    assert f">{even}</td>" in report.read_text().partition("What `where` left out")[2]
+
+
+def test_verify_sees_counts_of_expressions_that_were_changed(project):
+    where = [WHERE, "length(output) % 2 = 1"]
+    prepared = project.prepare(recipe=with_where(project, where=where))
+    opened = open_version(open_store(str(project.root / "store")), "sums", prepared.version)
+    tally: Tally = Counter()
+    for entry in opened.manifest.files:
+        tally += tally_file(project.folder(prepared) / entry.path, entry)
+    assert tally_problems(opened.manifest, tally) == []
+    (source,) = opened.manifest.lineage["sources"]
+    counts = source["filtered"]
+    forged = source | {"filtered": {where[0]: sum(counts.values())}}
+    lineage = opened.manifest.lineage | {"sources": [forged]}
+
+    problems = tally_problems(replace(opened.manifest, lineage=lineage), tally)
+
+    assert [
+        f"left out by `{text}`" in problem
+        for text, problem in zip(sorted(where), problems, strict=True)
+    ] == [True, True]
 
 
 def test_a_version_whose_filter_drops_nothing_has_no_list(project):
@@ -123,5 +180,8 @@ def test_rows_of_trees_are_listed_as_dropped(project, shared):
 
 
 def test_a_filter_that_leaves_no_row_is_said(project):
-    with pytest.raises(EmptyDatasetError, match="no row is left of 60: `where` leaves out 60, and"):
+    with pytest.raises(
+        EmptyDatasetError,
+        match="no row is left of 60: `where` leaves out 60; `false` of rows 60; 0 are bad",
+    ):
         project.prepare(recipe=with_where(project, where="false"))

@@ -51,8 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             HEAD + ROWS + "format:\n  template: vicuna\n",
             "recipe 'r.yaml', line 6: 'format.template' must be one of chat, alpaca, completion, "
-            "classification, sequence_classification, text, a path to a .jinja or .j2 file; "
-            "got text of 6 characters",
+            "classification, sequence_classification, text, dart-math/qa, dart-math/alpaca, ",
         ),
         (
             HEAD + ROWS + "format: {template: mime.jinja}\n",

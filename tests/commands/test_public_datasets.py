@@ -72,7 +72,7 @@ THINKS = {
 def meant(name: str, number: int, talk: Any) -> list[dict[str, Any]]:
     answer = (THOUGHT if name in THINKS else "") + talk.answer
     found = chat(f"{number}: {talk.question}", answer, system=SYSTEM_OF.get(name, ""))
-    if name == "simplescaling/s1K":
+    if name in ("simplescaling/s1K", "open-thoughts/OpenThoughts-114k (metadata)"):
         found[-1]["reasoning_content"] = "Add both."
     if name == "Salesforce/xlam-function-calling-60k":
         call = {"name": "add", "arguments": {"say": talk.answer}}

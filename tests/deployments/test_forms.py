@@ -68,6 +68,13 @@ def test_a_recipe_is_one_of_the_names_or_a_whole_one(flows):
     assert recipes["items"]["anyOf"][0]["enum"] == ["nightly"]
 
 
+def test_where_is_a_text_or_a_list_of_texts_in_the_form(flows):
+    where = form(schema_of(flows["prepare"]), PLACES)["definitions"]["SourceConfig"]["properties"]
+    one, several, none = where["where"]["anyOf"]
+    assert (one["type"], several["type"], none) == ("string", "array", {"type": "null"})
+    assert several["items"] == one
+
+
 def test_without_names_the_form_asks_for_places(flows):
     schema = schema_of(flows["prepare"])
     assert form(schema, Places())["definitions"] == schema["definitions"]

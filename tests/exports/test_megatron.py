@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError
-from packhouse.exports import export_version, write_export
+from packhouse.exports import _parts, export_version, write_export
 from packhouse.exports.megatron import to_megatron
 
 EOS, NEWLINE = 2, 9
@@ -110,3 +110,60 @@ def test_loss_weights_are_refused_since_the_reader_would_cut_them_to_0(tmp_path)
         write_export(
             iter([batch.append_column("loss_weights", weights)]), "megatron", "train", tmp_path
         )
+
+
+def read_as_a_glob(folder, pattern="train-*.idx.parquet"):
+    """As Megatron-Bridge reads a glob: the files in the order of their names."""
+    paths = sorted(folder.glob(pattern))
+    return paths, [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+@pytest.mark.parametrize("num_rows", [[10], [1, 4, 5], [3, 3, 3, 1]])
+@pytest.mark.parametrize("num_shards", [1, 3, 4, 10])
+def test_shards_hold_all_packs_in_order_and_as_many_each(tmp_path, num_rows, num_shards):
+    numbers = iter(range(5, 100))
+    batches = [
+        pa.concat_batches([pack([[5, next(numbers), EOS]]) for _ in range(n)]) for n in num_rows
+    ]
+    parts = [list(part) for part in _parts(iter(batches), 10, num_shards)]
+
+    counts = [sum(batch.num_rows for batch in part) for part in parts]
+    assert len(counts) == num_shards
+    assert max(counts) - min(counts) <= 1
+    rows = [row for part in parts for batch in part for row in batch.to_pylist()]
+    assert rows == [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_a_glob_of_shards_reads_what_one_file_reads(opened, cache, tmp_path):
+    one = export_version(opened, "megatron", tmp_path / "one", cache=cache, splits=["train"])
+    two = export_version(
+        opened, "megatron", tmp_path / "two", cache=cache, splits=["train"], num_shards=2
+    )
+
+    paths, rows = read_as_a_glob(two.folder)
+    assert [path.name for path in paths] == [
+        "train-00000-of-00002.idx.parquet",
+        "train-00001-of-00002.idx.parquet",
+    ]
+    assert rows == pq.read_table(one.folder / "train.idx.parquet").to_pylist()
+    (whole,) = json.loads((one.folder / "train.metadata.json").read_text())
+    told = [json.loads(path.read_text())[0] for path in two.folder.glob("*.metadata.json")]
+    assert max(each["max_samples_per_bin"] for each in told) == whole["max_samples_per_bin"]
+    assert min(each["min_packed_seqlen"] for each in told) == whole["min_packed_seqlen"]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_shards", "message"),
+    [
+        ("megatron", 99, "rows, which make at most as many shards, not 99"),
+        ("megatron", 0, "num_shards is 0"),
+        ("mds", 2, "1 for mds"),
+        ("npy", 1, "are pickles.* export to 'megatron'"),
+    ],
+)
+def test_shards_and_formats_that_cannot_be_are_refused(
+    opened, cache, tmp_path, name, num_shards, message
+):
+    with pytest.raises(ConfigError, match=message):
+        export_version(opened, name, tmp_path / "out", num_shards=num_shards, cache=cache)
+    assert not (tmp_path / "out").exists()

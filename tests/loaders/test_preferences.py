@@ -1,5 +1,6 @@
 """Pairs and verdicts as TRL takes them: the same ids and masks that it makes, and a run of each."""
 
+import importlib
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -222,7 +223,7 @@ def test_shards_and_the_contracts_of_flows_change_nothing(make, pairs, tmp_path,
             "publish": {"store": str(tmp_path / "store"), "report": False},
         }
     )
-    monkeypatch.setattr(validate, "SHARD_BYTES", 2**13)
+    monkeypatch.setattr(validate, "MAX_SHARD_BYTES", 2**13)
 
     done, _ = prepare_recipe(recipe, find_cache(str(tmp_path / "cache")), check=schemas.check)
 
@@ -318,8 +319,9 @@ def test_packs_hold_pairs_whole_with_bounds_and_positions(make, pairs):
         for number, (first, last) in enumerate(zip(starts, ends, strict=True)):
             row = rows[pack["record_ids"][number]]
             answer = row[("chosen_ids", "rejected_ids")[number % 2]]
-            assert pack["input_ids"][first:last] == row["prompt_ids"] + answer
-            assert pack["labels"][first:last] == [-100] * len(row["prompt_ids"]) + answer
+            assert pack["preference_ids"][first:last] == row["prompt_ids"] + answer
+            trained = [-100] * len(row["prompt_ids"]) + answer
+            assert pack["preference_labels"][first:last] == trained
         assert pack["record_ids"][::2] == pack["record_ids"][1::2]
         seen += pack["record_ids"][::2]
     assert sorted(seen) == sorted(rows)
@@ -542,6 +544,24 @@ def test_a_limit_that_cuts_answers_is_refused(make, pairs, tmp_path):
         enable_preferences(trl.DPOTrainer)(
             model=model,
             args=trl.DPOConfig(**args),
+            train_dataset=make(pairs, DEMO).train,
+            processing_class=tokenizer,
+        )
+
+
+@pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
+@pytest.mark.parametrize("name", ["ORPO", "CPO", "DPO"])
+def test_trainers_of_trl_that_tokenize_by_themselves_refuse_prepared_rows(
+    make, pairs, tmp_path, name
+):
+    """Once one takes them, `enable_preferences` need not stand in for it."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    home = trl if name == "DPO" else importlib.import_module(f"trl.experimental.{name.lower()}")
+    model, tokenizer, args = tiny(tmp_path, max_length=1024)
+    with pytest.raises(KeyError, match=r"prompt|chosen"):
+        getattr(home, f"{name}Trainer")(
+            model=model,
+            args=getattr(home, f"{name}Config")(**args),
             train_dataset=make(pairs, DEMO).train,
             processing_class=tokenizer,
         )

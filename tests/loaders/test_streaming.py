@@ -160,6 +160,20 @@ def test_workers_change_neither_order_nor_content(uri, cache, batch_size):
     assert [token for pack in take(resumed) for token in pack] == rest
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_state_of_workers_whose_batches_are_unknown(uri, cache, packs, workers):
+    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    batches = iter(DataLoader(dataset, 4, num_workers=workers, collate_fn=list))
+    taken = [tuple(row["input_ids"].tolist()) for row in next(batches)]
+
+    if workers == 1:
+        dataset.load_state_dict(dataset.state_dict(rows_seen=4))
+        assert Counter(taken + take(dataset)) == Counter(packs)
+    else:  # rows 0 2 4 6, where a state would say 0 1 2 3
+        with pytest.raises(ConfigError, match="2 workers take turns by batches"):
+            dataset.state_dict(rows_seen=4)
+
+
 def test_persistent_workers_follow_the_epoch(uri, cache, packs):
     dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
     loader = DataLoader(dataset, None, num_workers=2, persistent_workers=True)
@@ -284,7 +298,7 @@ def test_the_state_of_a_finished_pass_leaves_nothing_of_its_epoch(uri, cache, pa
 def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, packs, persistent):
     first = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
     took = take(first, 6)
-    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, batch_size=1)
     resumed.load_state_dict(first.state_dict())
     loader = DataLoader(resumed, None, num_workers=2, persistent_workers=persistent)
 

@@ -48,7 +48,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr("packhouse.steps.validate.SHARD_BYTES", 1500)  # about 9 shards
+    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 1500)  # about 9 shards
     monkeypatch.setattr("tasks.engines._LEAST_BYTES", dict.fromkeys(ENGINES, 0))
 
 

@@ -137,10 +137,10 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache):
     assert ref(place) == before
     page = newest("demo-refresh")
     assert "To promote it" in page
-    reason = f"drift of sources is {held.drift.sources:.4f}, over 0.0500"
-    share = f"{held.drift.sources:.2%}"
+    reason = f"drift of sources is {held.change.drift.sources:.4f}, over 0.0500"
+    share = f"{held.change.drift.sources:.2%}"
     assert f"| drift.sources | **FAILED** | {share} | at most 5.00% | {reason} |" in page
-    assert f"| drift.lengths | passed | {held.drift.lengths:.2%} |  |  |" in page
+    assert f"| drift.lengths | passed | {held.change.drift.lengths:.2%} |  |  |" in page
     assert reason in newest("demo-version")
 
 

@@ -1,6 +1,9 @@
 """Tables of SQLite and DuckDB files as sources."""
 
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,15 +62,115 @@ def test_a_table_without_rowid_is_read_in_order_of_its_key(sqlite, read):
 
 
 @pytest.mark.parametrize("value", ["x'61ff'", "cast(x'61ff' as text)"])
-def test_a_value_that_is_not_utf8_is_named_with_its_table_and_row(value, sqlite, read):
+def test_a_value_that_is_not_utf8_quarantines_its_row(value, sqlite, read):
     path = sqlite(
         "CREATE TABLE rows (question TEXT, answer TEXT)",
         *(f"INSERT INTO rows VALUES ('q{n}', 'a\u00e9{n}')" for n in range(1500)),
-        f"INSERT INTO rows VALUES ('q', {value})",
+        f"INSERT INTO rows VALUES ('q', {value}), ('q1501', 'a1501')",
     )
-    with pytest.raises(
-        SourceError, match=r"table 'rows', row 1,500 \(from 0\), column 'answer': byte 0xff"
+
+    found = read(path)
+
+    assert found.validated["row"].to_pylist() == [*range(1500), 1501]
+    (bad,) = found.quarantined.to_pylist()
+    assert (bad["row"], bad["reason"]) == (1500, "encoding")
+    assert bad["detail"].startswith("column 'answer': byte 0xff is not UTF-8, in b'a\\xff'; mend")
+    assert bad["raw"] == b'{"question":"q","answer":null}'
+
+
+def test_such_a_value_is_found_whatever_where_keeps_and_among_messages_of_a_tree(sqlite, read):
+    where = sqlite(*ROWS, "INSERT INTO rows VALUES ('q2', cast(x'ff' as text), 3)")
+    assert read(where, where="score > 2").reasons == ["encoding"]
+    where.unlink()
+    tree = sqlite(
+        "CREATE TABLE rows (message_id TEXT, parent_id TEXT, text TEXT, role TEXT)",
+        "INSERT INTO rows VALUES ('a', NULL, 'q', 'prompter'), ('b', 'a', 'a', 'assistant'), "
+        "('c', NULL, cast(x'ff' as text), 'prompter'), ('d', NULL, 'q2', 'prompter'), "
+        "('e', 'd', 'a2', 'assistant')",
+    )
+
+    found = read(tree)
+
+    assert found.texts == [
+        [("user", "q"), ("assistant", "a")],
+        [("user", "q2"), ("assistant", "a2")],
+    ]
+    assert [(row["row"], row["reason"]) for row in found.quarantined.to_pylist()] == [
+        (2, "encoding")
+    ]
+
+
+def test_what_values_of_sqlite_become(sqlite, read):
+    path = sqlite(
+        "CREATE TABLE rows (text TEXT, whole, number, mixed, day DATE, flag BOOLEAN)",
+        "INSERT INTO rows VALUES ('t0', 9007199254740993, 9007199254740993, 9007199254740993, "
+        "'2024-01-31', true), ('t1', 1, 0.5, 'x', '2024-02-01', false)",
+    )
+
+    for where in (
+        "whole = 9007199254740993",
+        "number = 9007199254740992",  # with 0.5 in its column it has 53 bits
+        "mixed = '9007199254740993'",
+        "day < '2024-02-01'",
+        "flag = 1",
     ):
+        assert read(path, where=where).validated["row"].to_pylist() == [0], where
+
+
+def test_bytes_are_no_text(sqlite, read):
+    path = sqlite(
+        "CREATE TABLE rows (question TEXT, answer BLOB)",
+        "INSERT INTO rows VALUES ('q0', x'6130'), ('q1', x'ff')",
+    )
+
+    found = read(path)
+
+    assert found.reasons == ["type", "type"]
+    assert found.quarantined["detail"][0].as_py() == "answer is bytes, not text"
+
+
+def test_what_values_of_duckdb_become(tmp_path, read):
+    duckdb = pytest.importorskip("duckdb")
+    path = tmp_path / "rows.duckdb"
+    with duckdb.connect(str(path)) as database:
+        database.execute(
+            "CREATE TABLE rows AS SELECT 't' AS text, 9007199254740993::BIGINT whole, "
+            "9007199254740993::HUGEINT huge, 1.10::DECIMAL(38, 2) price, true flag, "
+            "DATE '2024-01-31' due, TIMESTAMPTZ '2024-01-31 10:30:00+02' moment, 'ab'::BLOB bytes"
+        )
+
+    for where in (
+        "whole = 9007199254740993",
+        "huge = 9007199254740992",  # and decimals: 53 bits
+        "price = 1.1",
+        "flag",
+        "due = '2024-01-31'",
+        "moment = '2024-01-31 08:30:00+00:00'",
+    ):
+        assert read(path, where=where).validated.num_rows == 1, where
+    assert read(path, select={"question": "text", "answer": "bytes"}).reasons == ["type"]
+    code = (
+        "from packhouse.sources.tabular import parse_tables\n"
+        f"(rows,) = parse_tables({str(path)!r}, 'duckdb', 0, 1)\n"
+        "print(rows.rows[0]['moment'])"
+    )
+    environment = {**os.environ, "TZ": "Asia/Tokyo"}  # of a machine elsewhere
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2024-01-31 08:30:00+00:00\n"
+
+
+def test_a_file_of_duckdb_whose_text_was_changed_is_refused(tmp_path, read):
+    duckdb = pytest.importorskip("duckdb")
+    path = tmp_path / "rows.duckdb"
+    with duckdb.connect(str(path)) as database:
+        database.execute("CREATE TABLE rows AS SELECT 'a text to change' AS text")
+    data = path.read_bytes()
+    assert data.count(b"a text to change") == 1
+    path.write_bytes(data.replace(b"a text to change", b"a text to chang\xff"))
+
+    with pytest.raises(SourceError, match=r"rows\.duckdb' cannot be read as DuckDB: .*checksum"):
         read(path)
 
 

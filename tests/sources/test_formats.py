@@ -178,6 +178,28 @@ def test_context_is_kept_apart_and_an_empty_one_is_none(read_bytes):
     assert [row[0].get("context") for row in source.messages] == ["c", None, None]
 
 
+@pytest.mark.parametrize("extra", [{}, {"system": "s"}])  # by columns, and row by row
+def test_reasoning_is_read_where_fields_name_it(extra, read_bytes):
+    row = {"problem": "q", "deepseek_solution": "a", "reasoning": "other", **extra}
+    rows = [row | {"deepseek_reasoning": text} for text in ("hm", "", None)]
+    fields = {"prompt": "problem", "completion": "deepseek_solution"}
+
+    data = b"\n".join(map(orjson.dumps, rows))
+    source = read_bytes(
+        data, format="prompt_completion", fields=fields | {"reasoning": "deepseek_reasoning"}
+    )
+    without = read_bytes(data, format="prompt_completion", fields=fields)
+
+    assert [row[-1].get("reasoning") for row in source.messages] == ["hm", None, None]
+    assert not any("reasoning" in message for row in source.messages for message in row[:-1])
+    assert not any("reasoning" in message for row in without.messages for message in row)
+    bad = orjson.dumps(row | {"deepseek_reasoning": 5})
+    source = read_bytes(
+        bad, format="prompt_completion", fields=fields | {"reasoning": "deepseek_reasoning"}
+    )
+    assert source.reasons == ["type"]
+
+
 def test_alpaca_system_and_history_come_before_the_question(read_bytes):
     rows = [
         {"instruction": "q", "output": "a", "system": "s", "history": [["q0", "a0"]]},

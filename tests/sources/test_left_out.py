@@ -1,11 +1,11 @@
 """With `format: auto` no part of a conversation is left out in silence."""
 
 import json
+import re
 
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.message_weights import read_weight
@@ -54,6 +54,16 @@ def test_a_part_may_be_left_out_by_name(tmp_path):
     with pytest.raises(SourceError, match=r"`allowed_fields: \[reasoning\]`"):
         read(tmp_path, row)
     assert len(read(tmp_path, row, allowed_fields=["reasoning"])) == 1
+
+
+def test_the_mapping_of_a_refusal_reads_the_reasoning(tmp_path):
+    row = {"question": "Why?", "answer": "So.", "thinking": "Because."}
+    with pytest.raises(SourceError, match=r"`fields: {(.*)}`") as refused:
+        read(tmp_path, row)
+    said = re.search(r"`fields: {(.*?)}`", str(refused.value))
+    fields = dict(pair.split(": ") for pair in said[1].split(", "))
+    ((_, answer),) = read(tmp_path, row, format="question_answer", fields=fields)
+    assert (answer["content"], answer["reasoning"]) == ("So.", "Because.")
     assert len(read(tmp_path, row, format="question_answer")) == 1
 
 
@@ -76,19 +86,15 @@ def test_two_questions_in_a_row_are_to_be_joined(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "is_bad"),
+    ("flag", "weight"),
     [
-        ({"loss_scale": 0.0}, True),
-        ({"loss_scale": 1.0}, False),
-        ({"training": False}, True),
-        ({"training": True}, False),
-        ({"training_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}, True),
-        ({"training_detail": None}, False),
+        ({"loss_scale": 0.0}, 0.0),
+        ({"loss_scale": 0.5, "loss": True}, 0.5),
+        ({"training": False}, 0.0),
+        # An answer is trained anyway: such rows keep the ids that they had when these said nothing.
+        ({"loss_scale": 1.0}, None),
+        ({"training": True}, None),
     ],
 )
-def test_marks_of_other_tools_that_leave_a_turn_out_are_never_ignored(flag, is_bad):
-    if is_bad:
-        with pytest.raises(BadRowError, match=f"{next(iter(flag))} is .* say with `train`"):
-            read_weight({"role": "assistant", "content": "No."} | flag, 1)
-    else:
-        assert read_weight({"role": "assistant", "content": "No."} | flag, 1) is None
+def test_weights_of_ms_swift_and_axolotl(flag, weight):
+    assert read_weight({"role": "assistant", "content": "No."} | flag, 1) == weight

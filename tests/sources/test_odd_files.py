@@ -1,10 +1,7 @@
 """Settings of a source for files that `auto` does not expect: encodings, wrappings, workbooks."""
 
 import gzip
-import io
 import json
-import zipfile
-from xml.sax.saxutils import escape
 
 import orjson
 import pytest
@@ -12,59 +9,12 @@ import pytest
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
 from packhouse.sources.lines import lines_at, lines_of_rows
+from tests.sources.workbook_files import ods, workbook
 
 ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(40)]
 TEXTS = [[("user", row["question"]), ("assistant", row["answer"])] for row in ROWS]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 PRETTY = "\n".join(json.dumps(row, indent=2) for row in ROWS).encode()
-
-
-def workbook(*sheets):
-    """A workbook of sheets of rows, as Excel writes it: texts inline, numbers as numbers."""
-    files = {
-        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/'
-        'content-types"><Default Extension="xml" ContentType="application/vnd.openxmlformats-'
-        'officedocument.spreadsheetml.sheet.main+xml"/></Types>',
-        "_rels/.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
-        'relationships"><Relationship Id="r" Type="http://schemas.openxmlformats.org/'
-        'officeDocument/2006/relationships/officeDocument" Target="xl/workbook.xml"/>'
-        "</Relationships>",
-    }
-    names, links = "", ""
-    for number, rows in enumerate(sheets, 1):
-        names += f'<sheet name="Sheet{number}" sheetId="{number}" r:id="r{number}"/>'
-        links += (
-            f'<Relationship Id="r{number}" Type="http://schemas.openxmlformats.org/officeDocument/'
-            f'2006/relationships/worksheet" Target="worksheets/sheet{number}.xml"/>'
-        )
-        lines = []
-        for at, row in enumerate(rows, 1):
-            cells = ""
-            for column, value in zip("ABCDEF", row, strict=False):
-                if isinstance(value, int | float):
-                    cells += f'<c r="{column}{at}"><v>{value}</v></c>'
-                elif value is not None:
-                    text = f"<is><t>{escape(value)}</t></is>"
-                    cells += f'<c r="{column}{at}" t="inlineStr">{text}</c>'
-            lines.append(f'<row r="{at}">{cells}</row>')
-        files[f"xl/worksheets/sheet{number}.xml"] = (
-            '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">'
-            f"<sheetData>{''.join(lines)}</sheetData></worksheet>"
-        )
-    files["xl/workbook.xml"] = (
-        '<workbook xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main" xmlns:r="http:'
-        f'//schemas.openxmlformats.org/officeDocument/2006/relationships"><sheets>{names}</sheets>'
-        "</workbook>"
-    )
-    files["xl/_rels/workbook.xml.rels"] = (
-        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
-        f"{links}</Relationships>"
-    )
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in files.items():
-            archive.writestr(name, f'<?xml version="1.0" encoding="UTF-8"?>{text}')
-    return written.getvalue()
 
 
 @pytest.mark.parametrize("encoding", ["gb18030", "utf-16", "cp932", "big5"])
@@ -255,27 +205,7 @@ def test_a_workbook_is_read_as_its_csv_would_be(read_bytes):
 
 def test_an_ods_workbook_is_read_as_well(read_bytes):
     pytest.importorskip("python_calamine")
-    names = ("office", "table", "text")
-    spaces = " ".join(f'xmlns:{n}="urn:oasis:names:tc:opendocument:xmlns:{n}:1.0"' for n in names)
-    kind = 'office:value-type="string"'
-    rows = "".join(
-        f"<table:table-row><table:table-cell {kind}><text:p>{question}</text:p></table:table-cell>"
-        f"<table:table-cell {kind}><text:p>{answer}</text:p></table:table-cell></table:table-row>"
-        for question, answer in [("question", "answer"), ("2 + 2?", "4")]
-    )
-    content = (
-        f"<office:document-content {spaces}><office:body><office:spreadsheet>"
-        f'<table:table table:name="S">{rows}</table:table>'
-        "</office:spreadsheet></office:body></office:document-content>"
-    )
-    manifest = "urn:oasis:names:tc:opendocument:xmlns:manifest:1.0"
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as file:
-        file.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
-        file.writestr("content.xml", content)
-        file.writestr("META-INF/manifest.xml", f'<m:manifest xmlns:m="{manifest}"/>')
-
-    source = read_bytes(sink.getvalue(), "rows.ods")
+    source = read_bytes(ods([["question", "answer"], ["2 + 2?", "4"]]), "rows.ods")
 
     assert source.texts == [[("user", "2 + 2?"), ("assistant", "4")]]
 

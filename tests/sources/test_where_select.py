@@ -14,6 +14,7 @@ import pytest
 
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.recipe.reading import parse_recipe
 from packhouse.sources import evaluation, scan_source
 from packhouse.sources.reshaping import expression_key
 from packhouse.steps.validate import ValidateParameters
@@ -120,6 +121,67 @@ def test_select_is_not_evaluated_for_rows_that_where_drops(read_bytes):
 
     assert found.reasons == []
     assert found.dropped.num_rows == 1
+
+
+def test_each_row_is_counted_by_the_first_expression_that_leaves_it_out(read_bytes):
+    rows = [
+        {"text": "kept", "n": "5", "lang": "en"},
+        {"text": "both", "n": "1", "lang": "de"},  # by the first alone
+        {"text": "lang", "n": "5", "lang": "de"},
+        {"text": "null", "n": "5"},
+        {"text": "fails", "n": "five", "lang": "de"},  # not asked for its language
+        {"text": "kept too", "n": "6", "lang": "en"},
+    ]
+    number, lang = "cast(n as int) > 3", "lang = 'en'"
+
+    found = read_bytes(lines(rows), where=[number, lang], select={"text": "upper(text)"})
+    turned = read_bytes(lines(rows), where=[lang, number])
+
+    assert found.texts == [[("assistant", "KEPT")], [("assistant", "KEPT TOO")]]
+    assert found.validated["row"].to_pylist() == [0, 5]
+    assert [(row["row"], row["detail"]) for row in found.dropped.to_pylist()] == [
+        (1, number),
+        (2, lang),
+        (3, lang),
+    ]
+    (bad,) = found.quarantined.to_pylist()
+    assert bad["row"] == 4
+    assert bad["detail"].startswith(f"where `{number}`: Conversion error")
+    assert turned.validated["row"].to_pylist() == [0, 5]
+    assert [row["detail"] for row in turned.dropped.to_pylist()] == [lang] * 4
+    assert turned.quarantined.num_rows == 0
+
+
+def test_a_list_of_where_whose_first_expression_keeps_no_row(read_bytes):
+    rows = [{"text": "t0"}, {"text": "t1"}]
+
+    found = read_bytes(lines(rows), where=["false", "cast(text as int) > 0"])
+
+    assert [row["detail"] for row in found.dropped.to_pylist()] == ["false", "false"]
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ([], "must have at least 1 item"),
+        (["true", "n > 1", "true"], "`true` stands there twice"),
+        ([1], "must be text"),
+        ({"long": "n > 1"}, "must be text"),
+        (["n > 1"] * 60, "must have at most 50 items"),
+    ],
+)
+def test_a_list_of_where_that_is_none(where, says):
+    raw = {"dataset": "d", "tokenizer": "t", "sources": [{"path": "r.jsonl", "where": where}]}
+
+    with pytest.raises(ConfigError) as caught:
+        parse_recipe(raw, where="recipe")
+
+    assert says in str(caught.value)
+    assert "mistakes" not in str(caught.value)
+
+
+def test_an_expression_alone_in_a_list_is_that_expression():
+    assert SourceConfig(path="r", where=["n > 1"]) == SourceConfig(path="r", where="n > 1")
 
 
 @pytest.mark.parametrize(

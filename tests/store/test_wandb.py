@@ -7,6 +7,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
+from packhouse.errors import ConfigError
 from packhouse.recipe.publish import PublishConfig
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.store.wandb_artifact import log_to_wandb, text_rows
@@ -59,6 +60,19 @@ def test_an_artifact_is_logged_offline_with_a_table_a_split(opened, tmp_path, of
     assert b"/tiny/v/aaaa.g0" in log.read_bytes()
     tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*") if is_table(path)]
     assert {row[1] for table in tables for row in table["data"]} == {"1 2 3", "4 5", "9 2 3"}
+
+
+def test_an_account_that_is_missing_is_said(opened, monkeypatch, offline):
+    import wandb
+
+    wandb.teardown()  # it keeps the mode of the first run
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", "/nowhere")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+
+    with pytest.raises(ConfigError, match=r"wandb://tests: No API key .*WANDB_MODE=offline"):
+        log_to_wandb(opened, "tests", decode=decode)
+    wandb.teardown()
 
 
 def is_table(path):

@@ -102,7 +102,7 @@ def test_a_message_of_weight_zero_is_not_trained():
     assert out.quarantined["reason"].to_pylist() == ["nothing_trained"]
 
 
-def test_rows_that_alpaca_cannot_express_are_quarantined_with_their_messages():
+def test_rows_that_alpaca_cannot_express_are_quarantined():
     call = '[{"function":{"name":"f","arguments":{}}}]'
     rows = [
         [("user", "Q"), ("assistant", "A")],
@@ -115,10 +115,6 @@ def test_rows_that_alpaca_cannot_express_are_quarantined_with_their_messages():
     assert out.formatted["row"].to_pylist() == [0]
     assert out.quarantined["row"].to_pylist() == [1, 2, 3]
     assert set(out.quarantined["reason"].to_pylist()) == {"template"}
-    assert out.quarantined["raw"][1].as_py() == (
-        b'{"messages":[{"content":"Q","role":"user"},{"content":"Q2","role":"user"},'
-        b'{"content":"A","role":"assistant"}]}'
-    )
 
 
 def test_completion_joins_context_by_a_newline_and_nothing_else():

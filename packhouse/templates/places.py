@@ -1,115 +1,24 @@
-r"""Which bytes of a rendering are trained, proven from the template's own behaviour.
-
-An answer is trained from where the prompt of inference ends to the token that ends the turn:
-
-    <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n
-                                                          ^^^^^^^^^^^^^^^^
-- Its start comes from rendering the turns before it with `add_generation_prompt=True`: that is the
-  prompt a model continues. Templates without a generation prompt (Mistral) start a turn where the
-  turns before it end; a header they write there (`ASSISTANT:`) is no part of the turn.
-- Its end is the first end-of-turn token that the template writes behind the turn's own text. Which
-  token that is comes from a probe conversation, and must be the same for every turn.
-- A template with `{% generation %}` blocks says so itself, and is taken at its word; but what the
-  prompt of inference holds is given to the model, and is cut from the beginning of a block.
-
-Other turns (`never_train`, a weight on a user turn) end where the conversation rendered up to them
-stops agreeing with the whole rendering.
+r"""Where the messages of one rendering begin and end, proven by rendering beginnings of it.
 
 A prompt is rendered once for each kind of gap between two texts, not for each answer: the cost
-grows with the number of turns. Where nothing is shown, the template (`TemplateError`) or the row
-(`RefusedError`) is refused.
+grows with the number of turns.
 """
 
-import json
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
-from packhouse.recipe import FormatConfig
-from packhouse.templates.losses import is_thought
-from packhouse.templates.provenance import UNPROVEN
 from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
-from packhouse.templates.thinking import thought_spans
 from packhouse.templates.turn_rules import TurnRules
 
-__all__ = ["SpanFinder", "Trained"]
-
-Messages = list[dict[str, Any]]
+__all__ = ["Places"]
 
 FREE_MESSAGES = 2**18  # messages of prompts that a row may cost, beyond 64 for each of its own
 
 
-class Trained(NamedTuple):
-    """A trained span in bytes of the text, and the message whose weight it has; -1: it is 1."""
-
-    start: int
-    end: int
-    message: int
-
-
-class SpanFinder:
-    """Finds the trained spans of renderings of one template.
-
-    Args:
-        config: the recipe's format section.
-        rules: a row's arguments -> turn rules; None where the template marks what is generated.
-        control: matches control tokens.
-    """
-
-    def __init__(
-        self,
-        config: FormatConfig,
-        rules: Callable[[Mapping[str, Any]], TurnRules | None],
-        control: re.Pattern[bytes],
-    ) -> None:
-        self._config, self._rules, self._control = config, rules, control
-
-    def find(self, raw: Messages, talk: Conversation) -> list[Trained]:
-        """Trained spans of a conversation's rendering, ascending; there is at least one.
-
-        Args:
-            raw: canonical messages, each with the weight decided for it.
-            talk: the conversation.
-
-        Raises:
-            RefusedError: none is trained, or a span cannot be shown.
-        """
-        weights = [message["weight"] for message in raw]
-        if not any(weights):
-            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        places = _Places(talk, self._control)
-        if self._config.train_on == "all":
-            apart = {at for at, message in enumerate(raw) if "part_weights" in message}
-            if not (self._config.never_train or apart) and all(w == 1 for w in weights):
-                return [Trained(0, len(talk.rendering.text), -1)]
-            return _whole_messages(weights, places, apart)
-        wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
-        rules = self._rules(talk.given.arguments)
-        if rules is None or rules.is_tagged:
-            blocks = list(_generated(talk.rendering, talk.roles, weights, wanted))
-            starts = [places.start(block.message, rules) if rules else 0 for block in blocks]
-            trained = [
-                block._replace(start=max(block.start, start))
-                for block, start in zip(blocks, starts, strict=True)
-                if start < block.end
-            ]
-        else:
-            trained = [Trained(*places.answer(number, rules), number) for number in wanted]
-        others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
-        if others:
-            firsts, ends, _ = places.boundaries()
-            trained += [Trained(firsts[number], ends[number], number) for number in others]
-        if self._config.reasoning == "train_last":
-            trained = _without_earlier_thoughts(trained, talk)
-        if not trained:
-            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        return sorted(trained)
-
-
-class _Places:
+class Places:
     """Where the messages of one rendering are, as spans of its bytes."""
 
     def __init__(self, talk: Conversation, control: re.Pattern[bytes]) -> None:
@@ -310,106 +219,3 @@ def _agreement(tail: bytes, gap: bytes, control: re.Pattern[bytes]) -> int:
         if match.start() < common < match.end():
             return match.start()
     return common
-
-
-def _whole_messages(weights: list[float], places: _Places, apart: set[int]) -> list[Trained]:
-    """Whole messages, headers included; those of weight 1 that touch are one span.
-
-    Those that are `apart`, by weights of their parts, are spans of their own. The opening before
-    the first text belongs to no message.
-    """
-    firsts, ends, has_tools = places.boundaries()
-    trained: list[Trained] = []
-    for number, weight in enumerate(weights):
-        is_headless = number == 0 or has_tools[number]
-        start = firsts[number] if is_headless else ends[number - 1]
-        last = trained[-1] if trained and apart.isdisjoint((number, number - 1)) else None
-        if last is not None and last.end == start and weights[last.message] == weight == 1:
-            trained[-1] = last._replace(end=ends[number])
-        elif weight > 0:
-            trained.append(Trained(start, ends[number], number))
-    return trained
-
-
-def _generated(
-    rendering: Rendering, roles: list[str], weights: list[float], wanted: list[int]
-) -> Iterator[Trained]:
-    """The template's own generation blocks that hold a wanted assistant message.
-
-    Raises:
-        RefusedError: a wanted message is in none, or in one with what is not trained as it is.
-    """
-    found = rendering.occurrences
-    starts = [occurrence.start for occurrence in found]
-    last_before, at = -1, 0  # the last message that is written before a block
-    missing = set(wanted)
-    for start, end in rendering.generation:
-        first, stop = bisect_left(starts, start), bisect_left(starts, end)
-        while at < first:
-            last_before = max(last_before, found[at].field.message)
-            at += 1
-        inside = found[first:stop]
-        held = sorted({o.field.message for o in inside})
-        if not held and roles[last_before + 1 : last_before + 2] == ["assistant"]:
-            held = [last_before + 1]  # a turn without text
-        if end <= start or set(wanted).isdisjoint(held):
-            continue
-        is_one = all(n >= 0 and roles[n] == "assistant" for n in held)
-        if not is_one or len({weights[n] for n in held}) > 1 or any(o.end > end for o in inside):
-            raise RefusedError(
-                "template",
-                f"a generation block holds more than the answer of message {held[0]}: "
-                "text that is not trained, or not with its weight",
-            )
-        missing.difference_update(held)
-        yield Trained(start, end, held[0])
-    if missing:
-        raise RefusedError(
-            "template",
-            f"message {min(missing)} (assistant) is in no generation block; put the tags around "
-            "it, or set train_on: last_assistant",
-        )
-
-
-def _without_earlier_thoughts(trained: list[Trained], talk: Conversation) -> list[Trained]:
-    """Take thinking out of the answers that are trained before the last user turn."""
-    roles, found = talk.roles, talk.rendering.occurrences
-    starts = [occurrence.start for occurrence in found]
-    last_user = max((n for n, role in enumerate(roles) if role == "user"), default=-1)
-    kept: list[Trained] = []
-    for start, end, message in trained:
-        if message < last_user and roles[message] == "assistant":
-            own = found[bisect_left(starts, start) : bisect_left(starts, end)]
-            calls = talk.messages[message].get("tool_calls", [])
-            # (0, 90) with thoughts at (0, 20) and (40, 50) -> (20, 40), (50, 90)
-            for begin, stop in _thoughts_in(start, talk.rendering.text[start:end], own, calls):
-                if begin > start:
-                    kept.append(Trained(start, begin, message))
-                start = max(start, stop)
-        if start < end:
-            kept.append(Trained(start, end, message))
-    return kept
-
-
-def _thoughts_in(
-    start: int, text: bytes, own: list[Occurrence], calls: list[Any]
-) -> list[tuple[int, int]]:
-    """Spans of thinking in a turn: between tags, and texts of fields that are written otherwise.
-
-    Tags within calls and reasoning fields open and close nothing.
-
-    Raises:
-        RefusedError: a call quotes a tag, and where the template writes it cannot be shown.
-    """
-    in_calls = [o for o in own if o.field.kind in ("call", "function")]
-    if not in_calls and "think>" in json.dumps(calls):
-        raise UNPROVEN
-    blanked = bytearray(text)
-    for o in own:
-        if o.field.kind in ("call", "function", "thought"):
-            blanked[o.start - start : o.end - start] = bytes(o.end - o.start)
-    spans = [(start + a, start + b) for a, b in thought_spans(bytes(blanked))]
-    for o in own:
-        if is_thought(o) and not any(a <= o.start < b for a, b in spans):
-            spans.append((o.start, o.end))
-    return sorted(spans)

@@ -1,0 +1,190 @@
+"""What Axolotl and ms-swift say of training, in rows as their documentation writes them.
+
+`AXOLOTL` are the tokens that Axolotl's `ChatTemplateStrategy` (067b021) labels, with the same
+tokenizer and template, `roles_to_train: []` and `train_on_eos: turn`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from packhouse.loaders import load_packed
+from packhouse.sources.chat_messages import BadRowError, read_messages
+from packhouse.sources.message_weights import read_spans
+from tests.chain.conftest import Project
+from tests.templates.toys import CHATML
+
+WELL = "I'm doing very well, thank you!"
+THINK = "Let me think... The answer is 4."
+
+
+def spans(*triples):
+    return [{"begin_offset": a, "end_offset": b, "train": train} for a, b, train in triples]
+
+
+@pytest.fixture
+def publish(shared: Path, tmp_path: Path):
+    """Publish one row: its trained tokens, each with its weight."""
+
+    def published(messages, tokenizer="qwen2.5-instruct", template=CHATML, **settings):
+        from transformers import AutoTokenizer
+
+        (tmp_path / "chat.jinja").write_text(template or "")
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+        recipe = {
+            "dataset": "weights",
+            "sources": [{"path": "rows.jsonl"}],
+            "tokenizer": str(shared / "tokenizers" / tokenizer),
+            "format": {"template": "chat.jinja" if template else "chat"},
+            "pack": {"seq_len": 512},
+            "split": {"eval_fraction": 0},
+            **settings,
+        }
+        (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+        prepared = Project(tmp_path).prepare()
+        uri = f"{tmp_path / 'store'}/weights@{prepared.version}"
+        (row,) = load_packed(uri, cache=tmp_path / "copies")
+        weights = row.get("loss_weights") or [float(label != -100) for label in row["labels"]]
+        decode = AutoTokenizer.from_pretrained(shared / "tokenizers" / tokenizer).decode
+        pairs = zip(row["input_ids"], weights, strict=True)
+        return [(decode([token]), weight) for token, weight in pairs if weight]
+
+    return published
+
+
+def test_the_example_of_axolotl_is_trained_as_axolotl_trains_it(publish):
+    messages = [
+        {"from": "system", "value": "You are an AI assistant.", "train": False},
+        {"from": "human", "value": "Hello", "train": False},
+        {"from": "assistant", "value": "Hello", "train": True},
+        {"from": "human", "value": "How are you?", "train": True},
+        {
+            "from": "assistant",
+            "value": WELL,
+            "train_detail": spans((0, 8, False), (9, 18, True), (19, 30, False)),
+        },
+        {"from": "human", "value": WELL, "train": True},
+        {"from": "assistant", "value": "Hi there!", "train": True},
+    ]
+    end, well = "<|im_end|>", ["I", "'m", " doing", " very", " well", ",", " thank", " you", "!"]
+    # A turn of the user ends with its line break, as everywhere; Axolotl leaves that out.
+    asked = ["How", " are", " you", "?", end, "\n"]
+    answers = [["Hello", end], [" very", " well", end], ["Hi", " there", "!", end]]
+    due = [*answers[0], *asked, *answers[1], *well, end, "\n", *answers[2]]
+    assert publish(messages) == [(token, 1.0) for token in due]
+
+
+AXOLOTL = {
+    ((0, 14, False), (15, 31, True)): [" The", " answer", " is", " ", "4", ".", "<|im_end|>"],
+    ((0, 17, False), (18, 31, True)): [" answer", " is", " ", "4", ".", "<|im_end|>"],
+    ((0, 17, True), (18, 31, False)): ["Let", " me", " think", "...", " The", "<|im_end|>"],
+    ((19, 25, True),): [" answer", "<|im_end|>"],
+    ((0, 15, False), (16, 31, True)): [" The", " answer", " is", " ", "4", ".", "<|im_end|>"],
+    ((0, 15, True), (16, 31, False)): ["Let", " me", " think", "...", "<|im_end|>"],
+}
+
+
+@pytest.mark.parametrize("triples", AXOLOTL)
+@pytest.mark.parametrize("name", ["train_detail", "training_detail"])
+def test_spans_are_trained_as_axolotl_trains_them(publish, triples, name):
+    answer = {"from": "gpt", "value": THINK, name: spans(*triples)}
+    audit = {"min_answer_coverage": 0.9}  # of " The", a span may hold the last letter alone
+    found = publish([{"from": "human", "value": "Hm?"}, answer], audit=audit)
+    assert [token for token, _ in found] == AXOLOTL[triples]
+
+
+def test_a_token_is_trained_exactly_if_it_begins_inside_a_span(publish):
+    answer = {"from": "gpt", "value": "Unbelievable!", "train_detail": spans((4, 12, True))}
+    audit = {"min_answer_coverage": 0.5}
+    found = publish([{"from": "human", "value": "Hm?"}, answer], audit=audit)
+    # "Un", "belie", "vable", "!": "belie" begins before character 4. Axolotl trains it.
+    assert [token for token, _ in found] == ["vable", "!", "<|im_end|>"]
+
+
+def test_parts_of_reasoning_weigh_what_they_say(publish):
+    answer = {
+        "role": "assistant",
+        "reasoning_content": [
+            {"type": "text", "text": "Hmm maybe 2+2=5.", "train": False},
+            {"type": "text", "text": " Wait no, 2+2=4.", "train": True},
+        ],
+        "content": [{"type": "text", "text": "The answer is 4.", "train": True}],
+    }
+    found = publish([{"role": "user", "content": "What is 2+2?"}, answer], "qwen3", None)
+    # Axolotl trains the same but for "<think>\n", "</think>" and "\n\n", which the template writes.
+    assert "".join(token for token, _ in found) == (
+        "<think>\n Wait no, 2+2=4.\n</think>\n\nThe answer is 4.<|im_end|>"
+    )
+
+
+def test_reasoning_beside_spans_is_not_trained(publish):
+    answer = {"role": "assistant", "reasoning_content": "Hm, four.", "content": "The answer is 4."}
+    answer["train_detail"] = spans((3, 15, True))
+    found = publish([{"role": "user", "content": "What is 2+2?"}, answer], "qwen3", None)
+    assert "".join(token for token, _ in found) == ("<think>\n</think>\n\n answer is 4.<|im_end|>")
+
+
+def test_the_example_of_ms_swift(publish):
+    messages = [
+        {"role": "user", "content": "hello!"},
+        {"role": "assistant", "content": "<think>\n...\n</think>\n", "loss_scale": 1.0},
+        {"role": "assistant", "content": "hi!", "loss_scale": 2.0},
+        {"role": "user", "content": "1+1=?"},
+        {"role": "assistant", "content": "<think>\n...\n</think>\n1+1=3", "loss": False},
+    ]
+    found = publish(messages)
+    texts = {weight: "".join(t for t, own in found if own == weight) for _, weight in found}
+    assert texts == {1.0: "<think>\n...\n</think>\n<|im_end|>", 2.0: "hi!<|im_end|>"}
+
+
+def read(text="Hm. Four.", **fields):
+    asked = {"role": "user", "content": "2 + 2?"}
+    _, answer = read_messages(
+        [asked, {"role": "assistant", "content": text, **fields}], None, None
+    ).turns
+    return answer[-2:]
+
+
+def test_overlapping_spans_train_what_one_of_them_trains():
+    detail = spans((4, 6, True), (0, 1, False), (5, 9, True), (5, 5, False))
+    found = read_spans({"train_detail": detail}, "Hm. Four.", 1)
+    assert [part for part in found if part[0]] == [(3, 0.0), (4, 1.0), (2, 1.0)]
+
+
+def test_what_spans_say_of_a_whole_turn_is_its_weight():
+    assert read(train_detail=spans((0, 8, True))) == (1.0, None)
+    assert read(train_detail=spans((0, 8, False))) == (0.0, None)
+    assert read(train_detail=spans((3, 8, True)), train=False) == (0.0, "[[3,0.0],[6,1.0]]")
+    assert read(train_detail=spans((3, 8, True)), weight=0.5) == (0.5, "[[3,0.0],[6,1.0]]")
+    assert read(train_detail=[]) == read(training_detail=None) == (None, None)
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"train_detail": spans((0, 10, True))}, "characters 0 to 10 of a content of 9"),
+        ({"train_detail": spans((5, 4, True))}, "characters 5 to 4"),
+        ({"train_detail": spans((-1, 4, True))}, "characters -1 to 4"),
+        ({"train_detail": spans((0, 4, "yes"))}, "not {begin_offset, end_offset, train}"),
+        ({"train_detail": spans((0, True, True))}, "not {begin_offset, end_offset, train}"),
+        ({"train_detail": ["all"]}, "holds 'all', not"),
+        ({"train_detail": "0-4"}, "is '0-4', not a list of spans"),
+        ({"train_detail": spans((0, 4, True)), "tool_calls": [CALL]}, "beside tool calls"),
+        ({"loss_scale": -1}, "loss_scale is '-1', not a weight"),
+        ({"loss_scale": 2, "loss": False}, "contradict each other"),
+        ({"reasoning_content": [{"type": "tool_call", "tool_call": CALL}]}, "a part of reasoning"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_bad_row(fields, why):
+    with pytest.raises(BadRowError, match=why):
+        read(**fields)
+
+
+def test_the_loss_scale_of_a_question_is_refused():
+    asked = {"role": "user", "content": "2 + 2?", "loss_scale": 2.0}
+    with pytest.raises(BadRowError, match="loss_scale is of answers, not of user"):
+        read_messages([asked], None, None)

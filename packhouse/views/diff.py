@@ -2,7 +2,8 @@
 
 A record is known by its id (a hash of its content), wherever packing put it. The tokens and the
 mask of one copy are hashed apart, so a changed template (tokens differ) is told from a changed
-rule of what is trained (only masks differ) and from another number of copies. A row whose content
+rule of what is trained (only masks differ), from changed loss weights and from another number of
+copies. A row whose content
 changed has another id: of ids that only one version has, those of one row are pairs, `edited`.
 It is a join of the views `contents` and `records` of both; their data files are read once.
 """
@@ -21,6 +22,7 @@ from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion
 from packhouse.views.contents import CONTENTS
 from packhouse.views.query import read_view
+from packhouse.wording import counted
 
 __all__ = ["Change", "Diff", "RecordDiff", "changed_keys", "diff_versions"]
 
@@ -38,7 +40,8 @@ class Change:
     place: str
     """File and row, `faq.jsonl row 7`; empty where the version does not say."""
     detail: str
-    """What changed: `100 -> 108 tokens`, `1 -> 2 copies`, `train -> eval`, `now duplicate`."""
+    """What changed: `100 -> 108 tokens`, `loss weight 0.5 -> 1`, `1 -> 2 copies`, `train -> eval`,
+    `now duplicate`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +56,8 @@ class RecordDiff:
     """In both versions, with other tokens."""
     num_changed_masks: int
     """In both versions, with the same tokens and another mask."""
+    num_changed_weights: int
+    """In both versions, with the same tokens and mask and other loss weights."""
     num_copies: int
     """In both versions, more or less often."""
     num_moved: int
@@ -164,7 +169,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     is_old, is_new = both["copies"].is_valid(), both["copies new"].is_valid()
     is_other = {  # false where one of the versions has no such record
         name: pc.fill_null(pc.not_equal(both[name], both[f"{name} new"]), False)
-        for name in ("ids_digest", "mask_digest", "copies", "split")
+        for name in ("ids_digest", "mask_digest", "weights_digest", "copies", "split")
     }
     added, removed = pc.and_not(is_new, is_old), pc.and_not(is_old, is_new)
     # A row of a duplicate is no pair: its content is there in both versions.
@@ -181,6 +186,11 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         "changed_tokens": both.filter(is_other["ids_digest"]),
         "changed_masks": both.filter(
             pc.and_not(is_other["mask_digest"], is_other["ids_digest"]),
+        ),
+        "changed_weights": both.filter(
+            pc.and_not(
+                is_other["weights_digest"], pc.or_(is_other["ids_digest"], is_other["mask_digest"])
+            ),
         ),
         "copies": both.filter(is_other["copies"]),
         "moved": both.filter(is_other["split"]),
@@ -245,16 +255,33 @@ def _set_outcomes(opened: OpenVersion, name: str, records: list[dict[str, Any]])
 
 def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
     """Say how a record differs, from its row of both versions; or from two rows, where edited."""
-    tokens = f"{old['num_tokens']} -> {new['num_tokens new']} tokens"
+    if name == "edited" and old["num_tokens"] == new["num_tokens new"]:
+        told = [f"label {old['label']} -> {new['label new']}"]
+        told = told if old["label"] != new["label new"] else []
+        told += [_weights(old, new)] if old["weights_digest"] != new["weights_digest new"] else []
+    else:
+        told = []
+    tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
     said = {
         "added": f"was {old['outcome']}" if old["outcome"] else "",
         "removed": f"now {new['outcome new']}" if new["outcome new"] else "not in the sources",
+        "edited": ", ".join(told) or tokens,
         "changed_masks": f"{old['num_trained']} -> {new['num_trained new']} trained",
-        "copies": f"{old['copies']} -> {new['copies new']} copies",
+        "changed_weights": _weights(old, new),
+        "copies": f"{old['copies']} -> {counted(new['copies new'] or 0, 'copy')}",
         "moved": f"{old['split']} -> {new['split new']}",
     }
     place = old["place"] if name == "removed" else new["place new"]
     return Change(new["record_id"], old["record_id"], place or "", said.get(name, tokens))
+
+
+def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Mean loss weights of the trained tokens of both."""
+    means = (
+        (row[f"total_weight{end}"] or 0) / (row[f"num_trained{end}"] or 1)
+        for row, end in ((old, ""), (new, " new"))
+    )
+    return "loss weight {:.4g} -> {:.4g}".format(*means)
 
 
 def _columns(manifest: Manifest) -> dict[str, str]:

@@ -16,8 +16,8 @@ from packhouse.escaping import for_terminal
 from packhouse.report.tokens import pipeline_of, plain, runs_of
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
-from packhouse.store import OpenVersion, open_version
-from packhouse.store.address import open_address
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address, open_beside
 from packhouse.terminal import echo, print_text
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
@@ -32,6 +32,9 @@ _BEFORE, _AFTER = 12, 30
 """Tokens that are shown before the first one that differs, and from it on."""
 _VALUE = 30
 """Characters of a setting's value."""
+
+_SAID_BETTER = ("length_histogram", "lower_bound", "num_bins")
+"""In keys of counts that are not shown: the totals and the records say it better."""
 
 _KINDS = {
     "added": "added",
@@ -62,9 +65,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
     packhouse diff ./store/alpaca@prod latest
     """
     left = open_address(old)
-    is_name = "/" not in new
-    right = open_version(left.store, left.dataset, new.removeprefix("@")) if is_name else None
-    right = right or open_address(new)
+    right = open_beside(left, new)
     found = diff_versions(left, right, records=not no_records)
     if as_json:
         echo_json(found.to_json())
@@ -80,17 +81,16 @@ def _print_facts(found: Diff) -> None:
         echo("the rows are the same (content_id)")
     for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
         changed = getattr(found, name)
-        rows = [(k, *map(_short, pair)) for k, pair in changed.items() if not _is_detail(k)]
+        rows = [
+            (key, *map(_short, pair))
+            for key, pair in changed.items()
+            if not any(part in key for part in _SAID_BETTER)
+        ]
         if rows:
             echo()
             print_table((name, "old", "new"), rows)
     echo()
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
-
-
-def _is_detail(key: str) -> bool:
-    """Return True for what the totals and the records say better."""
-    return any(part in key for part in ("length_histogram", "lower_bound", "num_bins"))
 
 
 def _short(value: Any) -> Any:
@@ -104,8 +104,7 @@ def _short(value: Any) -> Any:
 
 def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path) -> None:
     echo(f"\nrecords: {found.num_same:,} are the same")
-    fingerprints = [each.manifest.lineage.get("tokenizer", {}) for each in (old, new)]
-    is_one = fingerprints[0].get("fingerprint") == fingerprints[1].get("fingerprint")
+    is_one = old.manifest.tokenizer_fingerprint == new.manifest.tokenizer_fingerprint
     names = {**_KINDS, "changed_tokens": "other text" if is_one else "other token ids"}
     show = _Texts(found, old, new, tokenizers)
     for kind, name in names.items():

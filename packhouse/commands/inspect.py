@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
@@ -51,8 +51,7 @@ class _Wanted:
 
     @property
     def is_any(self) -> bool:
-        return any(value is not None for value in (self.source, self.row, self.record, self.grep,
-                                                   self.records))  # fmt: skip
+        return any(value is not None for value in astuple(self))
 
     @property
     def limit(self) -> int:
@@ -131,8 +130,8 @@ def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: boo
     command = show if is_quarantine else dropped
     words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
     parent = click.get_current_context()
-    with command.make_context(command.name, words, parent=parent) as made:
-        command.invoke(made)
+    with command.make_context(command.name, words, parent=parent) as context:
+        command.invoke(context)
 
 
 def _show_packs(
@@ -164,8 +163,8 @@ def _show_packs(
             for run in _runs_json(_runs(row, pipeline, start, end), start)
         ]
         counts = {"pack": number, "num_tokens": len(row["input_ids"])}
-        told = {name: row[name] for name in ("seq_lengths", "record_ids")}
-        echo(json.dumps({**counts, **told, "runs": runs}))
+        records = {name: row[name] for name in ("seq_lengths", "record_ids")}
+        echo(json.dumps({**counts, **records, "runs": runs}))
 
 
 def _show_records(
@@ -186,8 +185,8 @@ def _show_records(
         page(blocks())
         return
     for row in rows:
-        told = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
-        echo(json.dumps({**told, "runs": _runs_json(_runs(row, pipeline))}))
+        facts = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
+        echo(json.dumps({**facts, "runs": _runs_json(_runs(row, pipeline))}))
 
 
 def _runs(
@@ -243,15 +242,9 @@ def _of_version(
     only["outcome"] = "kept"
     if wanted.source:
         only["source" if "/" in wanted.source else "source/"] = wanted.source
-    rows: list[dict[str, Any]] = read_view(
-        opened,
-        "records",
-        columns,
-        Workspace(cache=cache).tokenizers,
-        only=only,
-        limit=wanted.limit,
-    ).to_pylist()
-    rows = [row for row in rows if row["input_ids"] is not None]
+    tokenizers = Workspace(cache=cache).tokenizers
+    table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit)
+    rows: list[dict[str, Any]] = [r for r in table.to_pylist() if r["input_ids"] is not None]
     for row in rows:
         row["about"] = f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"
     if not rows and wanted.row is not None:
@@ -332,8 +325,7 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:
-        wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
-        if fingerprint_tokenizer(folder) != wanted:
+        if fingerprint_tokenizer(folder) != opened.manifest.tokenizer_fingerprint:
             print_note("warning: this is not the tokenizer the version was made with")
         return pipeline_of(partial(load_snapshot, folder, tokenizers))
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
@@ -352,8 +344,8 @@ def _weights_of(row: Mapping[str, Any]) -> str:
         >>> _weights_of({"range_weights": [0.5, 1.0, 0.5]}), _weights_of({"range_weights": None})
         ('; loss weights 0.5, 1', '')
     """
-    given = row.get("loss_weights")
-    weights = np.unique((row.get("range_weights") if given is None else given) or [])
+    of_tokens = row.get("loss_weights")
+    weights = np.unique((row.get("range_weights") if of_tokens is None else of_tokens) or [])
     shown = [f"{weight:g}" for weight in weights[weights > 0].tolist()]
     cut = [*shown[:2], "...", shown[-1]] if len(shown) > 4 else shown
     return f"; loss weights {', '.join(cut)}" if shown else ""

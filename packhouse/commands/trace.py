@@ -100,8 +100,8 @@ def _of_token(
     kept = [p for p in places if p["outcome"] == "kept"] or places
     train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
     rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
-    given = [s["file"] for s in opened.manifest.lineage["sources"] if s.get("is_tokenized")]
-    if kept and kept[0]["source"] in given:
+    sources = opened.manifest.lineage["sources"]
+    if kept and kept[0]["source"] in [s["file"] for s in sources if s.get("is_tokenized")]:
         rule = "the mask that the row came with (format: tokenized)"
     answers = trained_ranges(mask)
     inner = token - start

@@ -87,16 +87,15 @@ def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> No
         all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
             rows.append({"dataset": dataset, "refs": {ref.name: ref.version for ref in refs}})
-    lines = [(row["dataset"], "  ".join(f"{k} -> {v}" for k, v in _items(row))) for row in rows]
+    lines = [
+        (row["dataset"], "  ".join(f"{name} -> {version}" for name, version in row["refs"].items()))
+        for row in rows
+    ]
     with warning_of(all_damaged):
         if as_json:
             echo_json(rows)
         else:
             print_table(("dataset", "refs"), lines)
-
-
-def _items(row: Mapping[str, Any]) -> Any:
-    return row["refs"].items()
 
 
 def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
@@ -109,17 +108,12 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
     with warning_of([*damaged_refs, *damaged]):
         if as_json:
             echo_json(rows)
-        else:
-            _print_versions(rows)
-
-
-def _print_versions(rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("version", "refs", "splits", "files", "rows", "tokens", "bytes")
-    lines = [
-        (r["version"], ", ".join(r["refs"]), ", ".join(r["splits"]), *(r[c] for c in columns[3:]))
-        for r in rows
-    ]
-    print_table(columns, lines)
+            return
+        columns = ("version", "refs", "splits", "files", "rows", "tokens", "bytes")
+        cells = [
+            [", ".join(v) if isinstance(v := r[c], list) else v for c in columns] for r in rows
+        ]
+        print_table(columns, cells)
 
 
 def _summary(manifest: Manifest) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from packhouse.engine.step import Job, Step, Work
 from packhouse.packing import GatherTally, PackPlan, check_packed, gather
 from packhouse.recipe import PackConfig
 from packhouse.records.pairs import as_sequences
-from packhouse.records.tables import PACKED, read_table
+from packhouse.records.tables import PACKED, read_table, write_batches
 from packhouse.runtime.progress import advance
 from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
-from packhouse.steps.records import ShardIndex, write_batches
+from packhouse.steps.records import ShardIndex
 
 __all__ = ["GATHER", "GatherFacts", "PackRange", "jobs"]
 
@@ -91,8 +91,17 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
     batches = gather(shards, plan, ends, rows, tally=tally)
     if work.recipe.preferences == "pairs":
         batches = map(as_sequences, batches)
-    batches = _checked(batches, plan, packed.facts)
-    write_batches(folder / "packs.arrow", PACKED, batches)
+
+    def checked() -> Iterator[pa.RecordBatch]:
+        facts = packed.facts
+        for batch in batches:
+            check_packed(
+                batch, plan.seq_len, facts.vocab_size, allow_untrained=facts.allow_untrained
+            )
+            advance(batch.num_rows / plan.num_packs)
+            yield batch
+
+    write_batches(folder / "packs.arrow", PACKED, checked())
     return GatherFacts(packs=work.parameters, tally=tally)
 
 
@@ -137,20 +146,6 @@ def _shards_of(
         local.append(base + rows)
         base += table.num_rows
     return tables, np.concatenate(local)[sequence]
-
-
-def _checked(
-    batches: Iterator[pa.RecordBatch], plan: PackPlan, packed: PackFacts
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        check_packed(
-            batch,
-            plan.seq_len,
-            packed.vocab_size,
-            allow_untrained=packed.allow_untrained,
-        )
-        advance(batch.num_rows / plan.num_packs)
-        yield batch
 
 
 GATHER = Step(

@@ -103,9 +103,8 @@ def plan_jobs(recipe: Recipe) -> Plan:
         TokenizerError: the tokenizer folder is not one.
     """
     if "msgpack" in recipe.publish.exports:
-        import_extra(
-            "msgpack", "msgpack", "export format 'msgpack'"
-        )  # now, and not when all other work is done
+        # Now, and not when all other work is done.
+        import_extra("msgpack", "msgpack", "export format 'msgpack'")
     tokenizer = fingerprint_tokenizer(recipe.tokenizer)
     validated = tuple(validate.jobs(recipe, tokenizer))
     benchmarks = benchmarks_of(recipe)
@@ -120,8 +119,8 @@ def plan_jobs(recipe: Recipe) -> Plan:
         format=formatted,
         beside=(
             *(
-                format.fingerprint_job(recipe, before.ref, job.ref, job.label)
-                for before, job in described
+                format.fingerprint_job(recipe, old.ref, job.ref, job.label)
+                for old, job in described
             ),
             *(benchmark_job(benchmarks, job.ref, job.label, job.size) for job in searched),
         ),
@@ -153,5 +152,5 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
         *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
         *(*plan.beside, *gathered, *plan.audit, *audited, *written),
     )
-    told = replace(plan.publish, inputs=tuple(job.ref for job in reads))
-    return OutputJobs(gather=gathered, audit=audited, files=written, publish=told)
+    last = replace(plan.publish, inputs=tuple(job.ref for job in reads))
+    return OutputJobs(gather=gathered, audit=audited, files=written, publish=last)

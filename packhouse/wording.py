@@ -1,6 +1,6 @@
-"""Numbers with what they count, for messages."""
+"""Words of messages: numbers with what they count, and what libraries say."""
 
-__all__ = ["counted"]
+__all__ = ["counted", "first_line"]
 
 
 def counted(number: int, what: str) -> str:
@@ -13,3 +13,14 @@ def counted(number: int, what: str) -> str:
     if number != 1:
         what = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
     return f"{number:,} {what}"
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    r"""Return the first line of a library's message, cut after `most` characters; or its class.
+
+    Example:
+        >>> first_line(ValueError("no such table\nLINE 1: ...")), first_line(TimeoutError())
+        ('no such table', 'TimeoutError')
+    """
+    lines = str(error).splitlines()
+    return lines[0][:most] if lines else type(error).__name__

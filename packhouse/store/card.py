@@ -138,11 +138,9 @@ def _settings(manifest: Manifest) -> str:
 
 
 def _sources(manifest: Manifest) -> str:
-    """Rows of each source file, whatever shards it was read in."""
-    rows: Counter[str] = Counter()
-    for source in manifest.lineage.get("sources", ()):
-        rows[source.get("file", "")] += source.get("rows", 0)
-    lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in sorted(rows.items())]
+    """Rows of each source file, and what `where` left out."""
+    rows = sorted(manifest.rows_by_file().items())
+    lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in rows]
     lines = ["| source | rows |", "|---|---:|", *lines, ""] if lines else []
     for each in filters_of(manifest.lineage.get("sources", ())):
         kept = f"{each.filtered:,} of {each.rows:,} rows of {for_markdown(each.source)}"

@@ -8,8 +8,8 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from packhouse.commands.options import cache_option
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import cache_option, json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import IntegrityError
 from packhouse.escaping import for_terminal
@@ -54,7 +54,7 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 @click.argument("new", metavar="NEW")
 @click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
 @cache_option("Folder of tokenizers and finished steps.")
-@as_json
+@json_option()
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
     """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.
 

@@ -6,12 +6,12 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import (
@@ -35,6 +35,11 @@ from packhouse.store.address import open_address
 from packhouse.terminal import console, echo, page, print_note
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.text import Text
 
 __all__ = ["inspect"]
 
@@ -73,7 +78,7 @@ class _Wanted:
 @click.option("--dropped", is_flag=True, help="Rows that were left out, and why.")
 @click.option("--tokenizer", help="Tokenizer folder, if the store does not keep it.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a pack or record.")
+@json_option("Print JSON, a line a pack or record.")
 def inspect(
     target: str,
     split: str | None,
@@ -196,7 +201,7 @@ def _runs(
     return runs_of(row["input_ids"][start:end], mask, pipeline)
 
 
-def _drawn(runs: Sequence[Run]) -> Any:
+def _drawn(runs: Sequence[Run]) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
@@ -204,14 +209,14 @@ def _drawn(runs: Sequence[Run]) -> Any:
     return Group(coloured(runs) if is_terminal else Text(plain(runs)), Text())
 
 
-def _rule(title: str) -> Any:
+def _rule(title: str) -> "Rule":
     from rich.rule import Rule
     from rich.text import Text
 
     return Rule(Text(title))
 
 
-def _cyan(text: str) -> Any:
+def _cyan(text: str) -> "Text":
     from rich.text import Text
 
     return Text(text, "cyan")

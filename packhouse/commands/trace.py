@@ -7,7 +7,7 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
 from packhouse.report.samples import first_split, read_pack, record_bounds
@@ -40,7 +40,7 @@ _RULES = {
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def trace(
     target: str,
     split: str | None,

@@ -179,7 +179,8 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
 def _of_lengths(lengths: npt.NDArray[np.integer[Any]]) -> str:
     median, most = np.percentile(lengths, [50, 99])
     return (
-        f"tokens of the first {len(lengths):,} rows: median {median:,.0f}, 99% have at most "
+        f"tokens of the first {counted(len(lengths), 'row')}: median {median:,.0f}, 99% have at "
+        "most "
         f"{most:,.0f}, the longest {lengths.max():,}"
     )
 

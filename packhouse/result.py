@@ -202,10 +202,7 @@ def audit_table(audit: dict[str, Any]) -> Any:
     for name in rows[0]:
         is_name = name == "source"  # cut where the terminal is narrow; a pipe gets all of it
         table.add_column(
-            name,
-            justify="left" if is_name else "right",
-            overflow="ellipsis",
-            no_wrap=not is_name,
+            name, justify="left" if is_name else "right", overflow="ellipsis", no_wrap=not is_name
         )
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
@@ -322,9 +319,8 @@ def _print_repeats(published: Published) -> None:
         split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
         print_text(
             f"{kind}: {counted(repeats.rows, 'row repeats', 'rows repeat')} another, "
-            f"{repeats.dropped:,} dropped; "
-            f"{split}such as {row['source']} row {row['row']:,} of {first['source']} row "
-            f"{first['row']:,} ({row['similarity']:.0%})",
+            f"{repeats.dropped:,} dropped; {split}such as {row['source']} row {row['row']:,} of "
+            f"{first['source']} row {first['row']:,} ({row['similarity']:.0%})",
             2,
         )
 
@@ -333,10 +329,9 @@ def _print_uneven_split(split: SplitCounts | None) -> None:
     """Say so where eval has far more or fewer records than were asked for."""
     if split is None or not is_uneven(split):
         return
-    joined = (
-        f"; {counted(split.joined, 'record was', 'records were')} joined to others' groups"
-        * bool(split.joined)
-    )
+    joined = ""
+    if split.joined:
+        joined = f"; {counted(split.joined, 'record was', 'records were')} joined to others' groups"
     print_text(
         f"note: eval has {split.eval:,} of {counted(split.records, 'record')}, {split.asked:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",

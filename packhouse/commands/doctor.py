@@ -9,7 +9,8 @@ from packhouse.cache.holds import cache_lock, hold_steps
 from packhouse.cache.limits import cache_room, in_mb
 from packhouse.cache.mirror import open_mirror
 from packhouse.cache.places import CachePlace, check_cache, find_cache
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import DiskError, PackhouseError, StoreRefusedError
 from packhouse.estimate import bytes_needed
@@ -34,7 +35,7 @@ def doctor() -> None:
 @doctor.command("storage")
 @click.argument("root")
 @click.option("--races", default=50, show_default=True, help="Races for one key.")
-@as_json
+@json_option()
 def storage(root: str, races: int, as_json: bool) -> None:
     """Try everything that publication relies on, in a folder of its own under ROOT."""
     store = open_store(root)
@@ -52,7 +53,7 @@ def storage(root: str, races: int, as_json: bool) -> None:
 @doctor.command("cache")
 @click.argument("recipe_path", metavar="[RECIPE]", type=click.Path(), required=False)
 @click.option("--cache", "setting", metavar="PLACE", help="Folder of finished steps, or a mirror.")
-@as_json
+@json_option()
 def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
     """Say where finished steps lie, what room they have, and what a run of RECIPE would take."""
     place = find_cache(setting)

@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.cache.places import default_cache
+from packhouse.commands.options import json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, SourceError
 from packhouse.proposal.files import Look, look_at
@@ -45,7 +47,7 @@ _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
 @click.option("--answer", metavar="FIELD", help="Field of the answer.")
 @click.option("--yes", is_flag=True, help="Write it without a question.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON; ask nothing.")
+@json_option("Print what was found as JSON; ask nothing.")
 def init(
     data: tuple[str, ...],
     tokenizer: str,
@@ -174,10 +176,11 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
     return tokenized
 
 
-def _of_lengths(lengths: Any) -> str:
+def _of_lengths(lengths: npt.NDArray[np.integer[Any]]) -> str:
     median, most = np.percentile(lengths, [50, 99])
     return (
-        f"tokens of the first {len(lengths):,} rows: median {median:,.0f}, 99% have at most "
+        f"tokens of the first {counted(len(lengths), 'row')}: median {median:,.0f}, 99% have at "
+        "most "
         f"{most:,.0f}, the longest {lengths.max():,}"
     )
 

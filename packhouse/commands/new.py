@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 import packhouse
+from packhouse.commands.options import json_option
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo
@@ -37,7 +38,7 @@ _FILLED = {
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def new(folder: Path, as_json: bool) -> None:
     """Write a project of your own to FOLDER: flows, schedules, an image, a recipe with a sample.
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.escaping import for_terminal
@@ -46,7 +46,6 @@ _TARGET_HELP = (
 _MENDED = "_mended.jsonl"
 """Beside mended rows: which bad rows they are. A folder that is a source leaves out such names."""
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _cache = cache_option("Folder of finished steps, for a RECIPE.")
 _target = click.argument("target", metavar="TARGET")
 
@@ -67,7 +66,7 @@ def quarantine() -> None:
 @_target
 @click.option("--samples", default=3, show_default=True, help="Rows to name for each reason.")
 @_cache
-@_as_json
+@json_option()
 def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     """Count bad rows by reason."""
     table = read_quarantine(target, cache)
@@ -96,7 +95,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
 @click.option("--limit", default=5, show_default=True, help="Rows to print.")
 @click.option("--bytes", "num_bytes", default=2000, show_default=True, help="Raw bytes of each.")
 @_cache
-@_as_json
+@json_option()
 def show(
     target: str,
     reason: str | None,
@@ -146,7 +145,7 @@ def show(
 @click.option("--recipe", "recipe_path", help="Recipe of the rows, where TARGET is not one.")
 @click.option("--reason", help="Only rows of this reason.")
 @_cache
-@_as_json
+@json_option()
 def retry(
     target: str,
     edit: Path | None,
@@ -234,7 +233,8 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     places = zip(*(table[name].to_pylist() for name in names), strict=True)
     is_left = [place not in mended for place in places]
     if num_mended := len(is_left) - sum(is_left):
-        print_note(f"{num_mended:,} rows are not shown: sources of the recipe hold them mended")
+        are = counted(num_mended, "row is", "rows are")
+        print_note(f"{are} not shown: sources of the recipe hold what was mended")
     return table.filter(pa.array(is_left, pa.bool_()))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.given import read_recipe
 from packhouse.recipe.reading import is_recipe_path
@@ -32,7 +32,7 @@ __all__ = ["report"]
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def report(
     targets: tuple[str, ...],
     is_diff: bool,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from packhouse.commands.options import json_option
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
 from packhouse.result import audit_table, print_ledger, print_quality
@@ -23,8 +24,6 @@ from packhouse.terminal import print_table as print_rich_table
 from packhouse.wording import counted
 
 __all__ = ["ls", "pull", "show", "verify"]
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 def echo_json(value: Any) -> None:
@@ -55,7 +54,7 @@ def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
 
 @click.command()
 @click.argument("place", metavar="ROOT[/DATASET]")
-@as_json
+@json_option()
 def ls(place: str, as_json: bool) -> None:
     """List the datasets of a store, or the versions and refs of a dataset.
 
@@ -132,7 +131,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
 
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
-@as_json
+@json_option()
 def show(address: str, as_json: bool) -> None:
     """Show a version: its files, counts, lineage and settings. NAME is a ref or a version."""
     opened = open_address(address)
@@ -178,7 +177,7 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
-@as_json
+@json_option()
 def verify(address: str, as_json: bool) -> None:
     """Check every byte, schema, count and value of a version, from its store alone."""
     report = verify_version(open_address(address))
@@ -211,7 +210,7 @@ def verify(address: str, as_json: bool) -> None:
 @click.argument("dest", type=click.Path(file_okay=False))
 @click.option("--threads", default=8, show_default=True, help="Files in flight.")
 @click.option("--data-only", is_flag=True, help="Leave out records and quarantine.")
-@as_json
+@json_option()
 def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
     """Copy a version to folder DEST, in parallel and verified; run again to resume."""
     opened = open_address(address)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.exports import FORMATS, export_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
@@ -20,7 +20,7 @@ __all__ = ["export"]
 @click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
 @click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
 @cache_option("Folder of verified copies.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def export(
     address: str,
     dest: Path,

@@ -104,7 +104,16 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditReport:
-    """What data would teach. Prints as text, and shows itself in a notebook."""
+    """What data would teach. Prints as text, and shows itself in a notebook.
+
+    Example:
+        >>> from packhouse import audit
+        >>> rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, -100, 8]}]
+        >>> report = audit(rows, "deployments/demo/tokenizer", progress=False,
+        ...     cache=getfixture("tmp_path"))
+        >>> report.summary()[0]
+        '1 tokenized rows, 1 records, 4 tokens, 25.0% of them trained'
+    """
 
     data: str
     """What was audited: `tokenized` or `raw` rows."""

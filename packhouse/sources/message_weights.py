@@ -42,7 +42,7 @@ def read_weight(message: object, number: int) -> float | None:
         >>> read_weight({"role": "assistant", "content": "No.", "train": False}, 1)
         0.0
     """
-    given: dict[str, float] = {}
+    stated: dict[str, float] = {}
     if not isinstance(message, dict):
         return None
     for key in WEIGHTS:
@@ -55,13 +55,13 @@ def read_weight(message: object, number: int) -> float | None:
         if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
             what = str(value)[:40]
             raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
-        given[key] = float(value)
-    weights = {weight for key, weight in given.items() if key not in _FLAGS}
-    is_trained = {weight > 0 for weight in given.values()}
+        stated[key] = float(value)
+    weights = {weight for key, weight in stated.items() if key not in _FLAGS}
+    is_trained = {weight > 0 for weight in stated.values()}
     if len(weights) > 1 or len(is_trained) > 1:
-        says = ", ".join(f"{key} is {message[key]}" for key in given)
+        says = ", ".join(f"{key} is {message[key]}" for key in stated)
         raise BadRowError("type", f"message {number}: {says}, which contradict each other")
-    return next(iter(given.values()), None)
+    return next(iter(stated.values()), None)
 
 
 def read_spans(
@@ -139,13 +139,13 @@ def weigh_parts(
         (0.0, None)
     """
     texts = [(size, own) for size, own in parts if size]
-    given = {own for _, own in texts}
-    if given <= {None}:
+    own_weights = {own for _, own in texts}
+    if own_weights <= {None}:
         return weight, None
-    if len(given) == 1:
-        (own,) = given
+    if len(own_weights) == 1:
+        (own,) = own_weights
         return own if weight is None or own is None else own * weight, None
-    if weight is None and role != "assistant" and any(given - {None}):
+    if weight is None and role != "assistant" and any(own_weights - {None}):
         detail = f"message {number}: a part of a turn of {role} is trained; give the turn a weight"
         raise BadRowError("type", detail)
     return weight, orjson.dumps(texts).decode()

@@ -92,12 +92,12 @@ def print_report(prepared: Prepared) -> None:
     print_table(audit_table(published.audit))
     print_quality(published.audit)
     for found in published.audit.get("checks", {}).values():
-        print_text(f"{found['plugin']}: {found['failed']:,} of {found['rows']:,} rows")
+        print_text(f"{found['plugin']}: {found['failed']:,} of {counted(found['rows'], 'row')}")
     if "contamination" in published.audit:
         found = published.audit["contamination"]
         done = {"drop": ": left out", "same_side": ": put into eval"}
         print_text(
-            f"contamination: {found['contaminated']:,} of {found['rows']:,} rows share "
+            f"contamination: {found['contaminated']:,} of {counted(found['rows'], 'row')} share "
             f"{found['ngram']} words in a row with a benchmark"
             f"{done.get(found['on_match'], '') * bool(found['contaminated'])}"
         )
@@ -301,8 +301,8 @@ def _print_mixing(published: Published) -> None:
         return
     for name, line in lines.items():
         print_text(
-            f"mix: '{name}' {line['packed']:,} of {line['records']:,} records, "
-            f"{line['repeated']:,} repeats of them, {line['tokens']:,} tokens",
+            f"mix: '{name}' {line['packed']:,} of {counted(line['records'], 'record')}, "
+            f"{counted(line['repeated'], 'repeat')} of them, {counted(line['tokens'], 'token')}",
             2,
         )
 
@@ -316,9 +316,10 @@ def _print_repeats(published: Published) -> None:
         row = repeats.samples[0]
         first = row["repeats"]
         apart = repeats.on_both_sides
-        split = f"{apart:,} pairs are in train and eval; " if apart else ""
+        split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
         print_text(
-            f"{kind}: {repeats.rows:,} rows repeat another, {repeats.dropped:,} dropped; "
+            f"{kind}: {counted(repeats.rows, 'row repeats', 'rows repeat')} another, "
+            f"{repeats.dropped:,} dropped; "
             f"{split}such as {row['source']} row {row['row']:,} of {first['source']} row "
             f"{first['row']:,} ({row['similarity']:.0%})",
             2,
@@ -329,7 +330,10 @@ def _print_uneven_split(split: SplitCounts | None) -> None:
     """Say so where eval has far more or fewer records than were asked for."""
     if split is None or not is_uneven(split):
         return
-    joined = f"; {split.joined:,} records were joined to others' groups" * bool(split.joined)
+    joined = (
+        f"; {counted(split.joined, 'record was', 'records were')} joined to others' groups"
+        * bool(split.joined)
+    )
     print_text(
         f"note: eval has {split.eval:,} of {counted(split.records, 'record')}, {split.asked:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",

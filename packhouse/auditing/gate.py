@@ -8,6 +8,7 @@ from packhouse.errors import AuditError
 from packhouse.gates import GateResult
 from packhouse.quality import COUNTERS
 from packhouse.recipe import AuditConfig
+from packhouse.wording import counted
 
 __all__ = ["audit_rows", "check_audit"]
 
@@ -155,11 +156,12 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
             value=share,
             allowed=config.max_trained_prompts,
             is_breach=prompt > config.max_trained_prompts * trained,
-            text=f"{prompt:,} bytes of prompts are trained ({share:.2%} of the rest)",
+            text=f"{counted(prompt, 'byte')} of prompts trained ({share:.2%} of the rest)",
         )
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
-            text = f"{number:,} rows train other tokens than those of their trained text"
+            rows = counted(number, "row trains", "rows train")
+            text = f"{rows} other tokens than those of their trained text"
             yield _never("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
     yield from _shares(config, "", audit["packs"], _OF_PACKS)
@@ -170,7 +172,7 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
     for found in audit.get("checks", {}).values():
         yield _of_check(found, config)
     number = audit["dataset"]["both_sides"]
-    text = f"{number:,} records are in train and eval"
+    text = f"{counted(number, 'record is', 'records are')} in train and eval"
     yield _never("both_sides", "", number, audit["dataset"].get("rows", 0), text)
 
 
@@ -206,7 +208,8 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         value=share,
         allowed=config.max_contaminated,
         is_breach=number > config.max_contaminated * total,
-        text=f"{number:,} of {total:,} rows ({share:.2%}) share {found['ngram']} words in a "
+        text=f"{number:,} of {counted(total, 'row')} ({share:.2%}) share {found['ngram']} "
+        "words in a "
         f"row with a benchmark: {named}",
         rows=rows,
     )
@@ -236,7 +239,8 @@ def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding
                 value=share,
                 allowed=allowed,
                 is_breach=number > allowed * total,
-                text=f"{number:,} of {total:,} rows ({share:.2%}, over {allowed:.2%}) {says}"
+                text=f"{number:,} of {counted(total, 'row')} ({share:.2%}, over "
+                f"{allowed:.2%}) {says}"
                 f"{': ' * bool(named)}{named}",
                 rows=rows,
             )
@@ -254,7 +258,7 @@ def _of_check(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         value=share,
         allowed=config.max_failed_checks,
         is_breach=number > config.max_failed_checks * total,
-        text=f"{found['plugin']} finds fault with {number:,} of {total:,} rows "
+        text=f"{found['plugin']} finds fault with {number:,} of {counted(total, 'row')} "
         f"({share:.2%}): {named}",
         rows=rows,
     )

@@ -128,8 +128,9 @@ def gc_command(
     if kept.steps and not unfinished:
         runs = counted(kept.num_runs, "unfinished run")
         echo(
-            f"{kept_bytes:,} bytes in {len(kept.steps):,} jobs are held for {runs} to go on from, "
-            f"until {until} at the latest; --unfinished frees them"
+            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: held for "
+            f"{runs} to "
+            f"go on from, until {until} at the latest; --unfinished frees them"
         )
 
 

@@ -1,6 +1,5 @@
 """`packhouse diff OLD NEW`: what changed between two versions, with examples."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,14 @@ from numpy.typing import NDArray
 from packhouse.commands.options import cache_option
 from packhouse.commands.versions import as_json, echo_json, print_table
 from packhouse.engine.workspace import Workspace
-from packhouse.errors import IntegrityError
 from packhouse.escaping import for_terminal
 from packhouse.report.tokens import pipeline_of, plain, runs_of
-from packhouse.runtime.confine import run_confined
-from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion, open_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo, print_text
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
-from packhouse.views.contents import find_records
+from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
 
 __all__ = ["diff"]
@@ -30,6 +26,8 @@ _MOST_TEXTS = 2
 """Examples of a kind of change that are shown with their text."""
 _BEFORE, _AFTER = 12, 30
 """Tokens that are shown before the first one that differs, and from it on."""
+_MOST_KEYS = 20
+"""Settings or counts of a table."""
 _VALUE = 30
 """Characters of a setting's value."""
 
@@ -39,6 +37,7 @@ _KINDS = {
     "edited": "edited (the row's content changed)",
     "changed_tokens": "",
     "changed_masks": "same text, another part trained",
+    "changed_weights": "same text, other loss weights",
     "copies": "another number of copies",
     "moved": "in another split",
 }
@@ -79,18 +78,27 @@ def _print_facts(found: Diff) -> None:
     if found.is_same_content:
         echo("the rows are the same (content_id)")
     for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
-        changed = getattr(found, name)
-        rows = [(k, *map(_short, pair)) for k, pair in changed.items() if not _is_detail(k)]
+        changed = {k: pair for k, pair in getattr(found, name).items() if not _is_detail(k)}
+        seen: list[Any] = []
+        rows = []
+        for key, pair in changed.items():
+            # 47,369 -> 46,221 rows that validate puts out go through each step behind it.
+            if name != "counts" or pair not in seen:
+                rows.append((key, *map(_short, pair)))
+            seen.append(pair)
         if rows:
             echo()
-            print_table((name, "old", "new"), rows)
+            print_table((name, "old", "new"), rows[:_MOST_KEYS])
+        if len(rows) > _MOST_KEYS:
+            echo(f"... and {len(rows) - _MOST_KEYS:,} more; see --json")
     echo()
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
 
 
 def _is_detail(key: str) -> bool:
-    """Return True for what the totals and the records say better."""
-    return any(part in key for part in ("length_histogram", "lower_bound", "num_bins"))
+    """Return True for what other counts say better."""
+    inner = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
+    return any(part in key for part in inner) or key.endswith((".rows_in", ".tokens_in"))
 
 
 def _short(value: Any) -> Any:
@@ -129,31 +137,19 @@ class _Texts:
         shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
         opened = (old, new) if shown else ()
         self._pipelines = [pipeline_of(tokenizer_of(each, tokenizers)) for each in opened]
-        self._old = _read(old, {change.old_id for change in shown})
-        self._new = _read(new, {change.record_id for change in shown})
+        self._old = find_records(old, {change.old_id for change in shown})
+        self._new = find_records(new, {change.record_id for change in shown})
 
     def __call__(self, change: Change) -> None:
-        sides = self._old.get(change.old_id), self._new.get(change.record_id)
-        if sides[0] is None or sides[1] is None:
+        found = self._old.get(change.old_id), self._new.get(change.record_id)
+        if found[0] is None or found[1] is None:
             return
+        sides = [(np.array(each["input_ids"]), np.array(each["trained"])) for each in found if each]
         start = max(0, _first_difference(sides[0], sides[1]) - _BEFORE)
         for sign, tokens, pipeline in zip("-+", sides, self._pipelines, strict=True):
-            if tokens is not None and pipeline is not None:
+            if pipeline is not None:
                 text = _shown(tokens, start, pipeline)
                 print_text(f"{sign} {'... ' if start else ''}{text}", 12)
-
-
-def _read(opened: OpenVersion, record_ids: set[str]) -> dict[str, Tokens]:
-    """Tokens and mask of a few records."""
-    with temporary_folder("diff") as folder:
-        paths = [opened.fetch(each, folder / each.key) for each in opened.files() if record_ids]
-        found = run_confined(
-            partial(find_records, paths, record_ids),
-            what=f"the files of {opened.dataset}",
-            blames=IntegrityError,
-            num_bytes=sum(path.stat().st_size for path in paths),
-        )
-    return {name: (np.array(ids), np.array(mask)) for name, (ids, mask) in found.items()}
 
 
 def _first_difference(old: Tokens, new: Tokens) -> int:

@@ -7,6 +7,7 @@ from packhouse.errors import IntegrityError
 from packhouse.store.address import open_dataset
 from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.terminal import echo
+from packhouse.wording import counted
 
 __all__ = ["gc"]
 
@@ -43,8 +44,9 @@ def _print(report: GcReport) -> None:
     if report.dry_run:
         verb = "nothing deleted; add --delete"
     echo(
-        f"{report.num_bytes:,} bytes of garbage, {report.num_unfinished_uploads} unfinished "
-        f"uploads, {report.num_probes} objects of store checks: {verb}"
+        f"{counted(report.num_bytes, 'byte')} of garbage, "
+        f"{counted(report.num_unfinished_uploads, 'unfinished upload')}, "
+        f"{counted(report.num_probes, 'object')} of store checks: {verb}"
     )
 
 

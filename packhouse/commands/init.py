@@ -183,7 +183,8 @@ def _seq_len(longest: int) -> int:
 def _of_lengths(lengths: Any) -> str:
     median, most = np.percentile(lengths, [50, 99])
     return (
-        f"tokens of the first {len(lengths):,} rows: median {median:,.0f}, 99% have at most "
+        f"tokens of the first {counted(len(lengths), 'row')}: median {median:,.0f}, 99% have at "
+        "most "
         f"{most:,.0f}, the longest {lengths.max():,}"
     )
 

@@ -228,7 +228,8 @@ def _without_mended(table: pa.Table, recipe: Recipe) -> pa.Table:
     places = zip(*(table[name].to_pylist() for name in names), strict=True)
     is_left = [place not in mended for place in places]
     if num_mended := len(is_left) - sum(is_left):
-        print_note(f"{num_mended:,} rows are not shown: sources of the recipe hold them mended")
+        are = counted(num_mended, "row is", "rows are")
+        print_note(f"{are} not shown: sources of the recipe hold what was mended")
     return table.filter(pa.array(is_left, pa.bool_()))
 
 

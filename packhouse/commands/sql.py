@@ -44,8 +44,8 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
     audit       a count of the audit: source, name, value
     versions    a version of the dataset: version, refs, rows, tokens, bytes
 
-    text, input_ids and trained of records, and raw of quarantine, are read only where QUERY names
-    them. `select * from records limit 1` shows the columns, docs/how-to/ask.md says all.
+    text, input_ids, trained and loss_weights, and raw of quarantine, are read only where QUERY
+    names them. `select * from records limit 1` shows the columns, docs/how-to/ask.md says all.
 
     \b
     packhouse sql ./store/demo "select outcome, count(*) from records group by 1"

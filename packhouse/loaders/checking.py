@@ -11,6 +11,7 @@ import torch
 
 from packhouse.errors import ContractError
 from packhouse.loaders.masks import record_starts
+from packhouse.wording import counted
 
 __all__ = ["PackingReport", "RankReport", "check_packing", "check_ranks"]
 
@@ -61,7 +62,8 @@ class PackingReport:
         elif not math.isfinite(self.max_difference + self.max_leak):
             verdict = "NOTHING WAS PROVEN, logits are not finite"
         return (
-            f"{verdict}: {self.num_records} records, |packed - alone| <= {self.max_difference:.2g},"
+            f"{verdict}: {counted(self.num_records, 'record')}, |packed - alone| <= "
+            f"{self.max_difference:.2g},"
             f" leak {self.max_leak:.2g}, tolerance {self.tolerance:.2g}, logits up to "
             f"{self.max_logit:.2g}"
         )
@@ -141,7 +143,8 @@ class RankReport:
         if self.num_records < 2 or not math.isfinite(self.max_leak):
             verdict = "NOTHING WAS PROVEN"
         return (
-            f"{verdict}: {self.num_records} records on {self.num_ranks} ranks, leak "
+            f"{verdict}: {counted(self.num_records, 'record')} on "
+            f"{counted(self.num_ranks, 'rank')}, leak "
             f"{self.max_leak:.2g}, tolerance {self.tolerance:.2g}, logits up to "
             f"{self.max_logit:.2g}"
         )

@@ -24,6 +24,7 @@ from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.pack_plan import IntArray, PackPlan
 from packhouse.packing.plan import STRATEGIES, plan_packs
 from packhouse.records.lists import count_up, list_offsets, one_chunk
+from packhouse.wording import counted
 
 if TYPE_CHECKING:
     import datasets
@@ -61,9 +62,11 @@ class PackTally:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_rows:,} rows of {self.num_tokens:,} tokens: {self.num_empty:,} empty, "
-            f"{self.num_dropped:,} dropped, {self.num_cut:,} cut to {self.num_pieces:,} pieces, "
-            f"{self.num_lost_tokens:,} tokens lost"
+            f"{counted(self.num_rows, 'row')} of {counted(self.num_tokens, 'token')}: "
+            f"{self.num_empty:,} empty, "
+            f"{self.num_dropped:,} dropped, {self.num_cut:,} cut to "
+            f"{counted(self.num_pieces, 'piece')}, "
+            f"{counted(self.num_lost_tokens, 'token')} lost"
         )
 
 

@@ -40,6 +40,7 @@ from packhouse.sources.shards import HEAD_BYTES, TEXT_FILES
 from packhouse.sources.streams import CHUNK_BYTES, FileStream
 from packhouse.sources.tabular import TABULAR, without_fill
 from packhouse.sources.text_files import Parsing
+from packhouse.wording import counted
 
 __all__ = ["Look", "look_at", "look_at_file"]
 
@@ -269,7 +270,8 @@ def _shape_of_all(rows: Sequence[Any], file: SourceFile, file_format: FileFormat
             raise _refusal(file, remedy)
         raise _refusal(
             file,
-            f"{len(some):,} of {len(rows):,} rows hold {_kinds_of(some[0])}, in which nothing "
+            f"{len(some):,} of {counted(len(rows), 'row')} hold {_kinds_of(some[0])}, in which "
+            "nothing "
             "tells question and answer. If two fields hold them, call `packhouse init` with "
             "--question FIELD --answer FIELD; else write rows with messages ([{role, content}])",
         )
@@ -309,8 +311,8 @@ def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
         values = [row[name] for row in objects if name in row]
         what = Counter(map(_kind_of, values)).most_common(1)[0][0]
         texts = sorted(len(value) for value in values if isinstance(value, str))
-        size = f", {texts[len(texts) // 2]:,} characters (median)" if texts else ""
-        some = "" if number == len(rows) else f", in {number:,} of {len(rows):,} rows"
+        size = f", {counted(texts[len(texts) // 2], 'character')} (median)" if texts else ""
+        some = "" if number == len(rows) else f", in {number:,} of {counted(len(rows), 'row')}"
         as_what = f"; read as {read[name]}" if name in read else ""
         if shape.format != "mixed" and name not in read:
             as_what = "; not read"

@@ -7,6 +7,7 @@ from typing import Any
 from packhouse.pages import PAGE_STYLE, html_text
 from packhouse.recipe import AuditConfig
 from packhouse.report.tokens import Run, html_runs, plain
+from packhouse.wording import counted
 
 __all__ = [
     "MEANINGS",
@@ -143,9 +144,10 @@ class AuditReport:
         counts = self.counts
         share = counts["trained_tokens"] / max(counts["tokens"], 1)
         return [
-            f"{counts['rows_in']:,} {self.data} rows, {counts['records']:,} records, "
-            f"{counts['tokens']:,} tokens, {share:.1%} of them trained",
-            f"longest row {counts['longest_row']:,} tokens, fill {self.fill:.1%}",
+            f"{counted(counts['rows_in'], f'{self.data} row')}, "
+            f"{counted(counts['records'], 'record')}, {counted(counts['tokens'], 'token')}, "
+            f"{share:.1%} of them trained",
+            f"longest row {counted(counts['longest_row'], 'token')}, fill {self.fill:.1%}",
             *(f"note: {note}" for note in self.notes),
         ]
 

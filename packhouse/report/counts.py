@@ -1,13 +1,9 @@
 """What a manifest counts, as numbers that pages show."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from packhouse.packing import PackStatistics
 from packhouse.store.manifest import Manifest
 
-__all__ = ["splits_of", "sum_by_reason"]
+__all__ = ["splits_of"]
 
 
 def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:
@@ -30,11 +26,3 @@ def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:
 
 
 _NUMBERS = ("seq_len", "num_sequences", "num_packs", "num_tokens", "num_trained", "lower_bound")
-
-
-def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str]:
-    """Return rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
-    sums: Counter[str] = Counter()
-    for line in ledger:
-        sums.update(line.get(kind, {}))
-    return sums

@@ -7,30 +7,30 @@ with their tokens: up to 5 of a kind, 1,500 tokens of each.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from packhouse.errors import IntegrityError
-from packhouse.packing.layout import records_of
 from packhouse.pages import html_text
-from packhouse.report.counts import splits_of, sum_by_reason
+from packhouse.records.ledger import sum_by_reason
+from packhouse.report.counts import splits_of
 from packhouse.report.figures import compare_figure
-from packhouse.report.html import details, figure, header, numbers, page, section, table
+from packhouse.report.html import details, figure, header, page, section, table
+from packhouse.report.samples import label_text, weights_text
 from packhouse.report.tokens import pipeline_of, token_texts
 from packhouse.report.version_report import measured_of
-from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
-from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, diff_versions
+from packhouse.wording import counted
 
 __all__ = ["diff_report", "mask_runs"]
 
+_NAMES = ("old", "new")
 _TOKENS = 1500  # of a record
 _PER_KIND = 5
 _MEANINGS = {
@@ -39,13 +39,14 @@ _MEANINGS = {
     "edited": "the same row, with other content",
     "changed_tokens": "in both, with other tokens",
     "changed_masks": "in both, with the same tokens and another mask",
+    "changed_weights": "in both, with the same tokens and mask and other loss weights",
     "copies": "in both, more or less often",
     "moved": "in both, on another side (train or eval)",
     "same": "alike",
 }
 
 Record = Mapping[str, Any]
-"""`ids`, `mask` and `length` (tokens before it was cut to be shown)."""
+"""As `find_records` returns it."""
 
 
 def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
@@ -60,27 +61,25 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
         IntegrityError: a file is damaged.
     """
     found = diff_versions(old, new)
-    names = _names(old, new)
     with temporary_folder("report") as folder:
         versions = [
             _Version(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
             for number, each in enumerate((old, new))
         ]
     parts = [
-        _numbers_section(versions, names),
-        _settings_section(found, names),
-        _lengths_section(versions, names),
+        _numbers_section(versions),
+        _settings_section(found),
+        _lengths_section(versions),
         _records_section(found, versions),
     ]
-    title = f"{names[0]} and {names[1]}"
-    said = "The rows of both versions are the same." if found.is_same_content else ""
-    return page(f"{title} - packhouse report", header(title, f"<p>{said}</p>"), parts, {})
-
-
-def _names(old: OpenVersion, new: OpenVersion) -> tuple[str, str]:
-    if old.dataset == new.dataset:
-        return f"{old.dataset} {old.version}", new.version
-    return f"{old.dataset} {old.version}", f"{new.dataset} {new.version}"
+    title = old.dataset if old.dataset == new.dataset else f"{old.dataset} and {new.dataset}"
+    told = "".join(
+        f"<div class=quiet>{name}: <code>{html_text(f'{each.dataset}@{each.version}')}</code></div>"
+        for name, each in zip(_NAMES, (old, new), strict=True)
+    )
+    told += "<p>The rows of both versions are the same.</p>" if found.is_same_content else ""
+    title += ": two versions"
+    return page(f"{title} - packhouse report", header(title, told), parts, {})
 
 
 class _Version:
@@ -102,13 +101,8 @@ class _Version:
         self.measured = measured_of(self.manifest, fetch)
         examples = found.records.examples if found.records else {}
         changes = [each for found in examples.values() for each in found[:_PER_KIND]]
-        wanted = sorted({name for each in changes for name in (each.record_id, each.old_id)})
-        files = [fetch(entry) for entry in opened.files()] if wanted else []
-        self.records: dict[str, Record] = run_confined(
-            partial(_find_records, files, wanted),
-            what=f"version '{opened.version}'",
-            blames=IntegrityError,
-            num_bytes=sum(path.stat().st_size for path in files),
+        self.records: Mapping[str, Record] = find_records(
+            opened, {name for each in changes for name in (each.record_id, each.old_id)}
         )
 
     def numbers(self) -> dict[str, int]:
@@ -123,6 +117,15 @@ class _Version:
             counts["tokens"] += split.num_tokens
             counts["trained tokens"] += split.num_trained
         return dict(counts)
+
+    def mean_weight(self) -> float:
+        """Mean loss weight of the trained tokens that were read."""
+        counts: Counter[float] = Counter()
+        for split in self.measured["splits"].values():
+            trained = sum(length * number for length, number in split["trained"])
+            counts.update(dict(split["weights"]) or {1.0: trained})
+        total = counts.total()
+        return sum(weight * number for weight, number in counts.items()) / total if total else 1.0
 
     def lengths(self) -> dict[int, int]:
         """Records by length."""
@@ -139,43 +142,28 @@ class _Version:
         return dict(counts)
 
 
-def _find_records(paths: Sequence[Path], wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """In a child: tokens and masks of some records, the first of each id."""
-    left, found = set(wanted), dict[str, dict[str, Any]]()
-    for path in paths:
-        for batch in read_batches(path):
-            if not left:
-                return found
-            for record_id, ids, mask in records_of(batch):
-                if record_id in left:
-                    left.discard(record_id)
-                    found[record_id] = {
-                        "ids": ids[:_TOKENS].tolist(),
-                        "mask": mask[:_TOKENS].astype(int).tolist(),
-                        "length": len(ids),
-                    }
-    return found
-
-
-def _numbers_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
+def _numbers_section(versions: Sequence[_Version]) -> str:
     before, after = (version.numbers() for version in versions)
     rows = []
     for name in before:
         change = after.get(name, 0) - before[name]
         rows.append([name, before[name], after.get(name, 0), f"{change:+,}" if change else "same"])
-    return section("numbers", "Numbers", table(("what", *names, "change"), rows, "Numbers"))
+    means = [round(version.mean_weight(), 4) for version in versions]
+    if {*means} != {1}:
+        rows.append(["mean loss weight", *means, "same" if means[0] == means[1] else ""])
+    return section("numbers", "Numbers", table(("what", *_NAMES, "change"), rows, "Numbers"))
 
 
-def _settings_section(found: Diff, names: tuple[str, str]) -> str:
+def _settings_section(found: Diff) -> str:
     parts = []
     for kind in ("configuration", "schema", "engines", "libraries"):
         changed = getattr(found, kind)
         rows = [[key, _short(pair[0]), _short(pair[1])] for key, pair in changed.items()]
         if rows:
-            parts.append(f"<h3>{kind}</h3>" + table((kind, *names), rows, f"Changed: {kind}"))
+            parts.append(f"<h3>{kind}</h3>" + table((kind, *_NAMES), rows, f"Changed: {kind}"))
     lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
     if lineage:
-        inner = table(("lineage", *names), lineage, "Changed: lineage")
+        inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
         parts.append(details("Sources and tokenizer differ", inner))
     return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
 
@@ -185,9 +173,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
-def _lengths_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
-    lengths = {name: version.lengths() for name, version in zip(names, versions, strict=True)}
-    trained = {name: version.trained() for name, version in zip(names, versions, strict=True)}
+def _lengths_section(versions: Sequence[_Version]) -> str:
+    lengths = {name: version.lengths() for name, version in zip(_NAMES, versions, strict=True)}
+    trained = {name: version.trained() for name, version in zip(_NAMES, versions, strict=True)}
     figures = []
     if any(lengths.values()):
         says = "Shares of each version's own records; bins double in width every four."
@@ -227,13 +215,22 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
     old = versions[0].records.get(change.old_id)
     new = versions[1].records.get(change.record_id)
     texts = [
-        token_texts(record["ids"], version.pipeline) if record else []
+        token_texts(record["input_ids"][:_TOKENS], version.pipeline) if record else []
         for record, version in zip((old, new), versions, strict=True)
     ]
     runs = mask_runs(old, new, texts[0], texts[1])
-    length = max(each["length"] for each in (old, new) if each) if old or new else 0
-    said = ", ".join(part for part in (change.place, change.detail) if part)
-    said += f" (record {change.record_id}, {numbers(length, 'token')}"
+    length = max((len(each["input_ids"]) for each in (old, new) if each), default=0)
+    notes = [
+        (
+            label_text(record["label"], version.manifest.preferences),
+            weights_text(record["loss_weights"]),
+        )
+        for record, version in zip((old, new), versions, strict=True)
+        if record
+    ]
+    same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
+    said = ", ".join(part for part in (change.place, change.detail, *same) if part)
+    said += f" (record {change.record_id}, {counted(length, 'token')}"
     if length > _TOKENS:
         said += f", the first {_TOKENS:,} of them"
     said += ")"
@@ -257,21 +254,22 @@ def mask_runs(
     trained in both, `gain` in the new one only, `loss` in the old one only; empty: in neither.
 
     Example:
-        >>> old = {"ids": [1, 2, 3], "mask": [0, 0, 1]}
-        >>> new = {"ids": [1, 2, 4], "mask": [0, 1, 1]}
+        >>> old = {"input_ids": [1, 2, 3], "trained": [False, False, True]}
+        >>> new = {"input_ids": [1, 2, 4], "trained": [False, True, True]}
         >>> mask_runs(old, new, ["a", "b", "c"], ["a", "b", "d"])
         [('', 'a'), ('gain', 'b'), ('del', 'c'), ('ins', 'd')]
     """
     if old is None or new is None:
         one, texts = (old, old_texts) if old is not None else (new, new_texts)
-        masks = one["mask"] if one else []
+        masks = one["trained"][:_TOKENS] if one else []
         return _joined(("t" if m else "", text) for m, text in zip(masks, texts, strict=True))
     pieces: list[tuple[str, str]] = []
-    matcher = SequenceMatcher(None, old["ids"], new["ids"], autojunk=False)
+    old_ids, new_ids = (each["input_ids"][:_TOKENS] for each in (old, new))
+    matcher = SequenceMatcher(None, old_ids, new_ids, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
             for i, j in zip(range(a, b), range(c, d), strict=True):
-                kind = _KINDS[bool(old["mask"][i]), bool(new["mask"][j])]
+                kind = _KINDS[old["trained"][i], new["trained"][j]]
                 pieces.append((kind, new_texts[j]))
         else:
             pieces += [("del", text) for text in old_texts[a:b]]

@@ -88,6 +88,18 @@ def _left(top: int) -> float:
     return max(length_class(top)[0] - 1, 0.7) if top else 0.5
 
 
+def _octaves(least: float, most: float) -> list[int]:
+    """Return the powers of 2 of a range, and what is halfway between them where they are few.
+
+    Example:
+        >>> _octaves(20, 300), _octaves(150, 1024)
+        ([32, 64, 128, 256], [192, 256, 384, 512, 768, 1024])
+    """
+    ticks = [2**k for k in range(40) if least <= 2**k <= most]
+    halves = [3 * 2**k for k in range(40) if least <= 3 * 2**k <= most]
+    return ticks if len(ticks) > 3 else sorted([*ticks, *halves])
+
+
 def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> list[Figure]:
     """Records by length, and the tokens that they hold, by source."""
     found = []
@@ -140,10 +152,11 @@ def _histogram(
         for top, n in own.items()
     ]
     most = max([*(value["to"] for value in values), seq_len or 1])
+    least = min([value["from"] for value in values], default=1)
     x = {
         **_q("from", measured, bin="binned"),
         "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
-        "axis": _axis(measured, format=",d", tickCount=8),
+        "axis": _axis(measured, format=",d", values=_octaves(least, most)),
     }
     bars = _bars(x, measured, counts, series, bins)
     layers: list[Any] = [bars]
@@ -284,7 +297,7 @@ def compare_figure(
             "x": {
                 **_q("from", measured),
                 "scale": {"type": "log", "base": 2, "nice": False},
-                "axis": _axis(measured, format=",d", tickCount=8),
+                "axis": _axis(measured, format=",d", values=_octaves(_left(tops[0]), tops[-1])),
             },
             "y": _q("share", "share of records", axis=_axis("share of records", format="~%")),
             "color": _color("version", bins),

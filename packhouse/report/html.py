@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from packhouse.pages import html_text
@@ -19,7 +20,6 @@ __all__ = [
     "details",
     "figure",
     "header",
-    "numbers",
     "page",
     "preformatted",
     "section",
@@ -63,8 +63,11 @@ def tiles(pairs: Iterable[tuple[str, str, str]]) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -> str:
     """Return a table; numbers stand at the right, and wide tables scroll by themselves."""
-    head = "".join(f"<th scope=col>{html_text(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    cells = [[*map(_cell, row)] for row in rows]
+    kinds = [" class=number" * ("class=number" in cell[:16]) for cell in cells[0]] if cells else []
+    heads = zip_longest(columns, kinds, fillvalue="")
+    head = "".join(f"<th scope=col{kind}>{html_text(name)}</th>" for name, kind in heads)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     name = html_text(caption)
     return (
         f'<div class=scroll role=group tabindex=0 aria-label="{name}"><table>'
@@ -94,16 +97,6 @@ def preformatted(text: str, name: str) -> str:
     if len(text) > _MOST_CODE:
         text = f"{text[:_MOST_CODE]} ... cut here, {len(text) - _MOST_CODE:,} more characters"
     return f'<pre role=group tabindex=0 aria-label="{html_text(name)}">{html_text(text)}</pre>'
-
-
-def numbers(count: int, what: str) -> str:
-    """Return a count with its noun.
-
-    Example:
-        >>> numbers(1, "row"), numbers(1200, "row")
-        ('1 row', '1,200 rows')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def figure(drawn: Figure) -> str:

@@ -23,6 +23,7 @@ from packhouse.runtime.confined import at
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
 from packhouse.sources.expressions import in_parentheses, parse_expression
+from packhouse.wording import counted
 
 __all__ = ["MAX_FAILED", "analyse", "bind", "evaluate"]
 
@@ -135,7 +136,8 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
     fails = [value is None for value in _run(f"TRY({expression} IS NULL)", rows).to_pylist()]
     if sum(fails) > MAX_FAILED:
         raise SourceError(
-            f"{what}: fails on {sum(fails):,} of {rows.num_rows:,} rows, over {MAX_FAILED:,}; "
+            f"{what}: fails on {sum(fails):,} of {counted(rows.num_rows, 'row')}, over "
+            f"{MAX_FAILED:,}; "
             "where a value may be of no use, take TRY_CAST(...) or TRY(...), which give NULL"
         )
     why = {}

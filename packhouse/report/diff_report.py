@@ -150,7 +150,8 @@ def _numbers_section(versions: Sequence[_Version]) -> str:
         rows.append([name, before[name], after.get(name, 0), f"{change:+,}" if change else "same"])
     means = [round(version.mean_weight(), 4) for version in versions]
     if {*means} != {1}:
-        rows.append(["mean loss weight", *means, "same" if means[0] == means[1] else ""])
+        moved = means[1] - means[0]
+        rows.append(["mean loss weight", *means, f"{moved:+.4g}" if moved else "same"])
     return section("numbers", "Numbers", table(("what", *_NAMES, "change"), rows, "Numbers"))
 
 

@@ -112,7 +112,7 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
         if len(bins) > 1:
             says = f"Bars are stacked by source. {says}"
         if weigh:
-            says = "Where the tokens are: few long records may hold most of them."
+            says = "Few long records may hold most of them."
         found.append(
             _histogram(
                 f"lengths-{name}", title, says, bins, name, "tokens in a record", seq_len, "source"

@@ -108,7 +108,10 @@ def inspect(
     if quarantined or dropped:
         _invoke_other(target, cache, as_json, is_quarantine=quarantined)
     elif is_recipe_path(target):
-        _show_records(*_of_recipe(target, chosen, cache), as_json=as_json)
+        rows, pipeline = _of_recipe(target, chosen, cache)
+        if not rows:
+            print_note("looked at the first rows of each source, but for those `where` leaves out")
+        _show_records(rows, pipeline, as_json=as_json)
     elif chosen.is_any:
         opened = open_address(target)
         pipeline = _pipeline(opened, tokenizer, cache)

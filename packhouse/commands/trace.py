@@ -36,7 +36,7 @@ _RULES = {
 @click.option(
     "--token", type=click.IntRange(min=0), help="Number of the token in the pack, from 0."
 )
-@click.option("--file", help="A file of a source: faq.jsonl, or source/faq.jsonl.")
+@click.option("--file", help="A file of a source: faq.jsonl, source/faq.jsonl, or its path.")
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
 @cache_option("Folder of tokenizers and finished steps.")
@@ -141,7 +141,8 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
     ):
         rows = read_view(opened, view, columns, tokenizers, only={"row": row}).to_pylist()
         for each in rows:
-            is_of_file = file in (each["source"], each["source"].partition("/")[2])
+            inner = each["source"].partition("/")[2]
+            is_of_file = file in (each["source"], inner) or file.endswith(f"/{inner}")
             if is_of_file and each not in found:
                 outcome = {"outcome": "quarantined"} if view == "quarantine" else {}
                 found.append({**each, **outcome} if view != "dropped" else {**each})

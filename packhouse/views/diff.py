@@ -108,7 +108,7 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
         is_same_content=same,
         configuration=changed_keys(left.configuration, right.configuration),
         counts=changed_keys(_by_step(left.counts), _by_step(right.counts)),
-        lineage=changed_keys(left.lineage, right.lineage),
+        lineage=changed_keys(_by_file(left.lineage), _by_file(right.lineage)),
         engines=changed_keys(left.engines, right.engines),
         libraries=changed_keys(left.libraries, right.libraries),
         schema=changed_keys(_columns(left), _columns(right)),
@@ -118,15 +118,22 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
-    """Dotted keys whose values differ, with both values; lists are compared whole.
+    """Dotted keys whose values differ, with both values.
+
+    Texts of lists that are as long as one another are compared one by one, other lists whole.
 
     Example:
-        >>> changed_keys({"pack": {"seq_len": 8, "seed": 0}}, {"pack": {"seq_len": 16, "seed": 0}})
-        {'pack.seq_len': [8, 16]}
+        >>> old = {"pack": {"seq_len": 8, "seed": 0}, "where": ["a > 2", "b"], "lengths": [5, 7]}
+        >>> new = {"pack": {"seq_len": 16, "seed": 0}, "where": ["a > 3", "b"], "lengths": [5, 8]}
+        >>> changed_keys(old, new)
+        {'pack.seq_len': [8, 16], 'where.0': ['a > 2', 'a > 3'], 'lengths': [[5, 7], [5, 8]]}
     """
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        if all(isinstance(value, str) for value in (*old, *new)):
+            old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         changed: dict[str, list[Any]] = {}
-        for key in sorted({*old, *new}):
+        for key in dict.fromkeys([*old, *new]):
             changed |= changed_keys(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
         return changed
     return {} if old == new else {prefix: [old, new]}
@@ -141,6 +148,15 @@ def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
         for line in counts["ledger"]
     }
     return {**counts, "ledger": ledger}
+
+
+def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """Lineage with its sources by file and first row, so that a changed setting is named alone."""
+    sources = {}
+    for entry in lineage.get("sources", ()):
+        start = f" from row {entry['row_start']}" if entry.get("row_start") else ""
+        sources[f"{entry.get('file', '')}{start}"] = entry
+    return {**lineage, "sources": sources}
 
 
 def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
@@ -179,10 +195,11 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         "copies": both.filter(is_other["copies"]),
         "moved": both.filter(is_other["split"]),
     }
+    shown = {name: rows.slice(0, _MAX_EXAMPLES).to_pylist() for name, rows in groups.items()}
+    _set_outcomes(old, "outcome", [row for row in shown["added"] if not row["outcome"]])
+    _set_outcomes(new, "outcome new", [row for row in shown["removed"] if not row["outcome new"]])
     examples = {
-        name: [_change(name, row, row) for row in rows.slice(0, _MAX_EXAMPLES).to_pylist()]
-        for name, rows in groups.items()
-        if rows.num_rows
+        name: [_change(name, row, row) for row in rows] for name, rows in shown.items() if rows
     }
     if edited:
         named = pa.array([name for pair in edited[:_MAX_EXAMPLES] for name in pair])
@@ -221,6 +238,19 @@ def _contents(opened: OpenVersion) -> pa.Table:
         }
     )
     return contents.join(places, "record_id", join_type="full outer")
+
+
+def _set_outcomes(opened: OpenVersion, name: str, records: list[dict[str, Any]]) -> None:
+    """Say of rows that are no records of a version why: filtered, quarantined, or nothing."""
+    named = {row["place"] or row["place new"]: row for row in records}
+    places = {place: row for place, row in named.items() if place}
+    for view in ("dropped", "quarantine") if places else ():
+        rows = read_view(opened, view, ("source", "row", "reason", "detail"))
+        row = pc.cast(rows["row"], pa.string())
+        place = pc.binary_join_element_wise(rows["source"].cast(pa.string()), "row", row, " ")
+        found = rows.append_column("place", place)
+        for each in found.filter(pc.is_in(place, pa.array([*places], pa.string()))).to_pylist():
+            places[each["place"]][name] = f"{each['reason']}: {each['detail']}".removesuffix(": ")
 
 
 def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:

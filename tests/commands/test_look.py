@@ -62,6 +62,8 @@ def test_a_recipe_is_looked_at_before_anything_is_prepared(version, call, tmp_pa
     assert "talks/talks.jsonl row 0" in shown
     assert "Say 9." in call("inspect", recipe, "--grep", "is 9!", *elsewhere)
     assert not (tmp_path / "cache" / "steps").exists()
+    done = CliRunner().invoke(cli, ["inspect", recipe, "--grep", "no such text", *elsewhere])
+    assert "looked at the first rows of each source" in done.stderr
 
 
 def test_what_is_not_in_the_packs_is_shown_too(version, call):
@@ -98,6 +100,8 @@ def test_trace_names_the_answer_and_the_rule(version, call):
 def test_rows_that_went_elsewhere_are_traced(version, call):
     gone = call("trace", version.uri, "--file", "talks.jsonl", "--row", "20")
     assert "repeats talks/talks.jsonl row 4" in gone
+    path = str(Path(version._cache).parent / "talks.jsonl")
+    assert call("trace", version.uri, "--file", path, "--row", "20") == gone
     bad = call("trace", version.uri, "--file", "talks/talks.jsonl", "--row", "21")
     assert "quarantined" in bad
     done = CliRunner().invoke(cli, ["trace", version.uri, "--file", "talks.jsonl", "--row", "99"])

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.pages import html_text
-from packhouse.records.ledger import sum_by_reason
-from packhouse.report.counts import splits_of
+from packhouse.report.counts import totals_of
 from packhouse.report.figures import compare_figure
 from packhouse.report.html import details, figure, header, page, section, table
 from packhouse.report.samples import label_text, weights_text
@@ -105,19 +104,6 @@ class _Version:
             opened, {name for each in changes for name in (each.record_id, each.old_id)}
         )
 
-    def numbers(self) -> dict[str, int]:
-        """Counts of the whole version."""
-        ledger = self.manifest.counts.get("ledger", [])
-        counts: Counter[str] = Counter({"rows read": ledger[0].get("rows_in", 0) if ledger else 0})
-        for kind in ("quarantined", "dropped"):
-            counts[kind] = sum_by_reason(ledger, kind).total()
-        for split in splits_of(self.manifest).values():
-            counts["records packed"] += split.num_sequences
-            counts["packs"] += split.num_packs
-            counts["tokens"] += split.num_tokens
-            counts["trained tokens"] += split.num_trained
-        return dict(counts)
-
     def mean_weight(self) -> float:
         """Mean loss weight of the trained tokens that were read."""
         counts: Counter[float] = Counter()
@@ -127,27 +113,13 @@ class _Version:
         total = counts.total()
         return sum(weight * number for weight, number in counts.items()) / total if total else 1.0
 
-    def lengths(self) -> dict[int, int]:
-        """Records by length."""
-        counts: Counter[int] = Counter()
-        for _, _, length, number in self.measured["lengths"]:
-            counts[length] += number
-        return dict(counts)
-
-    def trained(self) -> dict[int, int]:
-        """Records by trained tokens."""
-        counts: Counter[int] = Counter()
-        for split in self.measured["splits"].values():
-            counts.update(dict(split["trained"]))
-        return dict(counts)
-
 
 def _numbers_section(versions: Sequence[_Version]) -> str:
-    before, after = (version.numbers() for version in versions)
-    rows = []
-    for name in before:
-        change = after.get(name, 0) - before[name]
-        rows.append([name, before[name], after.get(name, 0), f"{change:+,}" if change else "same"])
+    before, after = (totals_of(version.manifest) for version in versions)
+    rows: list[list[Any]] = []
+    for name, number in before.items():
+        change = after[name] - number
+        rows.append([name, number, after[name], f"{change:+,}" if change else "same"])
     means = [round(version.mean_weight(), 4) for version in versions]
     if {*means} != {1}:
         moved = means[1] - means[0]
@@ -175,8 +147,13 @@ def _short(value: Any) -> str:
 
 
 def _lengths_section(versions: Sequence[_Version]) -> str:
-    lengths = {name: version.lengths() for name, version in zip(_NAMES, versions, strict=True)}
-    trained = {name: version.trained() for name, version in zip(_NAMES, versions, strict=True)}
+    lengths = {name: Counter[int]() for name in _NAMES}
+    trained = {name: Counter[int]() for name in _NAMES}
+    for name, version in zip(_NAMES, versions, strict=True):
+        for _, _, length, number in version.measured["lengths"]:
+            lengths[name][length] += number
+        for split in version.measured["splits"].values():
+            trained[name].update(dict(split["trained"]))
     figures = []
     if any(lengths.values()):
         says = "Shares of each version's own records; bins double in width every four."

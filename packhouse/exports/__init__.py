@@ -190,7 +190,8 @@ def _write_split(
                 f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
                 f"{num_shards:,}"
             )
-        rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
+        paths = (verified_file(opened, entry, cache) for entry in own)
+        rows = chain.from_iterable(read_rows(path, opened.manifest) for path in paths)
         for number, part in enumerate(_parts(rows, num_rows, num_shards)):
             write_export(
                 part,

@@ -17,7 +17,8 @@ from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
-from packhouse.steps.pack import Side, SplitCounts
+from packhouse.steps.eval_side import SplitCounts
+from packhouse.steps.pack import Side
 from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from packhouse.recipe import Recipe, SplitConfig
 from packhouse.sources.files import source_name
-from packhouse.splitting import sides
+from packhouse.splitting import goes_to_eval
 from packhouse.steps.selection import Selection, column_of
 
 __all__ = ["SplitCounts", "from_eval_only_sources", "is_for_eval", "split_counts"]
@@ -59,11 +59,11 @@ def is_for_eval(
         keys = selection.groups_of(shards)
         held = pc.unique(keys.filter(pa.array(only)))
         is_eval = pc.is_in(keys, value_set=held).to_numpy(zero_copy_only=False).copy()
-        is_eval[~is_eval] = sides(keys.filter(pa.array(~is_eval)), config)
+        is_eval[~is_eval] = goes_to_eval(keys.filter(pa.array(~is_eval)), config)
         return np.asarray(is_eval, dtype=np.bool_)
     if selection.group_keys is not None or config.eval_count:
-        return sides(selection.groups_of(shards), config)
-    parts = [sides(shard["group_key"], config) for shard in shards]
+        return goes_to_eval(selection.groups_of(shards), config)
+    parts = [goes_to_eval(shard["group_key"], config) for shard in shards]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
 
 

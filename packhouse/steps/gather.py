@@ -127,19 +127,19 @@ def _read_plan(
 
 
 def _shards_of(
-    places: ShardIndex, records: npt.NDArray[np.int64]
+    index: ShardIndex, records: npt.NDArray[np.int64]
 ) -> tuple[list[pa.Table], npt.NDArray[np.int64]]:
     """Tables that hold the records, and the number of each sequence's record in them.
 
     Records 3 and 900 of shards of 500: tables [row 3 of shard 0, row 400 of shard 1], rows [0, 1].
     """
     wanted, sequence = np.unique(records, return_inverse=True)
-    shard_of = np.searchsorted(places.bounds, wanted, side="right") - 1
+    shard_of = np.searchsorted(index.bounds, wanted, side="right") - 1
     numbers, firsts = np.unique(shard_of, return_index=True)
     tables, local, base = [], [], 0
     for number, rows in zip(numbers.tolist(), np.split(wanted, firsts[1:]), strict=True):
-        table = places.shard(number).drop_columns(_NOT_PACKED)
-        rows = rows - places.bounds[number]
+        table = index.shard(number).drop_columns(_NOT_PACKED)
+        rows = rows - index.bounds[number]
         if 2 * len(rows) < table.num_rows:
             table, rows = table.take(pa.array(rows)), np.arange(len(rows))
         tables.append(table)

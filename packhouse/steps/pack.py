@@ -156,12 +156,16 @@ def job(
 
 
 def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
-    """Write the plan of each side, what became of each record, and where records lie.
+    """Write the plan of each side, what happened to each record, and which shard holds it.
+
+    Records 0 to 4 of [5, 3, 2, 6, 9] tokens, seq_len 8, record 2 for eval: record 4 is dropped,
+    train plans [5, 3, 6] -> packs [[0, 1], [3]] of records, eval plans [2] -> [[2]].
 
     Raises:
         SequenceTooLongError: a record is over `seq_len` and the policy is `error`.
     """
     parameters = work.parameters
+    # Shard by shard: which records can be packed, and how many of their tokens.
     receipts = work.inputs(TOKENIZE)
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
     admitted = [apply_over_length(shard, parameters.pack) for shard in shards]
@@ -174,6 +178,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
                 each.without(mask, "contaminated")
                 for each, mask in zip(admitted, masks, strict=True)
             ]
+    # All shards together: which records are taken, how often, and which must share a side.
     fingerprints: list[Path] = []
     if dedup.needs_fingerprints(parameters.dedup):  # made beside format; what is gone, again
         jobs = [fingerprint_job(work.recipe, old.ref, new.ref) for old, new in formatted]
@@ -181,6 +186,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         fingerprints = [receipt.path("fingerprints.arrow") for receipt in described]
     selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
+    # The side of each record.
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
     only = from_eval_only_sources(work.recipe, names, shards)
     is_eval = is_for_eval(shards, selection, parameters.split, only)
@@ -197,6 +203,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
     is_split = bool(parameters.split.eval_fraction or parameters.split.eval_count or only.any())
     split = split_counts(shards, selection, is_eval, parameters.split, only) if is_split else None
+    # The packs of each side by itself; arrays of a few bytes a record go as soon as they are used.
     rows, lengths = selection.kept()
     del admitted, selection
     is_eval = is_eval[rows]

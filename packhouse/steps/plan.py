@@ -1,4 +1,4 @@
-"""The plan of a run: every job with its key, known before any work is done.
+"""The plan of a run: its jobs with their keys. Those up to pack are known before any work is done.
 
 ```
 validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> publish
@@ -7,7 +7,7 @@ validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> pub
 ```
 
 Each step lays out its own jobs in its own file; here they are put in order. How many packs there
-are is known once pack has planned them: the jobs that follow from it are laid out by `output_jobs`,
+are is known once pack is done: `output_jobs` then lays out gather, the audit of packs and files,
 with keys made from the key of pack. They read parts of the output by number, so all jobs of a step
 run at the same time, on any number of workers.
 
@@ -70,7 +70,7 @@ class Plan:
         return [job.parameters.shard for job in self.validate]
 
     def __iter__(self) -> Iterator[AnyJob]:
-        """Iterate over the jobs of the chain, each after those that it reads."""
+        """Iterate over the jobs, but for those beside format, each after those that it reads."""
         yield from (*self.validate, *self.format, *self.tokenize)
         yield from (self.pack, self.split, *self.audit, self.publish)
 
@@ -111,7 +111,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
     packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
-    is_split = split.job(recipe, packed)
+    split_job = split.job(recipe, packed)
     searched = validated if benchmarks else ()
     described = zip(validated, formatted, strict=True) if needs_fingerprints(recipe.dedup) else ()
     return Plan(
@@ -126,9 +126,9 @@ def plan_jobs(recipe: Recipe) -> Plan:
         ),
         tokenize=tokenized,
         pack=packed,
-        split=is_split,
+        split=split_job,
         audit=tuple(audit.jobs(validated, formatted, tokenized, packed, recipe.audit)),
-        publish=publish.job(recipe, is_split, {**benchmarks, **audit.checks_of(recipe)}),
+        publish=publish.job(recipe, split_job, {**benchmarks, **audit.checks_of(recipe)}),
     )
 
 

@@ -94,7 +94,7 @@ def read_records(
         columns: which ones to read, in the order of the schema.
     """
     schema = pa.schema([RECORDS.field(name) for name in columns])
-    places = ShardIndex(packed, workspace)
+    index = ShardIndex(packed, workspace)
     sources = pa.array(json.loads(packed.path("sources.json").read_bytes()), pa.string())
     outcomes = read_table(packed.path("outcomes.arrow"))
     first, last = rows or (0, packed.facts.rows_in)
@@ -104,7 +104,7 @@ def read_records(
         if not set(columns) <= set(read):
             parts = [
                 _named(shard.slice(low, high - low), sources, columns)
-                for shard, low, high in places.between(start, end)
+                for shard, low, high in index.between(start, end)
             ]
             named = pa.concat_tables(parts)
             read.update(zip(named.column_names, named.columns, strict=True))

@@ -158,19 +158,16 @@ class _Reader:
         beside = read_beside(records.rows, config)
         unfit = beside.failures | find_disallowed(records.rows, extra, row_format, config)
         if unfit:
-            numbers = records.numbers.tolist()
-            records.failures += [Failure(numbers[i], *why) for i, why in unfit.items()]
-            records.failed |= {numbers[i]: records.rows[i] for i in unfit}
-            fit = [i for i in range(len(numbers)) if i not in unfit]
+            records.failures += records.failures_of((i, *why) for i, why in unfit.items())
+            records.failed |= {int(records.numbers[i]): records.rows[i] for i in unfit}
+            fit = [i for i in range(len(records.rows)) if i not in unfit]
             records.keep(fit)
             beside = beside.take(fit)
         self._check_bad(shard, len(records.failures))
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
-        failures = list(records.failures)
-        failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
-        failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
-        of_trees = [Failure(int(records.numbers[i]), *why) for i, *why in adapted.dropped]
+        failures = [*records.failures, *records.failures_of([*adapted.failures, *bad])]
+        of_trees = records.failures_of(adapted.dropped)
         self._check_bad(shard, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
@@ -206,9 +203,10 @@ class _Reader:
         if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
             of_number = zip(numbers.tolist(), records.rows, strict=True)
             records.failed |= dict(of_number)
-        records.failures += [Failure(int(numbers[n]), *why) for n, *why in reshaped.failures]
+        records.failures += records.failures_of(reshaped.failures)
+        dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
         records.rows, records.numbers = reshaped.rows, numbers[reshaped.places]
-        return [Failure(int(numbers[n]), "filtered", text) for n, text in reshaped.filtered]
+        return dropped
 
     def _check_bad(self, shard: SourceShard, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""

@@ -5,7 +5,7 @@ beyond `orjson.loads`.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -101,6 +101,10 @@ class Records:
     failed: dict[int, object] = field(default_factory=dict)
     """Values of bad ones by their number, where there are no bytes to show them by."""
     notes: dict[str, int] = field(default_factory=dict)
+
+    def failures_of(self, found: Iterable[tuple[int, str, str]]) -> list[Failure]:
+        """What is wrong with rows that are known by their place in `rows`."""
+        return [Failure(int(self.numbers[place]), *why) for place, *why in found]
 
     def keep(self, places: list[int]) -> None:
         """Drop all rows but those at these places in `rows`."""

@@ -16,7 +16,13 @@ __all__ = ["export"]
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
-@click.option("--to", "export_format", required=True, type=click.Choice(FORMATS))
+@click.option(
+    "--to",
+    "export_format",
+    required=True,
+    metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
+    help=f"One of {', '.join(FORMATS)}.",
+)
 @click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
 @click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
 @cache_option("Folder of verified copies.")
@@ -37,7 +43,8 @@ def export(
     packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
 
     trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
-    Parquet. mds: MosaicML Streaming. msgpack, jsonl: one file. arrow: Dataset.from_file.
+    Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
+    Dataset.from_file.
     """
     exported = export_version(
         open_address(address),

@@ -148,7 +148,7 @@ def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
                 "init` for each kind, with -o"
             )
     call = partial(has_chat_template, tokenizer, Workspace(cache=cache).tokenizers)
-    return "chat" if run_tokenizer(call, tokenizer) else "alpaca"
+    return "chat" if run_tokenizer(call, tokenizer) else "alpaca_newline"
 
 
 def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:

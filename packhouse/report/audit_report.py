@@ -34,11 +34,15 @@ MEANINGS = {
         "cut in the middle of an answer; the row is as long as the longest",
         "drop them or raise the limit of tokens: the model would not learn to stop",
     ),
+    "untrained_starts": (
+        "the first tokens of an answer are not trained",
+        "begin the mask right behind the header",
+    ),
     "untrained_answers": ("bytes of answers are not trained", "look at the template"),
     "trained_prompts": ("tokens of prompts are trained", "mask what the assistant does not say"),
     "trained_headers": ("the header of an answer is trained", "begin the mask behind the header"),
     "missing_headers": (
-        "no header stands before the answer, as in other records",
+        "the record does not begin as the template does, or no header stands before the answer",
         "drop them or raise the limit of tokens: the prompt was cut",
     ),
     "double_bos": ("two BOS", "tokenize rendered text with add_special_tokens=False"),

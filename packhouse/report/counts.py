@@ -1,9 +1,31 @@
 """What a manifest counts, as numbers that pages show."""
 
 from packhouse.packing import PackStatistics
+from packhouse.records.ledger import sum_by_reason
 from packhouse.store.manifest import Manifest
 
-__all__ = ["splits_of"]
+__all__ = ["splits_of", "totals_of"]
+
+
+def totals_of(manifest: Manifest) -> dict[str, int]:
+    """Return rows of the ledger, and packs, records and tokens of all splits, by name."""
+    ledger = manifest.counts.get("ledger", [])
+    totals = {"rows read": ledger[0].get("rows_in", 0) if ledger else 0}
+    for kind in ("quarantined", "dropped"):
+        totals[kind] = sum_by_reason(ledger, kind).total()
+    splits = splits_of(manifest).values()
+    for name, attribute in _OF_SPLITS.items():
+        totals[name] = sum(getattr(each, attribute) for each in splits)
+    return totals
+
+
+_OF_SPLITS = {
+    "records packed": "num_sequences",
+    "packs": "num_packs",
+    "tokens": "num_tokens",
+    "trained tokens": "num_trained",
+    "padding": "num_padding",
+}
 
 
 def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.pages import html_text
-from packhouse.records.ledger import sum_by_reason
-from packhouse.report.counts import splits_of
+from packhouse.report.counts import splits_of, totals_of
 from packhouse.report.figures import (
     fill_figure,
     length_figures,
@@ -63,21 +62,17 @@ def heading(manifest: Manifest) -> str:
 
 def overview(manifest: Manifest) -> str:
     """Numbers of the whole."""
-    ledger = manifest.counts.get("ledger", [])
+    rows, quarantined, dropped, records, packs, tokens, trained, padding = totals_of(
+        manifest
+    ).values()
     splits = splits_of(manifest)
-    rows = ledger[0]["rows_in"] if ledger else 0
-    packs, records, tokens, trained, padding = (
-        sum(getattr(each, name) for each in splits.values())
-        for name in ("num_packs", "num_sequences", "num_tokens", "num_trained", "num_padding")
-    )
-    lost = {kind: sum(sum_by_reason(ledger, kind).values()) for kind in ("quarantined", "dropped")}
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
             ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
             ("Records packed", f"{records:,}", ""),
-            ("Quarantined", f"{lost['quarantined']:,}", _share(lost["quarantined"], rows)),
-            ("Dropped", f"{lost['dropped']:,}", _share(lost["dropped"], rows)),
+            ("Quarantined", f"{quarantined:,}", _share(quarantined, rows)),
+            ("Dropped", f"{dropped:,}", _share(dropped, rows)),
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
             ("Trained", _share(trained, tokens), counted(trained, "token")),
@@ -250,8 +245,10 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     inner = table(columns, rows, "Trained tokens by source") if rows else ""
     notes = []
-    if sum_by_reason(manifest.counts.get("ledger", []), "dropped"):
-        notes.append("Counted before rows were dropped and copied.")
+    totals = totals_of(manifest)
+    if totals["dropped"]:
+        share = _share(totals["trained tokens"], totals["tokens"])
+        notes.append(f"Counted before rows were dropped and copied; of the version {share}.")
     if manifest.preferences == "pairs":
         notes.append("Charts count the chosen and the rejected answer of a pair each by itself.")
     inner += f"<p class=quiet>{' '.join(notes)}</p>" if notes else ""

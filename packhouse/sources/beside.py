@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.rows import check_arguments
 from packhouse.sources.chat_messages import BadRowError, kind_of, parse_field, read_tools
+from packhouse.sources.message_weights import MAX_WEIGHT
 from packhouse.sources.records import Ints, Rows
 
 __all__ = ["BESIDE", "Beside", "names_beside", "read_beside"]
@@ -25,7 +26,7 @@ BESIDE = (*_ARGUMENTS, "loss_weight")
 """Our names of these fields."""
 
 _LEAVE_OUT = "if it is not for the chat template, name it in `allowed_fields`"
-_WEIGHTS = (1e-6, 1e6)  # a product of two, and of a message's own, is a float32 over 0
+_WEIGHTS = (1e-6, MAX_WEIGHT)  # a product of two, and of a message's own, is a float32 over 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import orjson
 
 from packhouse.plugins import BadRowError
 
-__all__ = ["SPANS", "WEIGHTS", "read_spans", "read_weight", "weigh_parts"]
+__all__ = ["MAX_WEIGHT", "SPANS", "WEIGHTS", "read_spans", "read_weight", "weigh_parts"]
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
 """Fields that are read; `loss_scale` is ms-swift's, `train` and `training` Axolotl's and others',
@@ -25,7 +25,8 @@ _SAY_NOTHING: dict[str, tuple[object, ...]] = {
     "training": (True, []),
 }
 """An answer is trained anyway: such a row is called as one that says nothing."""
-_MAX_WEIGHT = 1e6  # far below what float32 holds
+MAX_WEIGHT = 1e6
+"""Of a message, a part, a row or a token; far below what float32 holds."""
 
 
 def read_weight(message: object, number: int) -> float | None:
@@ -52,7 +53,7 @@ def read_weight(message: object, number: int) -> float | None:
         if value in _SAY_NOTHING.get(key, ()):
             continue
         is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
-        if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
+        if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_WEIGHT:
             what = str(value)[:40]
             raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
         stated[key] = float(value)

@@ -164,7 +164,7 @@ class _Reader:
         beside = read_beside(records.rows, config)
         unfit = beside.failures | find_disallowed(records.rows, extra, row_format, config)
         if unfit:
-            records.failures += records.failures_at((i, *why) for i, why in unfit.items())
+            records.failures += records.failures_of((i, *why) for i, why in unfit.items())
             records.failed |= {int(records.numbers[i]): records.rows[i] for i in unfit}
             fit = [i for i in range(len(records.rows)) if i not in unfit]
             records.keep(fit)
@@ -173,8 +173,8 @@ class _Reader:
         # Rows become conversations.
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
-        failures = records.failures + records.failures_at([*adapted.failures, *bad])
-        of_trees = records.failures_at(adapted.dropped)
+        failures = records.failures + records.failures_of([*adapted.failures, *bad])
+        of_trees = records.failures_of(adapted.dropped)
         self._check_bad(shard, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
@@ -209,8 +209,8 @@ class _Reader:
         self._check_bad(part.shard, len(records.failures) + len(reshaped.failures))
         if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
             records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
-        records.failures += records.failures_at(reshaped.failures)
-        dropped = records.failures_at((n, "filtered", text) for n, text in reshaped.filtered)
+        records.failures += records.failures_of(reshaped.failures)
+        dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
         records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
         return dropped
 

@@ -102,12 +102,12 @@ class Records:
     """Values of bad ones by their number, where there are no bytes to show them by."""
     notes: dict[str, int] = field(default_factory=dict)
 
-    def failures_at(self, faults: Iterable[tuple[int, str, str]]) -> list[Failure]:
+    def failures_of(self, faults: Iterable[tuple[int, str, str]]) -> list[Failure]:
         """Return faults (place in `rows`, reason, detail) by the numbers of their records.
 
         Example:
             >>> records = Records(Rows("ab"), np.array([0, 2]), 3)  # record 1 is no JSON
-            >>> records.failures_at([(1, "roles", "no answer")])
+            >>> records.failures_of([(1, "roles", "no answer")])
             [Failure(number=2, reason='roles', detail='no answer')]
         """
         return [Failure(int(self.numbers[place]), *why) for place, *why in faults]

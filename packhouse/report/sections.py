@@ -7,7 +7,6 @@ from typing import Any
 
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.pages import html_text
-from packhouse.report.counts import splits_of, totals_of
 from packhouse.report.figures import (
     fill_figure,
     length_figures,
@@ -26,6 +25,7 @@ from packhouse.report.html import (
     table,
     tiles,
 )
+from packhouse.store.counts import splits_of, totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.wording import counted
 

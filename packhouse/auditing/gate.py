@@ -27,7 +27,12 @@ _SHARES = {
     "max_missing_headers": (
         "missing_headers",
         "rows",
-        "rows have no header before their answer: the prompt was cut",
+        "rows lack a header before their answer, or the begin of a conversation: prompts were cut",
+    ),
+    "max_untrained_starts": (
+        "untrained_starts",
+        "rows",
+        "rows have an answer whose first tokens are not trained: the mask begins late",
     ),
     "max_leaks": (
         "leaks",

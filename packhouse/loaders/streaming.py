@@ -25,21 +25,19 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from packhouse.errors import ConfigError, IntegrityError
+from packhouse.errors import ConfigError
 from packhouse.loaders.read_ahead import read_ahead
+from packhouse.loaders.row_groups import RowGroups
 from packhouse.loaders.rows import ArrowRows, Row
 from packhouse.loaders.versions import (
     cache_folder,
     check_verify,
-    mapped_file,
     open_split,
-    verified_file,
 )
 from packhouse.packing.shuffle import permutation, splitmix64
-from packhouse.store import FileEntry, OpenVersion, open_store
+from packhouse.store import OpenVersion, open_store
 
 __all__ = ["Reader", "StreamingPackedDataset"]
 
@@ -262,10 +260,11 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             ConfigError: the state is of another version, order or split, or is no state.
         """
         for name in (*self._order, "epoch", "packs"):
-            if name not in state:
+            if not isinstance(state, Mapping) or name not in state:
                 raise ConfigError(f"the state has no '{name}'; give what state_dict() returned")
         epoch, packs, skip = state["epoch"], state["packs"], state.get("worker_rows", 0)
-        if any(not isinstance(count, int) or count < 0 for count in (epoch, packs, skip)):
+        counts = (epoch, packs, skip)
+        if any(not isinstance(count, int) or not 0 <= count < 2**63 for count in counts):
             raise ConfigError(
                 "the state counts less than 0 packs, or in no whole numbers; give what "
                 "state_dict() returned"
@@ -273,8 +272,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         for name, own in self._order.items():
             if state[name] != own:
                 raise ConfigError(
-                    f"the state was taken with {name} {state[name]!r}, this dataset has {own!r}; "
-                    "give the same, or start a new epoch"
+                    f"the state was taken with {name} {state[name]!r:.100}, this dataset has "
+                    f"{own!r}; give the same, or start a new epoch"
                 )
         return epoch, packs, skip
 
@@ -309,7 +308,7 @@ class Reader:
         lengths = [shorter + (lane < num_longer) for lane in range(data._order["lanes"])]
         self._lane_starts = np.cumsum([0, *lengths])
         self._groups: dict[int, _Group] = {}
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, RowGroups] = {}
 
     @staticmethod
     def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[Any]:
@@ -333,7 +332,10 @@ class Reader:
     def _read_group(self, number: int, within: int) -> _Group:
         """Read the row group that holds row `within` of a file, in the epoch's order of groups."""
         if number not in self._files:
-            self._files[number] = _File(self._data, self._entries[number])
+            data = self._data
+            self._files[number] = RowGroups(
+                data._opened, self._entries[number], data._cache, data._verify
+            )
         file = self._files[number]
         groups = np.arange(len(file.sizes))
         if self._seed is not None:
@@ -346,38 +348,6 @@ class Reader:
             order = permutation(int(file.sizes[group]), _mix(self._seed, number, group))
         rows = self.view(file.read(group, self.columns), order)
         return _Group(file=number, first=int(starts[slot]), rows=rows)
-
-
-class _File:
-    """A published file, read a row group at a time."""
-
-    def __init__(self, data: StreamingPackedDataset, entry: FileEntry) -> None:
-        self._batches: list[pa.RecordBatch] = []
-        self._parquet: pq.ParquetFile | None = None
-        if entry.key.endswith(".parquet"):
-            path = verified_file(data._opened, entry, data._cache, data._verify)
-            self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
-            about = self._parquet.metadata
-            sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
-        else:
-            path = mapped_file(data._opened, entry, data._cache, data._verify)
-            with pa.memory_map(str(path)) as source:
-                self._batches = pa.ipc.open_stream(source).read_all().to_batches()
-            sizes = [batch.num_rows for batch in self._batches]
-        self.sizes: npt.NDArray[np.int64] = np.array(sizes, dtype=np.int64)
-        """Rows of each group."""
-        if sum(sizes) != entry.rows:
-            raise IntegrityError(
-                f"'{data._opened.uri(entry)}' holds {sum(sizes):,} rows, and its version counts "
-                f"{entry.rows:,}; publish the version again",
-                key=entry.key,
-            )
-
-    def read(self, group: int, columns: list[str] | None) -> pa.Table:
-        if self._parquet is not None:
-            return self._parquet.read_row_group(group, columns)
-        table = pa.Table.from_batches([self._batches[group]])
-        return table if columns is None else table.select(columns)
 
 
 def _mix(*parts: int) -> int:

@@ -123,11 +123,9 @@ def _settings(manifest: Manifest) -> str:
 
 
 def _sources(manifest: Manifest) -> str:
-    """Rows of each source file, whatever shards it was read in."""
-    rows: Counter[str] = Counter()
-    for source in manifest.lineage.get("sources", ()):
-        rows[source.get("file", "")] += source.get("rows", 0)
-    lines = [*markdown_table(("source", "rows"), sorted(rows.items())), ""] if rows else []
+    """Rows of each source file, and what `where` left out."""
+    rows = sorted(manifest.rows_by_file().items())
+    lines = [*markdown_table(("source", "rows"), rows), ""] if rows else []
     for each in filters_of(manifest.lineage.get("sources", ())):
         kept = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
         lines += [f"Left out are {kept}: where {markdown_code(each.where)} does not hold.", ""]

@@ -23,7 +23,6 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.report.notebook import numbers_of
 from packhouse.result import print_ledger
 from packhouse.store import (
     load_ref,
@@ -37,6 +36,7 @@ from packhouse.store import (
 )
 from packhouse.store.accounts import manifest_problems, tally_problems
 from packhouse.store.card import dataset_card
+from packhouse.store.counts import numbers_of
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import Manifest, parse_slot

@@ -82,6 +82,9 @@ reference: $(TEST_STAMP) ## write docs/reference/ anew: recipe keys, commands, r
 bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## packhouse beside its peers (ROWS, RUNS; 5 minutes); SMALL=1: on the sample
 	$(BIN)/python -m bench.peers $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
 
+peers: $(TEST_STAMP) ## the tests of TRL, Megatron-Bridge, dart-math on packhouse (ARGS="--trl CHECKOUT")
+	$(BIN)/python -m bench.peers_tests $(ARGS)
+
 fix: $(TEST_STAMP) ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -153,4 +156,4 @@ $(DOCS)/.done: requirements/docs.txt
 	$(DOCS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/docs.txt
 	@touch $@
 
-.PHONY: docs reference bench simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean
+.PHONY: docs reference bench peers simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean

@@ -30,14 +30,14 @@ from packhouse.given import recipe_for
 from packhouse.loaders import load_packed, load_preferences
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe
-from packhouse.report.counts import sum_by_reason
+from packhouse.records.ledger import sum_by_reason
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
 from packhouse.views import ask
-from packhouse.wording import counted
+from packhouse.wording import by_name, counted
 
 __all__ = [
     "Version",
@@ -58,6 +58,14 @@ class Version:
         uri: `<store>/<dataset>@<id>`, as every command of packhouse takes it.
         is_new: False where `prepare` found it published already; None where it was opened.
         held_back: why the ref stayed where it was; empty where it moved.
+
+    Example:
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     format={"template": "alpaca"}, store=getfixture("tmp_path"), progress=False,
+        ...     cache=getfixture("tmp_path") / "cache")
+        >>> version.statistics["train"]["num_packs"], version.dropped, version.quarantined.num_rows
+        (4, {}, 0)
     """
 
     def __init__(
@@ -179,12 +187,12 @@ class Version:
             if counts["num_packs"]:
                 lines.append(
                     f"  {split}: {counted(counts['num_packs'], 'pack')}, "
-                    f"{counts['num_tokens']:,} tokens, {counts['num_trained']:,} of them trained"
+                    f"{counted(counts['num_tokens'], 'token')}, {counts['num_trained']:,} of "
+                    "them trained"
                 )
         for what in ("quarantined", "dropped"):
             if reasons := sum_by_reason(self.ledger, what):
-                counts = ", ".join(f"{name} {rows:,}" for name, rows in sorted(reasons.items()))
-                lines.append(f"  {what}: {counted(reasons.total(), 'row')} ({counts})")
+                lines.append(f"  {what}: {counted(reasons.total(), 'row')} ({by_name(reasons)})")
         return "\n".join([*lines, *(f"  ref held back: {reason}" for reason in self.held_back)])
 
 
@@ -198,6 +206,14 @@ def open_version(uri: str | Path, ref: str = "latest") -> Version:
     Raises:
         VersionNotFoundError: there is none.
         IntegrityError: its manifest is damaged.
+
+    Example:
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> store = getfixture("tmp_path")
+        >>> made = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     format={"template": "alpaca"}, store=store, progress=False, cache=store / "cache")
+        >>> open_version(store / "numbers").id == made.id
+        True
     """
     address = parse_address(str(uri))
     name = ref if address.name == "latest" else address.name

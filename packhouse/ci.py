@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from packhouse.errors import HELD_BACK, ContractError, PackhouseError
-from packhouse.escaping import for_markdown, for_terminal, markdown_code
+from packhouse.escaping import for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.gates import GateLog, GateResult, gates_table
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.wording import counted
@@ -131,19 +131,17 @@ def plan_markdown(facts: PlanFacts) -> str:
     ]
     if facts.current and facts.current.startswith(f"{facts.version_id}."):
         return "\n".join([*lines, "", "**Nothing changed**: only the gates are checked.", ""])
-    lines += ["", "| source | rows | tokens |", "|---|---:|---:|"]
-    for name, line in facts.estimate.sources.items():
-        lines.append(f"| {for_markdown(name)} | {line['rows']:,} | {line['tokens']:,} |")
-    lines += ["", "| step | done already |", "|---|---:|"]
-    lines += [f"| {step} | {done} of {jobs} |" for step, (done, jobs) in facts.cached.items()]
+    found = facts.estimate.sources.items()
+    rows = [(name, line["rows"], line["tokens"]) for name, line in found]
+    lines += ["", *markdown_table(("source", "rows", "tokens"), rows)]
+    ready = [(step, f"{done:,} of {jobs:,}") for step, (done, jobs) in facts.cached.items()]
+    lines += ["", *markdown_table(("step", "done already"), ready)]
     if facts.sources:
         lines += ["", "Sources since the ref's version:", ""]
         lines += [f"- {what}: {markdown_code(name)}" for name, what in facts.sources.items()]
     if facts.settings:
-        lines += ["", "| setting | before | now |", "|---|---|---|"]
-        for key, (old, new) in facts.settings.items():
-            cells = (key, _short(old), _short(new))
-            lines.append(f"| {' | '.join(map(for_markdown, cells))} |")
+        changed = [(key, _short(old), _short(new)) for key, (old, new) in facts.settings.items()]
+        lines += ["", *markdown_table(("setting", "before", "now"), changed)]
     return "\n".join([*lines, ""])
 
 
@@ -199,18 +197,21 @@ def outcome_markdown(
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
-        lines += ["", "| step | rows in | rows out | bad | dropped |", "|---|---:|---:|---:|---:|"]
-        for line in prepared.ledger:
-            bad, dropped = sum(line.quarantined.values()), sum(line.dropped.values())
-            lines.append(
-                f"| {line.step} | {line.rows_in:,} | {line.rows_out:,} | {bad:,} | {dropped:,} |"
+        steps = [
+            (
+                *(line.step, line.rows_in, line.rows_out),
+                *(sum(line.quarantined.values()), sum(line.dropped.values())),
             )
-        lines += ["", "| split | packs | records | tokens | fill |", "|---|---:|---:|---:|---:|"]
-        for split, side in sorted(prepared.published.statistics.items(), reverse=True):
-            lines.append(
-                f"| {split} | {side.num_packs:,} | {side.num_sequences:,} "
-                f"| {side.num_tokens:,} | {side.fill:.2%} |"
-            )
+            for line in prepared.ledger
+        ]
+        columns: tuple[str, ...] = ("step", "rows in", "rows out", "bad", "dropped")
+        lines += ["", *markdown_table(columns, steps)]
+        splits = [
+            (split, side.num_packs, side.num_sequences, side.num_tokens, f"{side.fill:.2%}")
+            for split, side in sorted(prepared.published.statistics.items(), reverse=True)
+        ]
+        columns = ("split", "packs", "records", "tokens", "fill")
+        lines += ["", *markdown_table(columns, splits)]
     return "\n".join([*lines, ""])
 
 

@@ -38,6 +38,7 @@ from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.wording import by_name
 
 __all__ = ["audit"]
 
@@ -76,7 +77,7 @@ def audit(
         tokenizer: that they were made with: a folder, a name of the Hub or a tokenizer object.
         template: that they were made with: `chat`, `alpaca`, ... or a Jinja file; by default the
             tokenizer's chat template, if it has one.
-        cache: folder of finished steps; by default PACKHOUSE_CACHE, else `.packhouse`.
+        cache: folder of finished steps; by default that of `prepare`.
         progress: show what is being done on stderr.
         overrides: for raw rows, `section.key=value`, over `settings`.
         settings: for raw rows, sections and keys of a recipe, as `prepare` takes them.
@@ -228,7 +229,7 @@ def _report_prepared(
         for line in reasons
         for row in line["samples"]
     )[:NUM_SAMPLES]
-    dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in version.dropped.items())
+    dropped = by_name(version.dropped)
     notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]
     notes += [f"dropped by policy: {dropped}"] if dropped else []
     notes += quality_lines(version.audit["quality"])

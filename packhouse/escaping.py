@@ -13,7 +13,7 @@ is one function for each exit; letters of every language stay as they are.
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["fenced", "for_markdown", "for_terminal", "markdown_code", "markdown_table"]
+__all__ = ["Markdown", "fenced", "for_markdown", "for_terminal", "markdown_code", "markdown_table"]
 
 # C1 and bidirectional controls, line and paragraph separators, what streams and XML cannot hold
 # (half surrogates, non-characters), and the tag characters, which spell invisible ASCII.
@@ -71,18 +71,29 @@ def markdown_code(text: str) -> str:
     return f"`{line or ' '}`"
 
 
+class Markdown(str):
+    """A cell that is markdown already, such as what `markdown_code` returns."""
+
+    __slots__ = ()
+
+
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; cells are escaped, numbers have commas.
+    """Return the lines of a table; cells are escaped, numbers have commas and stand at the right.
 
     Example:
-        >>> markdown_table(("a", "b"), [(1234, "x|y")])
-        ['| a | b |', '|---|---|', '| 1,234 | x&#124;y |']
+        >>> markdown_table(("a", "b", "c"), [(1234, "x|y", Markdown("**z**"))])
+        ['| a | b | c |', '|---:|---|---|', '| 1,234 | x&#124;y | **z** |']
     """
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return lines + [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    cells = [[*row] for row in rows]
+    is_number = [isinstance(cell, int) for cell in cells[0]] if cells else [False] * len(columns)
+    ruler = "|".join("---:" if right else "---" for right in is_number)
+    lines = [f"| {' | '.join(columns)} |", f"|{ruler}|"]
+    return lines + [f"| {' | '.join(map(_cell, row))} |" for row in cells]
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, Markdown):
+        return value
     if isinstance(value, int):
         return f"{value:,}"
     return "-" if value in (None, "-") else for_markdown(str(value))  # a dash is no list in a cell

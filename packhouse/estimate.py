@@ -31,6 +31,7 @@ from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
+from packhouse.wording import counted
 
 __all__ = ["Estimate", "bytes_needed", "estimate", "sample_rows"]
 
@@ -177,13 +178,14 @@ def _refusals(
     limit = recipe.validate_.max_quarantined
     if rows and num_bad / rows > limit:
         yield (
-            f"{num_bad:,} of {rows:,} rows ({num_bad / rows:.2%}) are bad, over "
+            f"{num_bad:,} of {counted(rows, 'row')} ({num_bad / rows:.2%}) are bad, over "
             f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"
         )
     is_checked = recipe.pack.over_length == "error" and recipe.pack.strategy != "concat"
     if num_over and is_checked:
         yield (
-            f"{num_over:,} rows have more tokens than pack.seq_len {recipe.pack.seq_len:,}, and "
+            f"{counted(num_over, 'row has', 'rows have')} more tokens than pack.seq_len "
+            f"{recipe.pack.seq_len:,}, and "
             "pack.over_length is error"
         )
     if not sum(len(each) for each in mixed):
@@ -219,17 +221,17 @@ def _on_sample(samples: Collection[_Counted], num_bytes: int) -> Iterator[str]:
     """Say what was read, of shards of `num_bytes` that are not tokenized yet."""
     if samples:
         rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
-        files = "1 file" if len(samples) == 1 else f"{len(samples):,} files"
         yield (
-            f"an estimate from {rows:,} rows, the first {read / 1e6:,.2f} MB of {files} with "
+            f"an estimate from {counted(rows, 'row')}, the first {read / 1e6:,.2f} MB of "
+            f"{counted(len(samples), 'file')} with "
             f"{num_bytes / 1e6:,.2f} MB: the other rows are taken to be like them"
         )
 
 
 _OVER_LENGTH = {
-    "drop": "and are dropped",
-    "truncate_turns": "and are cut behind a turn, or dropped",
-    "window": "though they are split to windows, and are dropped",
+    "drop": "to be dropped",
+    "truncate_turns": "to be cut behind a turn, or dropped",
+    "window": "though split to windows, to be dropped",
 }
 
 
@@ -237,7 +239,8 @@ def _on_over_length(recipe: Recipe, num_over: int) -> Iterator[str]:
     policy = recipe.pack.over_length
     if num_over and recipe.pack.strategy != "concat" and policy != "error":
         yield (
-            f"{num_over:,} rows have more tokens than pack.seq_len {recipe.pack.seq_len:,}, "
+            f"{counted(num_over, 'row has', 'rows have')} more tokens than pack.seq_len "
+            f"{recipe.pack.seq_len:,}, "
             f"{_OVER_LENGTH[policy]}"
         )
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from packhouse.escaping import for_markdown
+from packhouse.escaping import Markdown, markdown_table
 
 __all__ = ["GateLog", "GateOutcome", "GateResult", "gates_table"]
 
@@ -114,15 +114,17 @@ def gates_table(gates: Iterable[GateResult]) -> list[str]:
         '| quarantine | **FAILED** | 2.96% | at most 1.00% |  |'
     """
     marks = {"passed": "passed", "failed": "**FAILED**", "not reached": "not reached"}
-    return [
-        "| gate | outcome | value | limit | |",
-        "|---|---|---:|---:|---|",
-        *(
-            f"| {gate.name} | {marks[gate.outcome]} | {gate.shown_value} | {gate.shown_limit} "
-            f"| {for_markdown(gate.detail)} |"
-            for gate in gates
-        ),
-    ]
+    rows = (
+        (
+            gate.name,
+            Markdown(marks[gate.outcome]),
+            Markdown(gate.shown_value),
+            Markdown(gate.shown_limit),
+            gate.detail,
+        )
+        for gate in gates
+    )
+    return markdown_table(("gate", "outcome", "value", "limit", ""), rows)
 
 
 def _shown(number: float) -> str:

@@ -29,6 +29,7 @@ from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.sources.files import source_name
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.wording import counted
 
 __all__ = ["GIVEN", "check_golden", "pin", "read_golden", "write_golden"]
 
@@ -71,7 +72,7 @@ def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
     ]
     total = len(golden)
     if not faults:
-        detail = f"{total:,} conversations came out as pinned"
+        detail = f"{counted(total, 'conversation')} came out as pinned"
         return GateResult(
             name="golden", outcome="passed", value=0, limit=0, total=total, detail=detail
         )
@@ -265,7 +266,7 @@ def _difference_of_examples(items: Any, made: Sequence[Mapping[str, Any]]) -> st
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         return f"`{_EXAMPLES}` is no list of what must come out"
     if len(items) != len(made):
-        return f"was {len(items)} examples, now {len(made)}"
+        return f"was {counted(len(items), 'example')}, now {len(made)}"
     for number, (item, new) in enumerate(zip(items, made, strict=True)):
         fault = _difference(item, new)
         if fault is not None:

@@ -20,7 +20,7 @@ from packhouse.packing.statistics import PackStatistics, length_histogram
 from packhouse.pages import html_text
 from packhouse.recipe import Recipe
 from packhouse.report.figures import length_figures, seq_len_figure
-from packhouse.report.html import figure, header, numbers, page, preformatted, section, table, tiles
+from packhouse.report.html import figure, header, page, preformatted, section, table, tiles
 from packhouse.report.notebook import Record, cell
 from packhouse.report.samples import page_record, rows_with_masks
 from packhouse.report.sections import samples_section, short_number
@@ -32,6 +32,7 @@ from packhouse.store import open_version
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.tokenization.loading import find_snapshot
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.wording import counted
 
 __all__ = ["recipe_cell", "recipe_report"]
 
@@ -79,7 +80,8 @@ def recipe_cell(recipe: Recipe) -> str:
     ((name, sample),) = _first_rows(recipe, plan, workspace, 1).items()
     about = "" if expected.is_exact else "about "
     made = (
-        f"{about}{expected.rows:,} rows, {expected.tokens:,} tokens, {expected.packs:,} packs of "
+        f"{about}{counted(expected.rows, 'row')}, {counted(expected.tokens, 'token')}, "
+        f"{counted(expected.packs, 'pack')} of "
         f"{recipe.pack.seq_len:,} tokens, {expected.bytes / 2**20:,.1f} MiB"
     )
     drawn = PackStatistics(
@@ -120,7 +122,7 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
     rows = _first_rows(recipe, plan, workspace, _SOURCES)
     packs = {name: with_texts(_as_pack(name, own), pipeline) for name, own in rows.items()}
     shown = sum(pack["num_tokens"] for pack in packs.values())
-    said = f"The first rows of each source, {numbers(shown, 'token')}, as a run would train them."
+    said = f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
     return page(
         f"{recipe.dataset} - packhouse report",
         _head(recipe, plan.version_id, expected),
@@ -147,7 +149,7 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
     )
     boxes = tiles(
         [
-            ("Rows", f"{expected.rows:,}", about + numbers(len(recipe.sources), "source")),
+            ("Rows", f"{expected.rows:,}", about + counted(len(recipe.sources), "source")),
             ("Tokens", short_number(expected.tokens), f"{about}{expected.tokens:,}"),
             ("Packs", f"{expected.packs:,}", f"{about}of {recipe.pack.seq_len:,} tokens"),
             ("Size", f"{expected.bytes / 2**20:,.1f} MiB", f"{about}of data files"),
@@ -184,7 +186,7 @@ def _lengths_section(recipe: Recipe, expected: Estimate, rows: dict[str, pa.Tabl
         else ""
     )
     num_rows = sum(own.num_rows for own in rows.values())
-    said = f"<p class=quiet>Of {numbers(num_rows, 'row')}, the first megabyte of each source.</p>"
+    said = f"<p class=quiet>Of {counted(num_rows, 'row')}, the first megabyte of each source.</p>"
     return section("lengths", "Lengths", said, f"<div class=grid>{drawn}</div><br>", other)
 
 

@@ -1,15 +1,47 @@
-"""Numbers with what they count, for messages."""
+"""Words of messages: numbers with what they count, and what libraries say."""
 
-__all__ = ["counted"]
+from collections.abc import Mapping
+
+__all__ = ["by_name", "counted", "first_line"]
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number with the noun that it counts, in the singular or the plural.
+def counted(number: int, what: str, plural: str | None = None) -> str:
+    """Return a number with what it counts, in the singular or the plural.
+
+    Args:
+        number: how many.
+        what: one of them.
+        plural: several; where it is not given, `what` with an s, or with ies for a y.
 
     Example:
         >>> counted(1, "row"), counted(2_000, "bad row"), counted(0, "copy")
         ('1 row', '2,000 bad rows', '0 copies')
+        >>> counted(1, "row is bad", "rows are bad"), counted(3, "row is bad", "rows are bad")
+        ('1 row is bad', '3 rows are bad')
     """
-    if number != 1:
+    if plural is not None:
+        what = what if number == 1 else plural
+    elif number != 1:
         what = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
     return f"{number:,} {what}"
+
+
+def by_name(counts: Mapping[str, int]) -> str:
+    """Return counts behind their names, in the order of the names.
+
+    Example:
+        >>> by_name({"json": 1_000, "encoding": 2})
+        'encoding 2, json 1,000'
+    """
+    return ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items()))
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    r"""Return the first line of a library's message, cut after `most` characters; or its class.
+
+    Example:
+        >>> first_line(ValueError("no such table\nLINE 1: ...")), first_line(TimeoutError())
+        ('no such table', 'TimeoutError')
+    """
+    lines = str(error).splitlines()
+    return lines[0][:most] if lines else type(error).__name__

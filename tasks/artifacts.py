@@ -31,6 +31,7 @@ from packhouse.steps.pack import Side
 from packhouse.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
+from packhouse.wording import by_name, counted
 from tasks.backfill import Runs
 from tasks.events import gate_of
 from tasks.pictures import artifact_key, lengths_picture
@@ -115,7 +116,7 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     )
     return [
         "",
-        f"## The first {len(rows)} bad rows",
+        f"## The first {counted(len(rows), 'bad row')}",
         *markdown_table(("row", "reason", "what is wrong", "the row begins with"), ()),
         *rows,
         "",
@@ -312,7 +313,7 @@ def _links(prepared: Prepared, place: str) -> list[str]:
 
 
 def _counts(reasons: Mapping[str, int]) -> str:
-    return for_markdown(", ".join(f"{name} {n:,}" for name, n in sorted(reasons.items()))) or "-"
+    return for_markdown(by_name(reasons)) or "-"
 
 
 def _sources(prepared: Prepared) -> list[dict[str, Any]]:

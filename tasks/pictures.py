@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from packhouse.packing import PackStatistics
 from packhouse.report.pictures import lengths_svg
 from packhouse.steps.pack import Side
+from packhouse.wording import counted
 
 __all__ = ["artifact_key", "lengths_picture"]
 
@@ -34,7 +35,8 @@ def lengths_picture(statistics: Mapping[Side, PackStatistics]) -> list[str]:
         lengths_svg({str(name): side for name, side in splits.items()}).encode()
     ).decode()
     said = "; ".join(
-        f"{name}: {side.num_sequences:,} records in {side.num_packs:,} packs, {side.fill:.2%} full"
+        f"{name}: {counted(side.num_sequences, 'record')} in {counted(side.num_packs, 'pack')}, "
+        f"{side.fill:.2%} full"
         for name, side in sorted(splits.items(), reverse=True)
     )
     return ["## Lengths and fill", f"![{said}](data:image/svg+xml;base64,{image})"]

@@ -15,6 +15,7 @@ from typing import Any
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from packhouse.runtime.progress import CurrentStep, current_step, own_progress
+from packhouse.wording import counted
 from tasks.pictures import artifact_key
 
 __all__ = ["progress_artifacts"]
@@ -70,6 +71,6 @@ def _show(dataset: str, step: CurrentStep, shown: tuple[str, Any] | None) -> tup
     made = create_progress_artifact(
         progress=percent,
         key=artifact_key(dataset, step.name),
-        description=f"{step.name}: {step.num_jobs:,} jobs",
+        description=f"{step.name}: {counted(step.num_jobs, 'job')}",
     )
     return step.name, made

@@ -28,6 +28,7 @@ from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.lists import list_offsets, one_chunk
 from packhouse.records.ngrams import Hashes, Int64s, Words, run_hashes, words_of
 from packhouse.sources import read_shard, scan_source
+from packhouse.wording import counted
 
 __all__ = [
     "MATCHES",
@@ -90,9 +91,9 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
     if not len(hashes):
         names = ", ".join(source.path for source in sources)
         raise ConfigError(
-            f"audit.benchmarks ({names}): no text of {ngram} words in {table.num_rows:,} rows that "
-            f"could be read ({num_unread:,} could not); state `format` and `fields`, or lower "
-            "audit.benchmark_ngram"
+            f"audit.benchmarks ({names}): no text of {ngram} words in "
+            f"{counted(table.num_rows, 'row')} that could be read ({num_unread:,} could not); "
+            "state `format` and `fields`, or lower audit.benchmark_ngram"
         )
     unique, first = np.unique(hashes, return_index=True)
     return Benchmarks(

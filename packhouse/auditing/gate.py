@@ -8,6 +8,7 @@ from packhouse.errors import AuditError
 from packhouse.gates import GateResult
 from packhouse.quality import COUNTERS
 from packhouse.recipe import AuditConfig
+from packhouse.wording import counted
 
 __all__ = ["audit_rows", "check_audit"]
 
@@ -26,7 +27,12 @@ _SHARES = {
     "max_missing_headers": (
         "missing_headers",
         "rows",
-        "rows have no header before their answer: the prompt was cut",
+        "rows lack a header before their answer, or the begin of a conversation: prompts were cut",
+    ),
+    "max_untrained_starts": (
+        "untrained_starts",
+        "rows",
+        "rows have an answer whose first tokens are not trained: the mask begins late",
     ),
     "max_leaks": (
         "leaks",
@@ -109,18 +115,22 @@ def _results(findings: Sequence[_Finding]) -> tuple[GateResult, ...]:
         seen = worst.get(name)
         if seen is None or rank > (seen.is_breach, -seen.value if is_minimum else seen.value):
             worst[name] = finding
-    return tuple(
-        GateResult(
-            name=f"audit.{name}",
-            outcome="failed" if finding.is_breach else "passed",
-            value=finding.value,
-            limit=finding.allowed,
-            total=finding.total,
-            is_minimum=name.startswith("min_"),
-            detail=(f"source '{finding.source}': " if finding.source else "")
-            + (finding.text if finding.is_breach else f"{finding.number:,} of {finding.total:,}"),
-        )
-        for name, finding in worst.items()
+    return tuple(_result(name, finding) for name, finding in worst.items())
+
+
+def _result(name: str, finding: _Finding) -> GateResult:
+    is_minimum = name.startswith("min_")
+    # Of a minimum the number is what is missing: 3 of 100 are untrained, so 97 of 100 are trained.
+    number = finding.total - finding.number if is_minimum else finding.number
+    detail = finding.text if finding.is_breach else f"{number:,} of {finding.total:,}"
+    return GateResult(
+        name=f"audit.{name}",
+        outcome="failed" if finding.is_breach else "passed",
+        value=finding.value,
+        limit=finding.allowed,
+        total=finding.total,
+        is_minimum=is_minimum,
+        detail=f"source '{finding.source}': {detail}" if finding.source else detail,
     )
 
 
@@ -155,11 +165,12 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
             value=share,
             allowed=config.max_trained_prompts,
             is_breach=prompt > config.max_trained_prompts * trained,
-            text=f"{prompt:,} bytes of prompts are trained ({share:.2%} of the rest)",
+            text=f"{counted(prompt, 'byte')} of prompts trained ({share:.2%} of the rest)",
         )
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
-            text = f"{number:,} rows train other tokens than those of their trained text"
+            rows = counted(number, "row trains", "rows train")
+            text = f"{rows} other tokens than those of their trained text"
             yield _never("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
     yield from _shares(config, "", audit["packs"], _OF_PACKS)
@@ -170,7 +181,7 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
     for found in audit.get("checks", {}).values():
         yield _of_check(found, config)
     number = audit["dataset"]["both_sides"]
-    text = f"{number:,} records are in train and eval"
+    text = f"{counted(number, 'record is', 'records are')} in train and eval"
     yield _never("both_sides", "", number, audit["dataset"].get("rows", 0), text)
 
 
@@ -206,7 +217,8 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         value=share,
         allowed=config.max_contaminated,
         is_breach=number > config.max_contaminated * total,
-        text=f"{number:,} of {total:,} rows ({share:.2%}) share {found['ngram']} words in a "
+        text=f"{number:,} of {counted(total, 'row')} ({share:.2%}) share {found['ngram']} "
+        "words in a "
         f"row with a benchmark: {named}",
         rows=rows,
     )
@@ -236,7 +248,8 @@ def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding
                 value=share,
                 allowed=allowed,
                 is_breach=number > allowed * total,
-                text=f"{number:,} of {total:,} rows ({share:.2%}, over {allowed:.2%}) {says}"
+                text=f"{number:,} of {counted(total, 'row')} ({share:.2%}, over "
+                f"{allowed:.2%}) {says}"
                 f"{': ' * bool(named)}{named}",
                 rows=rows,
             )
@@ -254,7 +267,7 @@ def _of_check(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         value=share,
         allowed=config.max_failed_checks,
         is_breach=number > config.max_failed_checks * total,
-        text=f"{found['plugin']} finds fault with {number:,} of {total:,} rows "
+        text=f"{found['plugin']} finds fault with {number:,} of {counted(total, 'row')} "
         f"({share:.2%}): {named}",
         rows=rows,
     )

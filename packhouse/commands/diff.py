@@ -1,6 +1,5 @@
 """`packhouse diff OLD NEW`: what changed between two versions, with examples."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +7,17 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from packhouse.commands.options import cache_option
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import cache_option, json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.engine.workspace import Workspace
-from packhouse.errors import IntegrityError
 from packhouse.escaping import for_terminal
 from packhouse.report.tokens import pipeline_of, plain, runs_of
-from packhouse.runtime.confine import run_confined
-from packhouse.runtime.disks import temporary_folder
-from packhouse.store import OpenVersion, open_version
-from packhouse.store.address import open_address
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address, open_beside
 from packhouse.terminal import echo, print_text
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
-from packhouse.views.contents import find_records
+from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
 
 __all__ = ["diff"]
@@ -30,6 +26,8 @@ _MOST_TEXTS = 2
 """Examples of a kind of change that are shown with their text."""
 _BEFORE, _AFTER = 12, 30
 """Tokens that are shown before the first one that differs, and from it on."""
+_MOST_KEYS = 20
+"""Settings or counts of a table."""
 _VALUE = 30
 """Characters of a setting's value."""
 
@@ -39,6 +37,7 @@ _KINDS = {
     "edited": "edited (the row's content changed)",
     "changed_tokens": "",
     "changed_masks": "same text, another part trained",
+    "changed_weights": "same text, other loss weights",
     "copies": "another number of copies",
     "moved": "in another split",
 }
@@ -51,7 +50,7 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 @click.argument("new", metavar="NEW")
 @click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
 @cache_option("Folder of tokenizers and finished steps.")
-@as_json
+@json_option()
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
     """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.
 
@@ -62,9 +61,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
     packhouse diff ./store/alpaca@prod latest
     """
     left = open_address(old)
-    is_name = "/" not in new
-    right = open_version(left.store, left.dataset, new.removeprefix("@")) if is_name else None
-    right = right or open_address(new)
+    right = open_beside(left, new)
     found = diff_versions(left, right, records=not no_records)
     if as_json:
         echo_json(found.to_json())
@@ -79,18 +76,27 @@ def _print_facts(found: Diff) -> None:
     if found.is_same_content:
         echo("the rows are the same (content_id)")
     for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
-        changed = getattr(found, name)
-        rows = [(k, *map(_short, pair)) for k, pair in changed.items() if not _is_detail(k)]
+        changed = {k: pair for k, pair in getattr(found, name).items() if not _is_detail(k)}
+        seen: list[Any] = []
+        rows = []
+        for key, pair in changed.items():
+            # 47,369 -> 46,221 rows that validate puts out go through each step behind it.
+            if name != "counts" or pair not in seen:
+                rows.append((key, *map(_short, pair)))
+            seen.append(pair)
         if rows:
             echo()
-            print_table((name, "old", "new"), rows)
+            print_table((name, "old", "new"), rows[:_MOST_KEYS])
+        if len(rows) > _MOST_KEYS:
+            echo(f"... and {len(rows) - _MOST_KEYS:,} more; see --json")
     echo()
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
 
 
 def _is_detail(key: str) -> bool:
-    """Return True for what the totals and the records say better."""
-    return any(part in key for part in ("length_histogram", "lower_bound", "num_bins"))
+    """Return True for what other counts say better."""
+    inner = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
+    return any(part in key for part in inner) or key.endswith((".rows_in", ".tokens_in"))
 
 
 def _short(value: Any) -> Any:
@@ -104,8 +110,7 @@ def _short(value: Any) -> Any:
 
 def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path) -> None:
     echo(f"\nrecords: {found.num_same:,} are the same")
-    fingerprints = [each.manifest.lineage.get("tokenizer", {}) for each in (old, new)]
-    is_one = fingerprints[0].get("fingerprint") == fingerprints[1].get("fingerprint")
+    is_one = old.manifest.tokenizer_fingerprint == new.manifest.tokenizer_fingerprint
     names = {**_KINDS, "changed_tokens": "other text" if is_one else "other token ids"}
     show = _Texts(found, old, new, tokenizers)
     for kind, name in names.items():
@@ -129,31 +134,19 @@ class _Texts:
         shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
         opened = (old, new) if shown else ()
         self._pipelines = [pipeline_of(tokenizer_of(each, tokenizers)) for each in opened]
-        self._old = _read(old, {change.old_id for change in shown})
-        self._new = _read(new, {change.record_id for change in shown})
+        self._old = find_records(old, {change.old_id for change in shown})
+        self._new = find_records(new, {change.record_id for change in shown})
 
     def __call__(self, change: Change) -> None:
-        sides = self._old.get(change.old_id), self._new.get(change.record_id)
-        if sides[0] is None or sides[1] is None:
+        found = self._old.get(change.old_id), self._new.get(change.record_id)
+        if found[0] is None or found[1] is None:
             return
+        sides = [(np.array(each["input_ids"]), np.array(each["trained"])) for each in found if each]
         start = max(0, _first_difference(sides[0], sides[1]) - _BEFORE)
         for sign, tokens, pipeline in zip("-+", sides, self._pipelines, strict=True):
-            if tokens is not None and pipeline is not None:
+            if pipeline is not None:
                 text = _shown(tokens, start, pipeline)
                 print_text(f"{sign} {'... ' if start else ''}{text}", 12)
-
-
-def _read(opened: OpenVersion, record_ids: set[str]) -> dict[str, Tokens]:
-    """Tokens and mask of a few records."""
-    with temporary_folder("diff") as folder:
-        paths = [opened.fetch(each, folder / each.key) for each in opened.files() if record_ids]
-        found = run_confined(
-            partial(find_records, paths, record_ids),
-            what=f"the files of {opened.dataset}",
-            blames=IntegrityError,
-            num_bytes=sum(path.stat().st_size for path in paths),
-        )
-    return {name: (np.array(ids), np.array(mask)) for name, (ids, mask) in found.items()}
 
 
 def _first_difference(old: Tokens, new: Tokens) -> int:

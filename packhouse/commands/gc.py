@@ -2,11 +2,13 @@
 
 import click
 
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.errors import IntegrityError
 from packhouse.store.address import open_dataset
 from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.terminal import echo
+from packhouse.wording import counted
 
 __all__ = ["gc"]
 
@@ -20,7 +22,7 @@ __all__ = ["gc"]
     show_default=True,
     help="Leave uncommitted attempts alone that were written to in the last hours.",
 )
-@as_json
+@json_option()
 def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
     """Reclaim what dead publishers left. Shows what first; committed versions are never touched.
 
@@ -43,8 +45,9 @@ def _print(report: GcReport) -> None:
     if report.dry_run:
         verb = "nothing deleted; add --delete"
     echo(
-        f"{report.num_bytes:,} bytes of garbage, {report.num_unfinished_uploads} unfinished "
-        f"uploads, {report.num_probes} objects of store checks: {verb}"
+        f"{counted(report.num_bytes, 'byte')} of garbage, "
+        f"{counted(report.num_unfinished_uploads, 'unfinished upload')}, "
+        f"{counted(report.num_probes, 'object')} of store checks: {verb}"
     )
 
 

@@ -2,24 +2,26 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
-from itertools import cycle, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import (
     first_split,
+    label_text,
     read_pack,
     read_packs,
-    record_bounds,
+    records_in,
     rows_with_masks,
+    weights_text,
 )
 from packhouse.report.tokens import (
     Run,
@@ -36,6 +38,11 @@ from packhouse.terminal import console, echo, page, print_note
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
 
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.text import Text
+
 __all__ = ["inspect"]
 
 
@@ -51,8 +58,7 @@ class _Wanted:
 
     @property
     def is_any(self) -> bool:
-        return any(value is not None for value in (self.source, self.row, self.record, self.grep,
-                                                   self.records))  # fmt: skip
+        return any(value is not None for value in astuple(self))
 
     @property
     def limit(self) -> int:
@@ -74,7 +80,7 @@ class _Wanted:
 @click.option("--dropped", is_flag=True, help="Rows that were left out, and why.")
 @click.option("--tokenizer", help="Tokenizer folder, if the store does not keep it.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a pack or record.")
+@json_option("Print JSON, a line a pack or record.")
 def inspect(
     target: str,
     split: str | None,
@@ -106,7 +112,10 @@ def inspect(
     if quarantined or dropped:
         _invoke_other(target, cache, as_json, is_quarantine=quarantined)
     elif is_recipe_path(target):
-        _show_records(*_of_recipe(target, chosen, cache), as_json=as_json)
+        rows, pipeline = _of_recipe(target, chosen, cache)
+        if not rows:
+            print_note("looked at the first rows of each source, but for those `where` leaves out")
+        _show_records(rows, pipeline, as_json=as_json)
     elif chosen.is_any:
         opened = open_address(target)
         pipeline = _pipeline(opened, tokenizer, cache)
@@ -118,9 +127,8 @@ def inspect(
             packed = iter([(pack, read_pack(opened, split, pack))])
         else:
             packed = read_packs(opened, split, skip, packs)
-        sides = ("chosen", "rejected") if opened.manifest.preferences == "pairs" else ("",)
         pipeline = _pipeline(opened, tokenizer, cache)
-        _show_packs(split, packed, pipeline, sides, as_json=as_json)
+        _show_packs(split, packed, pipeline, opened.manifest.preferences, as_json=as_json)
 
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
@@ -131,27 +139,29 @@ def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: boo
     command = show if is_quarantine else dropped
     words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
     parent = click.get_current_context()
-    with command.make_context(command.name, words, parent=parent) as made:
-        command.invoke(made)
+    with command.make_context(command.name, words, parent=parent) as context:
+        command.invoke(context)
 
 
 def _show_packs(
     split: str,
     packed: Iterator[tuple[int, dict[str, Any]]],
     pipeline: Pipeline | None,
-    sides: Sequence[str],
+    preferences: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """Print packs; `sides` are the names of the sequences of each record."""
+    """Print packs, record by record."""
 
     def blocks() -> Iterator[Any]:
         for number, row in packed:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
-            records = counted(len(row["seq_lengths"]) // len(sides), "record")
-            yield _rule(f"{split} pack {number:,}: {counts}, {records}{_weights_of(row)}")
-            for (name, start, end), side in zip(record_bounds(row), cycle(sides), strict=False):
-                yield _cyan(f"\n-- record {name}{side and ', '}{side} --\n")
+            records = counted(row["num_records"], "record")
+            yield _rule(f"{split} pack {number:,}: {counts}, {records}")
+            for name, start, end, side in records_in(row, preferences):
+                weights = weights_text(row["loss_weights"][start:end])
+                said = ", ".join(part for part in (f"record {name}", side, weights) if part)
+                yield _cyan(f"\n-- {said} --\n")
                 yield _drawn(_runs(row, pipeline, start, end))
 
     if not as_json:
@@ -160,12 +170,12 @@ def _show_packs(
     for number, row in packed:
         runs = [
             run
-            for _, start, end in record_bounds(row)
+            for _, start, end, _ in records_in(row)
             for run in _runs_json(_runs(row, pipeline, start, end), start)
         ]
         counts = {"pack": number, "num_tokens": len(row["input_ids"])}
-        told = {name: row[name] for name in ("seq_lengths", "record_ids")}
-        echo(json.dumps({**counts, **told, "runs": runs}))
+        records = {name: row[name] for name in ("seq_lengths", "record_ids")}
+        echo(json.dumps({**counts, **records, "runs": runs}))
 
 
 def _show_records(
@@ -186,8 +196,8 @@ def _show_records(
         page(blocks())
         return
     for row in rows:
-        told = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
-        echo(json.dumps({**told, "runs": _runs_json(_runs(row, pipeline))}))
+        facts = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
+        echo(json.dumps({**facts, "runs": _runs_json(_runs(row, pipeline))}))
 
 
 def _runs(
@@ -197,7 +207,7 @@ def _runs(
     return runs_of(row["input_ids"][start:end], mask, pipeline)
 
 
-def _drawn(runs: Sequence[Run]) -> Any:
+def _drawn(runs: Sequence[Run]) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
@@ -205,14 +215,14 @@ def _drawn(runs: Sequence[Run]) -> Any:
     return Group(coloured(runs) if is_terminal else Text(plain(runs)), Text())
 
 
-def _rule(title: str) -> Any:
+def _rule(title: str) -> "Rule":
     from rich.rule import Rule
     from rich.text import Text
 
     return Rule(Text(title))
 
 
-def _cyan(text: str) -> Any:
+def _cyan(text: str) -> "Text":
     from rich.text import Text
 
     return Text(text, "cyan")
@@ -237,23 +247,26 @@ def _of_version(
 ) -> list[dict[str, Any]]:
     from packhouse.views import read_view
 
-    columns = ["source", "row", "record_id", "split", "pack", "position", "input_ids", "trained"]
-    only = {"record_id": wanted.record, "row": wanted.row, "text": wanted.grep, "split": split}
+    columns = ["source", "row", "record_id", "split", "pack", "position", "label"]
+    columns += ["input_ids", "trained", "loss_weights"]
+    only = {
+        "record_id": wanted.record and [wanted.record],
+        "row": wanted.row,
+        "text": wanted.grep,
+        "split": split,
+    }
     only = {name: value for name, value in only.items() if value is not None}
     only["outcome"] = "kept"
     if wanted.source:
         only["source" if "/" in wanted.source else "source/"] = wanted.source
-    rows: list[dict[str, Any]] = read_view(
-        opened,
-        "records",
-        columns,
-        Workspace(cache=cache).tokenizers,
-        only=only,
-        limit=wanted.limit,
-    ).to_pylist()
-    rows = [row for row in rows if row["input_ids"] is not None]
+    tokenizers = Workspace(cache=cache).tokenizers
+    table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit)
+    rows: list[dict[str, Any]] = [r for r in table.to_pylist() if r["input_ids"] is not None]
     for row in rows:
-        row["about"] = f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"
+        about = [f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"]
+        about += [label_text(row["label"], opened.manifest.preferences)]
+        about += [weights_text(row.pop("loss_weights"))]
+        row["about"] = ", ".join(part for part in about if part)
     if not rows and wanted.row is not None:
         print_note("no pack holds that row; `packhouse trace VERSION --file F --row N` says why")
     is_paired = opened.manifest.preferences == "pairs"
@@ -321,7 +334,8 @@ def _is_wanted(row: Mapping[str, Any], wanted: _Wanted, pipeline: Pipeline | Non
 def _sampled(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
     over = f"; longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else ""
     names = ("source", "row", "record_id", "input_ids", "trained")
-    about = f"record {row['record_id']}{over}{_weights_of(row)}"
+    weights = weights_text(row.get("range_weights") or [])
+    about = f"record {row['record_id']}{over}{weights and '; '}{weights}"
     return {**{name: row[name] for name in names}, "about": about}
 
 
@@ -332,8 +346,7 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:
-        wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
-        if fingerprint_tokenizer(folder) != wanted:
+        if fingerprint_tokenizer(folder) != opened.manifest.tokenizer_fingerprint:
             print_note("warning: this is not the tokenizer the version was made with")
         return pipeline_of(partial(load_snapshot, folder, tokenizers))
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
@@ -343,17 +356,3 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
             "FOLDER for text",
         )
     return pipeline
-
-
-def _weights_of(row: Mapping[str, Any]) -> str:
-    """Loss weights of a row's trained tokens, where some are not 1.
-
-    Example:
-        >>> _weights_of({"range_weights": [0.5, 1.0, 0.5]}), _weights_of({"range_weights": None})
-        ('; loss weights 0.5, 1', '')
-    """
-    given = row.get("loss_weights")
-    weights = np.unique((row.get("range_weights") if given is None else given) or [])
-    shown = [f"{weight:g}" for weight in weights[weights > 0].tolist()]
-    cut = [*shown[:2], "...", shown[-1]] if len(shown) > 4 else shown
-    return f"; loss weights {', '.join(cut)}" if shown else ""

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.store.address import open_address
@@ -28,7 +28,7 @@ _CELL = 400
 @click.command()
 @click.argument("target", metavar="VERSION")
 @click.argument("query", metavar="QUERY")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a row.")
+@json_option("Print JSON, a line a row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--limit", default=50, show_default=True, help="Rows of the table; 0: all.")
 @cache_option("Folder of tokenizers and finished steps.")
@@ -44,8 +44,8 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
     audit       a count of the audit: source, name, value
     versions    a version of the dataset: version, refs, rows, tokens, bytes
 
-    text, input_ids and trained of records, and raw of quarantine, are read only where QUERY names
-    them. `select * from records limit 1` shows the columns, docs/how-to/ask.md says all.
+    text, input_ids, trained and loss_weights, and raw of quarantine, are read only where QUERY
+    names them. `select * from records limit 1` shows the columns, docs/how-to/ask.md says all.
 
     \b
     packhouse sql ./store/demo "select outcome, count(*) from records group by 1"

@@ -7,10 +7,10 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.report.samples import first_split, read_pack, record_bounds
+from packhouse.report.samples import first_split, read_pack, records_in
 from packhouse.report.tokens import trained_ranges
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
@@ -36,11 +36,11 @@ _RULES = {
 @click.option(
     "--token", type=click.IntRange(min=0), help="Number of the token in the pack, from 0."
 )
-@click.option("--file", help="A file of a source: faq.jsonl, or source/faq.jsonl.")
+@click.option("--file", help="A file of a source: faq.jsonl, source/faq.jsonl, or its path.")
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def trace(
     target: str,
     split: str | None,
@@ -89,19 +89,20 @@ def _of_token(
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"
         raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
-    number, (record_id, start, end) = next(
-        each for each in enumerate(record_bounds(row)) if token < each[1][2]
+    preferences = opened.manifest.preferences
+    record_id, start, end, side = next(
+        each for each in records_in(row, preferences) if token < each.end
     )
-    is_paired = opened.manifest.preferences == "pairs"
+    is_paired = preferences == "pairs"
     mask = np.asarray(row["trained"][start:end], np.bool_)
     places = read_view(
-        opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": record_id}
+        opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": [record_id]}
     ).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
     rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
-    given = [s["file"] for s in opened.manifest.lineage["sources"] if s.get("is_tokenized")]
-    if kept and kept[0]["source"] in given:
+    sources = opened.manifest.lineage["sources"]
+    if kept and kept[0]["source"] in [s["file"] for s in sources if s.get("is_tokenized")]:
         rule = "the mask that the row came with (format: tokenized)"
     answers = trained_ranges(mask)
     inner = token - start
@@ -113,7 +114,7 @@ def _of_token(
         "line": kept[0]["row"] + 1 if kept and kept[0]["source"].endswith(".jsonl") else None,
         "rows of equal content": max(len(kept) - 1, 0),
         "record": record_id,
-        **({"side": ("chosen", "rejected")[number % 2]} if is_paired else {}),
+        **({"side": side} if is_paired else {}),
         f"token of the {'side' if is_paired else 'record'}": inner,
         "token id": row["input_ids"][token],
         "turn": _turn(answer, len(answers), is_trained=is_trained),
@@ -140,7 +141,8 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
     ):
         rows = read_view(opened, view, columns, tokenizers, only={"row": row}).to_pylist()
         for each in rows:
-            is_of_file = file in (each["source"], each["source"].partition("/")[2])
+            inner = each["source"].partition("/")[2]
+            is_of_file = file in (each["source"], inner) or file.endswith(f"/{inner}")
             if is_of_file and each not in found:
                 outcome = {"outcome": "quarantined"} if view == "quarantine" else {}
                 found.append({**each, **outcome} if view != "dropped" else {**each})

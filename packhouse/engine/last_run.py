@@ -21,10 +21,10 @@ __all__ = ["changed_parts", "load_last_run", "obsolete_keys", "save_last_run", "
 _OF_ALL_SHARDS = ("quarantine", "dropped")
 
 
-def save_last_run(cache: Path, dataset: str, done: Iterable[AnyJob]) -> None:
+def save_last_run(cache: Path, dataset: str, executed: Iterable[AnyJob]) -> None:
     """Remember every job's key and what it was made of; and where the rows of shards lay."""
     jobs = []
-    for job in done:
+    for job in executed:
         about = {"step": job.step.name, "label": job.label, "key": job.key, "parts": job.parts}
         shard = getattr(job.parameters, "shard", None)
         jobs.append(about | ({"shard": asdict(shard)} if isinstance(shard, SourceShard) else {}))

@@ -35,6 +35,7 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import cache_folder, read_rows, verified_file
+from packhouse.near import near_name
 from packhouse.packing.layout import preference_names
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
@@ -110,7 +111,8 @@ def export_version(
             "will read them no longer; export to 'megatron', the packed Parquet that it reads"
         )
     if export_format not in FORMATS:
-        raise ConfigError(f"no export format '{export_format}'; known: {', '.join(FORMATS)}")
+        near = near_name(export_format, FORMATS) or f"; known: {', '.join(FORMATS)}"
+        raise ConfigError(f"no export format '{export_format}'{near}")
     if num_shards < 1 or (num_shards > 1 and export_format == "mds"):
         raise ConfigError(
             f"num_shards is {num_shards}: at least 1, and 1 for mds, which has its own"

@@ -11,6 +11,7 @@ import torch
 
 from packhouse.errors import ContractError
 from packhouse.loaders.masks import record_starts
+from packhouse.wording import counted
 
 __all__ = ["PackingReport", "RankReport", "check_packing", "check_ranks"]
 
@@ -19,6 +20,12 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _HALF_TOLERANCE = 3e-2
 
 _NOT_INPUTS = ("labels", "shift_labels", "loss_weights", "seq_lengths", "record_ids")
+
+_BLIND = "NOTHING WAS PROVEN, no token moves those behind it in its own record"
+_WEIGHTS = (
+    "Weights that are zero (of attention's output, of the head) let nothing be seen: give them "
+    "other values for the check, or check a model that was trained"
+)
 
 Record = tuple[int, int, int]
 """Row of the batch, first token, token after the last."""
@@ -32,6 +39,9 @@ class PackingReport:
     """Largest |packed - alone| over all records."""
     max_leak: float
     """Largest change of a record's logits when only other records change; 0.0 where all is well."""
+    max_response: float
+    """Largest change of a record's later logits when its own first token changes. About 0: nothing
+    could leak yet, as with attention whose output weights begin as zeros."""
     max_logit: float
     """Largest |logit| alone, for scale."""
     tolerance: float
@@ -49,10 +59,11 @@ class PackingReport:
     def is_safe(self) -> bool:
         """Return True if it was proven that no record sees another, and each comes out as if alone.
 
-        False if a logit was not a number, or if no row held two records.
+        False if a logit was not a number, if no row held two records, or if tokens do not even see
+        those of their own record.
         """
         is_apart = self.max_difference <= self.tolerance and self.max_leak <= self.tolerance
-        return is_apart and self.has_neighbours
+        return is_apart and self.has_neighbours and not _is_blind(self)
 
     def __str__(self) -> str:
         verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
@@ -60,8 +71,11 @@ class PackingReport:
             verdict = "NOTHING WAS PROVEN, no row holds two records"
         elif not math.isfinite(self.max_difference + self.max_leak):
             verdict = "NOTHING WAS PROVEN, logits are not finite"
+        elif _is_blind(self):
+            verdict = _BLIND
         return (
-            f"{verdict}: {self.num_records} records, |packed - alone| <= {self.max_difference:.2g},"
+            f"{verdict}: {counted(self.num_records, 'record')}, |packed - alone| <= "
+            f"{self.max_difference:.2g},"
             f" leak {self.max_leak:.2g}, tolerance {self.tolerance:.2g}, logits up to "
             f"{self.max_logit:.2g}"
         )
@@ -70,11 +84,18 @@ class PackingReport:
         """Raise ContractError unless `is_safe`."""
         if not self.has_neighbours:
             raise ContractError(f"{self}. Check a batch of packs")
+        if _is_blind(self):
+            raise ContractError(f"{self}. {_WEIGHTS}")
         if not self.is_safe:
             raise ContractError(
                 f"{self}. Call enable_packing(model), or leave out attention_mask and set "
                 "use_cache=False"
             )
+
+
+def _is_blind(report: "PackingReport | RankReport") -> bool:
+    """Return True if no token moved another, of its own record or not: a leak would not show."""
+    return max(report.max_leak, report.max_response) <= report.tolerance
 
 
 def check_packing(
@@ -83,7 +104,7 @@ def check_packing(
     """Run a packed batch, each record alone, and the batch with records exchanged, and compare.
 
     The model gets the batch as it is, mask and all, so that what is proven is what is trained.
-    Costs 1 + N + 2 log2(N) forward passes for N records, without gradients and dropout.
+    Costs 2 + N + 2 log2(N) forward passes for N records, without gradients and dropout.
 
     Args:
         model: a causal language model; its mode is left as it was.
@@ -105,11 +126,13 @@ def check_packing(
     with _inference(model):
         packed = _logits(model, inputs)
         difference, largest = _compare_alone(model, inputs["input_ids"], packed, records)
-        leak = _find_leak(model, inputs, packed, records)
+        numbers = _number(records, inputs["input_ids"])
+        leak, response = map(float, _find_moves(model, inputs, packed, numbers, len(records)))
     share = _TOLERANCE.get(parameter.dtype, _HALF_TOLERANCE)
     return PackingReport(
         max_difference=difference,
         max_leak=leak,
+        max_response=response,
         max_logit=largest,
         tolerance=share * max(1.0, largest) if tolerance is None else tolerance,
         num_records=len(records),
@@ -123,6 +146,8 @@ class RankReport:
 
     max_leak: float
     """Largest change, on any rank, of a record's logits when only other records change."""
+    max_response: float
+    """As in `PackingReport`, on any rank."""
     max_logit: float
     """Largest |logit|, for scale."""
     tolerance: float
@@ -133,21 +158,26 @@ class RankReport:
 
     @property
     def is_safe(self) -> bool:
-        """Return True if there were two records or more, and none saw another."""
-        return self.num_records > 1 and self.max_leak <= self.tolerance
+        """Return True if there were two records or more, and none saw another, but itself."""
+        return self.num_records > 1 and self.max_leak <= self.tolerance and not _is_blind(self)
 
     def __str__(self) -> str:
         verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
         if self.num_records < 2 or not math.isfinite(self.max_leak):
             verdict = "NOTHING WAS PROVEN"
+        elif _is_blind(self):
+            verdict = _BLIND
         return (
-            f"{verdict}: {self.num_records} records on {self.num_ranks} ranks, leak "
+            f"{verdict}: {counted(self.num_records, 'record')} on "
+            f"{counted(self.num_ranks, 'rank')}, leak "
             f"{self.max_leak:.2g}, tolerance {self.tolerance:.2g}, logits up to "
             f"{self.max_logit:.2g}"
         )
 
     def require_safe(self) -> None:
         """Raise ContractError unless `is_safe`."""
+        if _is_blind(self):
+            raise ContractError(f"{self}. {_WEIGHTS}")
         if not self.is_safe:
             raise ContractError(f"{self}. See docs/how-to/keep-records-apart.md")
 
@@ -164,7 +194,7 @@ def check_ranks(
 
     Every rank of `group` calls it with its own part of the data, as in training: each data-parallel
     rank with its batch, each context-parallel rank with its part of every record. All make the same
-    number of forward passes, 1 + 2 log2(N) for N records of all ranks, so that collectives inside
+    number of forward passes, 2 + 2 log2(N) for N records of all ranks, so that collectives inside
     the model meet.
 
     Args:
@@ -182,7 +212,6 @@ def check_ranks(
     """
     import torch.distributed as dist
 
-    ids = batch["input_ids"]
     if records is None:
         records = _number_records(batch, group)
     bounds = torch.stack([records.max(), records.max() * 0 + dist.get_world_size(group)])
@@ -191,20 +220,14 @@ def check_ranks(
     inputs = {name: value for name, value in batch.items() if name not in _NOT_INPUTS}
     with _inference(model):
         packed = _logits(model, inputs)
-        found = torch.stack([torch.zeros_like(packed[..., 0].sum()), packed.abs().max()])
-        for bit in range((num_records - 1).bit_length()):
-            for half in (0, 1):
-                is_changed = (records >= 0) & (records >> bit & 1 == half)
-                changed = torch.where(is_changed, (ids - 1).abs(), ids)
-                moved = (_logits(model, {**inputs, "input_ids": changed}) - packed).abs().amax(-1)
-                watched = moved[(records >= 0) & ~is_changed]
-                if watched.numel():
-                    found[0] = torch.nan_to_num(watched, nan=math.inf).max().maximum(found[0])
+        moves = _find_moves(model, inputs, packed, records, num_records)
+        found = torch.stack([*moves, packed.abs().max()])
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
-    largest = float(found[1])
+    leak, response, largest = found.tolist()
     share = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
     return RankReport(
-        max_leak=float(found[0]),
+        max_leak=leak,
+        max_response=response,
         max_logit=largest,
         tolerance=share * max(1.0, largest) if tolerance is None else tolerance,
         num_records=num_records,
@@ -219,9 +242,13 @@ def _number_records(batch: Mapping[str, Any], group: Any) -> torch.Tensor:
     own = _find_records(batch)
     counts: list[int] = [0] * dist.get_world_size(group)
     dist.all_gather_object(counts, len(own), group=group)
-    first = sum(counts[: dist.get_rank(group)])
-    numbers = torch.full_like(batch["input_ids"], -1)
-    for number, (row, start, end) in enumerate(own, start=first):
+    return _number(own, batch["input_ids"], sum(counts[: dist.get_rank(group)]))
+
+
+def _number(records: list[Record], input_ids: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Return the record's number of each token, from `first` on, -1 for padding."""
+    numbers = torch.full_like(input_ids, -1)
+    for number, (row, start, end) in enumerate(records, start=first):
         numbers[row, start:end] = number
     return numbers
 
@@ -299,28 +326,38 @@ def _compare_alone(
     return difference, largest
 
 
-def _find_leak(
+def _find_moves(
     model: torch.nn.Module,
     inputs: Mapping[str, Any],
     packed: torch.Tensor,
-    records: list[Record],
-) -> float:
-    """Return the largest change of a record's logits while tokens of other records change.
+    records: torch.Tensor,
+    num_records: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how far logits move while tokens of other records change, and of their own.
 
     Half of the records change at a time, once for each bit of a record's number and once for its
-    opposite, so that every record is watched while each other one changes.
+    opposite, so that every record is watched while each other one changes. Last, the first token of
+    each record changes, which must move those behind it.
+
+    Args:
+        model: called `1 + 2 log2(num_records)` times.
+        inputs: of the model.
+        packed: its logits, [rows, tokens, vocabulary].
+        records: number of each token's record, [rows, tokens], -1 for padding.
+        num_records: one more than the largest number, on all ranks.
     """
-    leak = 0.0
-    for bit in range((len(records) - 1).bit_length()):
+    ids, is_token = inputs["input_ids"], records >= 0
+
+    def move(is_changed: torch.Tensor) -> torch.Tensor:
+        """Change these tokens; the largest move of any other, infinite if it is no number."""
+        changed = torch.where(is_changed, (ids - 1).abs(), ids)
+        moved = (_logits(model, {**inputs, "input_ids": changed}) - packed).abs().amax(-1)
+        moved = torch.nan_to_num(moved, nan=math.inf)
+        return torch.where(is_token & ~is_changed, moved, 0).max()
+
+    leak = torch.zeros_like(packed[0, 0, 0])
+    for bit in range((num_records - 1).bit_length()):
         for half in (0, 1):
-            ids = inputs["input_ids"].clone()
-            watched = []
-            for number, (row, start, end) in enumerate(records):
-                if number >> bit & 1 == half:
-                    ids[row, start:end] = (ids[row, start:end].roll(1) - 1).abs()
-                else:
-                    watched.append((row, start, end))
-            changed = (_logits(model, {**inputs, "input_ids": ids}) - packed).abs()
-            for row, start, end in watched:
-                leak = _larger(leak, changed[row, start:end])
-    return leak
+            leak = leak.maximum(move(is_token & (records >> bit & 1 == half)))
+    before = torch.nn.functional.pad(records[:, :-1], (1, 0), value=-1)
+    return leak, move(is_token & (records != before))

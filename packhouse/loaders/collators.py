@@ -24,6 +24,7 @@ from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.loaders.rows import Row, read_row
 from packhouse.packing.layout import IGNORE_INDEX, position_ids
 from packhouse.packing.plan import round_up
+from packhouse.wording import counted
 
 __all__ = ["ClassificationCollator", "PackedCollator", "PaddedCollator", "shift_left"]
 
@@ -241,7 +242,8 @@ class PaddedCollator:
         room = self.max_length - self.prefix_tokens
         if self.too_long == "error":
             raise SequenceTooLongError(
-                f"row {number} has {len(row.input_ids):,} tokens, over the window of {room:,} "
+                f"row {number} has {counted(len(row.input_ids), 'token')}, over the window of "
+                f"{room:,} "
                 f"(max_length {self.max_length:,} less {self.prefix_tokens} prefix tokens). Set "
                 "too_long='truncate', raise max_length, or prepare with a smaller seq_len",
                 row=number,

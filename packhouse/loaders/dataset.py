@@ -25,6 +25,7 @@ from packhouse.packing.pack_plan import PackPlan
 from packhouse.packing.plan import plan_packs
 from packhouse.packing.shuffle import permutation, splitmix64
 from packhouse.records.ledger import LedgerLine
+from packhouse.wording import counted
 
 __all__ = ["PackStat", "PackedDataset", "TokenizedDataset"]
 
@@ -56,9 +57,10 @@ class PackStat:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_records:,} records in {self.num_rows:,} rows of up to {self.seq_len:,} "
-            f"tokens: {self.num_tokens:,} tokens, {100 * self.fill:.2f}% full, "
-            f"{self.num_trained:,} trained; {self.num_dropped:,} records dropped; "
+            f"{counted(self.num_records, 'record')} in {counted(self.num_rows, 'row')} of up to "
+            f"{self.seq_len:,} "
+            f"tokens: {counted(self.num_tokens, 'token')}, {100 * self.fill:.2f}% full, "
+            f"{self.num_trained:,} trained; {counted(self.num_dropped, 'record')} dropped; "
             f"{self.padded_ratio:.1f}x fewer rows than one record a row"
         )
 

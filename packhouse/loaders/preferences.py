@@ -4,7 +4,7 @@ TRL's collators train whatever follows `prompt_ids`, so a row has its prompt, wh
 and its answers, which are, to the last token. The published packs have the same tokens with labels
 and bounds, for trainers that take packs.
 
-TRL's DPOTrainer and KTOTrainer tokenize every dataset that they get; there is no setting against
+TRL's trainers but RewardTrainer tokenize every dataset that they get; there is no setting against
 it. `enable_preferences` makes a class of theirs that takes rows with `prompt_ids` as they are.
 """
 
@@ -66,6 +66,19 @@ def load_preferences(
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
         IntegrityError: the store's bytes are not the published ones.
+
+    Example:
+        >>> import json
+        >>> from packhouse import Recipe, prepare
+        >>> row = {"prompt": "1 + 1?", "chosen": " 2", "rejected": " 3"}
+        >>> folder = getfixture("tmp_path")
+        >>> written = (folder / "pairs.jsonl").write_text(json.dumps(row))
+        >>> recipe = Recipe.model_validate({"dataset": "pairs",
+        ...     "sources": [{"path": str(folder / "pairs.jsonl"), "format": "pairs"}],
+        ...     "tokenizer": "deployments/demo/tokenizer", "format": {"template": "alpaca"}})
+        >>> version = prepare(recipe, store=folder, progress=False, cache=folder / "cache")
+        >>> load_preferences(folder / "pairs", cache=folder / "cache").column_names
+        ['prompt_ids', 'chosen_ids', 'rejected_ids', 'record_id']
     """
     check_verify(verify)
     opened, entries = open_split(uri, version, split, preferences=True)
@@ -167,16 +180,18 @@ _CONVERT = {
 
 
 def enable_preferences(trainer_class: _Trainer) -> _Trainer:
-    """Return TRL's DPOTrainer or KTOTrainer as a class that takes prepared rows as they are.
+    """Return a trainer of TRL as a class that takes prepared rows as they are.
 
     Datasets with `prompt_ids` are not tokenized again; others go the usual way. For KTO's losses
     with a KL term, each batch gets the answers of its neighbours, as TRL does it.
 
     Args:
-        trainer_class: `trl.DPOTrainer`, `trl.KTOTrainer`, or a class of yours made from one.
+        trainer_class: `trl.DPOTrainer`, `trl.KTOTrainer`; `ORPOTrainer` or `CPOTrainer` of
+            `trl.experimental`; or a class of yours made from one.
 
     Raises:
-        ConfigError: when a trainer is made whose `max_length` would cut an answer.
+        ConfigError: `trainer_class` is none of these; or, when a trainer is made, its `max_length`
+            would cut an answer.
 
     Example:
         trainer = enable_preferences(DPOTrainer)(model, args=args, train_dataset=rows)
@@ -189,18 +204,45 @@ def enable_preferences(trainer_class: _Trainer) -> _Trainer:
             return trainer_class._prepare_dataset(
                 self, dataset, processing_class, args, dataset_name
             )
-        _check_max_length(dataset, args.max_length, dataset_name)
+        _check_max_length(dataset, args.max_length)
         if getattr(self, "calculate_KL", False):
             size = args.per_device_train_batch_size
             dataset = dataset.map(_add_neighbours, batched=True, batch_size=size)
         return dataset
 
-    return cast(
-        _Trainer, type(trainer_class.__name__, (trainer_class,), {"_prepare_dataset": prepare})
+    def tokenize_row(self: Any, feature: Mapping[str, Any], model: Any = None) -> dict[str, Any]:
+        if "prompt_ids" not in feature:
+            row: dict[str, Any] = trainer_class.tokenize_row(self, feature, model)
+            return row
+        return _whole_sides(feature, self.max_length)
+
+    for name, method in {"_prepare_dataset": prepare, "tokenize_row": tokenize_row}.items():
+        if hasattr(trainer_class, name):
+            return cast(_Trainer, type(trainer_class.__name__, (trainer_class,), {name: method}))
+    raise ConfigError(
+        f"{trainer_class.__name__} prepares rows in no way that is known; give DPOTrainer, "
+        "KTOTrainer, ORPOTrainer or CPOTrainer of TRL"
     )
 
 
-def _check_max_length(dataset: Any, max_length: int | None, name: str) -> None:
+def _whole_sides(row: Mapping[str, Any], max_length: int) -> dict[str, list[int]]:
+    """Columns of ORPO and CPO: the prompt, and each side with its prompt and its labels."""
+    prompt = row["prompt_ids"]
+    columns = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+    for side in ("chosen", "rejected"):
+        answer = row[f"{side}_ids"]
+        ids = [*prompt, *answer]
+        if len(ids) > max_length:
+            raise _too_short(max_length, len(ids), "a number over it")
+        columns |= {
+            f"{side}_input_ids": ids,
+            f"{side}_attention_mask": [1] * len(ids),
+            f"{side}_labels": [IGNORE_INDEX] * len(prompt) + answer,
+        }
+    return columns
+
+
+def _check_max_length(dataset: Any, max_length: int | None) -> None:
     """Refuse a limit that cuts answers; of a stream, nobody knows."""
     if max_length is None or not hasattr(dataset, "with_format") or not hasattr(dataset, "data"):
         return
@@ -212,12 +254,16 @@ def _check_max_length(dataset: Any, max_length: int | None, name: str) -> None:
             lengths = pc.add(prompt, pc.list_value_length(batch[answer]))
             longest = max(longest, pc.max(lengths).as_py())
     if longest > max_length:
-        raise ConfigError(
-            f"max_length {max_length:,} of the trainer would cut answers of the {name} rows, of "
-            f"which the longest has {longest:,} tokens with its prompt; set max_length=None, or "
-            "prepare with a smaller pack.seq_len",
-            longest=longest,
-        )
+        raise _too_short(max_length, longest, "None")
+
+
+def _too_short(max_length: int, longest: int, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"max_length {max_length:,} of the trainer would cut answers, of which one has {longest:,} "
+        f"tokens with its prompt; set max_length to {remedy}, or prepare with a smaller "
+        "pack.seq_len",
+        longest=longest,
+    )
 
 
 _ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")

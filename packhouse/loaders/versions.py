@@ -123,6 +123,16 @@ def load_packed(
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
         IntegrityError: the store's bytes are not the published ones.
+
+    Example:
+        >>> from packhouse import prepare
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(9)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     format={"template": "alpaca"}, store=folder, progress=False, cache=folder / "cache")
+        >>> packs = load_packed(folder / "numbers", cache=folder / "cache")
+        >>> packs.num_rows, sum(packs[0]["seq_lengths"]) == len(packs[0]["input_ids"])
+        (1, True)
     """
     check_verify(verify)
     folder = cache_folder(cache)

@@ -40,6 +40,7 @@ from packhouse.sources.shards import HEAD_BYTES, TEXT_FILES
 from packhouse.sources.streams import CHUNK_BYTES, FileStream
 from packhouse.sources.tabular import TABULAR, without_fill
 from packhouse.sources.text_files import Parsing
+from packhouse.wording import counted
 
 __all__ = ["Look", "look_at", "look_at_file"]
 
@@ -161,13 +162,10 @@ def _read_rows(file: SourceFile) -> tuple[list[Any], FileFormat, dict[str, Any]]
             rows, file_format = _rows_of(file, "json", head, is_whole=is_whole, field=field), "json"
     if not rows:
         text = head.decode("utf-8", "replace")
-        if file_format in ("json", "jsonl", "objects") and (
-            remedy := remedy_for_text(text, file.uri)
-        ):
-            raise _refusal(file, remedy)
-        raise _refusal(
-            file, f"no row of its first {len(head):,} bytes can be read as {file_format}"
-        )
+        is_json = file_format in ("json", "jsonl", "objects")
+        remedy = remedy_for_text(text, file.uri) if is_json else None
+        why = f"no row of its first {len(head):,} bytes can be read as {file_format}"
+        raise _refusal(file, remedy or why)
     if all(isinstance(row, list) and len(row) == 1 for row in rows) and not _is_known(rows):
         settings["unwrap"] = True
         rows = unwrapped(rows, SourceConfig(path="", unwrap=True))
@@ -229,16 +227,12 @@ def _is_known(rows: Sequence[Any]) -> bool:
 def _field_with_rows(head: bytes) -> str | None:
     """The field of the file's one object that holds a list of objects, if there is one."""
     text = head.removeprefix(BOM).lstrip()
-    for name in _names_before_lists(text):
+    found: list[bytes] = re.findall(rb'"([^"\\]{1,60})"\s*:\s*\[', text[: 2**16])
+    for name in list(dict.fromkeys(each.decode("utf-8", "replace") for each in found))[:50]:
         start = find_list(text, name)
         if start is not None and text[start:].lstrip()[:1] == b"{":
             return name
     return None
-
-
-def _names_before_lists(text: bytes) -> list[str]:
-    found = re.findall(rb'"([^"\\]{1,60})"\s*:\s*\[', text[: 2**16])
-    return list(dict.fromkeys(name.decode("utf-8", "replace") for name in found))[:50]
 
 
 def _shape_of_all(rows: Sequence[Any], file: SourceFile, file_format: FileFormat) -> Shape:
@@ -269,7 +263,8 @@ def _shape_of_all(rows: Sequence[Any], file: SourceFile, file_format: FileFormat
             raise _refusal(file, remedy)
         raise _refusal(
             file,
-            f"{len(some):,} of {len(rows):,} rows hold {_kinds_of(some[0])}, in which nothing "
+            f"{len(some):,} of {counted(len(rows), 'row')} hold {_kinds_of(some[0])}, in which "
+            "nothing "
             "tells question and answer. If two fields hold them, call `packhouse init` with "
             "--question FIELD --answer FIELD; else write rows with messages ([{role, content}])",
         )
@@ -309,8 +304,8 @@ def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
         values = [row[name] for row in objects if name in row]
         what = Counter(map(_kind_of, values)).most_common(1)[0][0]
         texts = sorted(len(value) for value in values if isinstance(value, str))
-        size = f", {texts[len(texts) // 2]:,} characters (median)" if texts else ""
-        some = "" if number == len(rows) else f", in {number:,} of {len(rows):,} rows"
+        size = f", {counted(texts[len(texts) // 2], 'character')} (median)" if texts else ""
+        some = "" if number == len(rows) else f", in {number:,} of {counted(len(rows), 'row')}"
         as_what = f"; read as {read[name]}" if name in read else ""
         if shape.format != "mixed" and name not in read:
             as_what = "; not read"

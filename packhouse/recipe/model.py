@@ -27,7 +27,21 @@ Preferences = Literal["pairs", "kto"]
 
 
 class Recipe(Section):
-    """Everything that decides what a version holds."""
+    """Everything that decides what a version holds.
+
+    Frozen and checked when it is made. Paths are relative to the working directory; `load_recipe`
+    makes those of a file relative to it.
+
+    Raises:
+        pydantic.ValidationError: an unknown key, or a value out of bounds; `load_recipe` and
+            `prepare` say it as a ConfigError with line and remedy.
+
+    Example:
+        >>> recipe = Recipe.model_validate({"dataset": "sums", "sources": [{"path": "rows.jsonl"}],
+        ...     "tokenizer": "Qwen/Qwen2.5-0.5B-Instruct", "pack": {"seq_len": 4096}})
+        >>> recipe.pack.seq_len, recipe.pack.strategy, recipe.validate_.max_quarantined
+        (4096, 'best_fit', 0.01)
+    """
 
     dataset: Name
     """Name of the dataset in the store."""

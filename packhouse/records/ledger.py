@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
 from packhouse.gates import GateResult
+from packhouse.wording import counted
 
 __all__ = [
     "ROW_STEPS",
@@ -25,6 +26,7 @@ __all__ = [
     "check_quarantine",
     "filters_of",
     "ledger_of",
+    "sum_by_reason",
 ]
 
 
@@ -72,7 +74,8 @@ class LedgerLine(RowCounts):
         lost = came - self.rows_out - _sum(self.quarantined) - _sum(self.dropped)
         if lost:
             raise ContractError(
-                f"step '{self.step}' lost {lost:,} of {self.rows_in:,} rows without a reason",
+                f"step '{self.step}' lost {lost:,} of {counted(self.rows_in, 'row')} without a "
+                "reason",
                 step=self.step,
                 lost=lost,
             )
@@ -82,7 +85,7 @@ class LedgerLine(RowCounts):
         missing = came - self.tokens_out - _sum(self.tokens_dropped)
         if missing:
             raise ContractError(
-                f"step '{self.step}' lost {missing:,} of {self.tokens_in:,} tokens "
+                f"step '{self.step}' lost {missing:,} of {counted(self.tokens_in, 'token')} "
                 "without a reason",
                 step=self.step,
                 lost=missing,
@@ -133,7 +136,7 @@ def check_ledger(ledger: Sequence[LedgerLine]) -> None:
     for before, after in itertools.pairwise(ledger):
         if before.rows_out != after.rows_in:
             raise ContractError(
-                f"step '{before.step}' put out {before.rows_out:,} rows "
+                f"step '{before.step}' put out {counted(before.rows_out, 'row')} "
                 f"but '{after.step}' took in {after.rows_in:,}",
                 step=after.step,
             )
@@ -174,7 +177,8 @@ def check_quarantine(
         value=bad / rows if rows else 0.0,
         limit=limit,
         total=rows,
-        detail=f"{bad:,} of {rows:,} rows are bad" + (f": {counts}" if counts else ""),
+        detail=f"{bad:,} of {counted(rows, 'row is', 'rows are')} bad"
+        + (f": {counts}" if counts else ""),
     )
     if result.outcome == "passed":
         return result
@@ -196,13 +200,14 @@ def check_quarantine(
         )
     elif bad == rows:
         error = EmptyDatasetError(
-            f"all {rows:,} rows are bad ({counts}): nothing to publish",
+            f"all {counted(rows, 'row is', 'rows are')} bad ({counts}): nothing to publish",
             reasons=dict(reasons),
             rows=rows,
         )
     else:
         error = QuarantineLimitError(
-            f"{bad:,} of {rows:,} rows ({bad / rows:.2%}) are bad, over the limit of {limit:.2%}: "
+            f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad, over the limit of "
+            f"{limit:.2%}: "
             f"{counts}. Mend the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
             rows=rows,
@@ -252,6 +257,14 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
                 filtered = before.filtered + left_out.get(text, 0)
                 found[name, text] = Filter(name, text, filtered, before.rows + each.get("rows", 0))
     return list(found.values())
+
+
+def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str]:
+    """Return rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
+    sums: Counter[str] = Counter()
+    for line in ledger:
+        sums.update(line.get(kind, {}))
+    return sums
 
 
 def _sum(counts: Mapping[str, int]) -> int:

@@ -11,11 +11,11 @@ from packhouse.pages import html_text
 from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
-from packhouse.records.ledger import filters_of
-from packhouse.report.counts import sum_by_reason
+from packhouse.records.ledger import filters_of, sum_by_reason
 from packhouse.report.figures import reasons_figure
-from packhouse.report.html import details, figure, numbers, section, table
+from packhouse.report.html import details, figure, section, table
 from packhouse.store.manifest import Manifest
+from packhouse.wording import counted
 
 __all__ = ["audit_section", "duplicates_section", "left_out_section", "quality_section"]
 
@@ -56,13 +56,15 @@ def _quarantined(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Ite
                 f"{_rest(row)}</p>"
                 for row in rows
             )
-            yield details(numbers(len(rows), "example"), shown)
+            yield details(counted(len(rows), "example"), shown)
 
 
 def _rest(row: Mapping[str, Any]) -> str:
     more = row["raw_size"] - len(row["raw"].encode("utf-8", "replace"))
     return (
-        f" <i class=quiet>... {more:,} more bytes</i>" if more > 0 and len(row["raw"]) > 390 else ""
+        f" <i class=quiet>... {counted(more, 'more byte')}</i>"
+        if more > 0 and len(row["raw"]) > 390
+        else ""
     )
 
 
@@ -78,7 +80,7 @@ def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
         rows = measured["dropped"].get(reason, [])
         cells = [[row["source"], row["row"], row["detail"]] for row in rows]
         shown = table(("source", "row", "what"), cells, f"Examples of {reason}")
-        yield details(numbers(len(rows), "example"), shown if rows else "")
+        yield details(counted(len(rows), "example"), shown if rows else "")
 
 
 def _reason(reason: str, said: str, known: Any) -> str:
@@ -105,7 +107,7 @@ def quality_section(manifest: Manifest) -> str:
             rows.append([counter.replace("_", " "), *counts, says, named])
     columns = ("counter", *scopes, "they", "such as")
     none = [name.replace("_", " ") for name in COUNTERS if not found["dataset"].get(name)]
-    said = f"<p class=quiet>Of {found['dataset'].get('rows', 0):,} rows."
+    said = f"<p class=quiet>Of {counted(found['dataset'].get('rows', 0), 'row')}."
     said += f" Found in no row: {html_text(', '.join(none))}." if none else ""
     said += "</p>"
     spoken = [[name, number] for name, number in found.get("languages", {}).items()]

@@ -1,13 +1,31 @@
 """What a manifest counts, as numbers that pages show."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from packhouse.packing import PackStatistics
+from packhouse.records.ledger import sum_by_reason
 from packhouse.store.manifest import Manifest
 
-__all__ = ["splits_of", "sum_by_reason"]
+__all__ = ["splits_of", "totals_of"]
+
+
+def totals_of(manifest: Manifest) -> dict[str, int]:
+    """Return rows of the ledger, and packs, records and tokens of all splits, by name."""
+    ledger = manifest.counts.get("ledger", [])
+    totals = {"rows read": ledger[0].get("rows_in", 0) if ledger else 0}
+    for kind in ("quarantined", "dropped"):
+        totals[kind] = sum_by_reason(ledger, kind).total()
+    splits = splits_of(manifest).values()
+    for name, attribute in _OF_SPLITS.items():
+        totals[name] = sum(getattr(each, attribute) for each in splits)
+    return totals
+
+
+_OF_SPLITS = {
+    "records packed": "num_sequences",
+    "packs": "num_packs",
+    "tokens": "num_tokens",
+    "trained tokens": "num_trained",
+    "padding": "num_padding",
+}
 
 
 def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:
@@ -30,11 +48,3 @@ def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:
 
 
 _NUMBERS = ("seq_len", "num_sequences", "num_packs", "num_tokens", "num_trained", "lower_bound")
-
-
-def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str]:
-    """Return rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
-    sums: Counter[str] = Counter()
-    for line in ledger:
-        sums.update(line.get(kind, {}))
-    return sums

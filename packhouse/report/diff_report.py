@@ -1,51 +1,51 @@
 """Two versions side by side, as one HTML file: numbers, lengths, rows, masks token by token.
 
 Records are compared by id, as `packhouse diff` does. Of each kind of change some records are shown
-with their tokens: up to 5 of a kind, 1,500 tokens of each.
+with their tokens: those that `packhouse diff` names, 1,500 tokens of each.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from packhouse.errors import IntegrityError
-from packhouse.packing.layout import records_of
 from packhouse.pages import html_text
-from packhouse.report.counts import splits_of, sum_by_reason
+from packhouse.report.counts import totals_of
 from packhouse.report.figures import compare_figure
-from packhouse.report.html import details, figure, header, numbers, page, section, table
+from packhouse.report.html import details, figure, header, page, section, table
+from packhouse.report.samples import label_text, weights_text
 from packhouse.report.tokens import pipeline_of, token_texts
 from packhouse.report.version_report import measured_of
-from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
-from packhouse.store.contracts import read_batches
-from packhouse.store.manifest import FileEntry
+from packhouse.store.manifest import Manifest
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, diff_versions
+from packhouse.wording import counted
 
 __all__ = ["diff_report", "mask_runs"]
 
+_NAMES = ("old", "new")
 _TOKENS = 1500  # of a record
-_PER_KIND = 5
 _MEANINGS = {
     "added": "only in the new version",
     "removed": "only in the old version",
     "edited": "the same row, with other content",
     "changed_tokens": "in both, with other tokens",
     "changed_masks": "in both, with the same tokens and another mask",
+    "changed_weights": "in both, with the same tokens and mask and other loss weights",
     "copies": "in both, more or less often",
     "moved": "in both, on another side (train or eval)",
     "same": "alike",
 }
 
 Record = Mapping[str, Any]
-"""`ids`, `mask` and `length` (tokens before it was cut to be shown)."""
+"""As `find_records` returns it."""
 
 
 def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
@@ -60,123 +60,82 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
         IntegrityError: a file is damaged.
     """
     found = diff_versions(old, new)
-    names = _names(old, new)
-    with temporary_folder("report") as folder:
-        versions = [
-            _Version(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
-            for number, each in enumerate((old, new))
-        ]
+    versions = [_read(each, found, tokenizers) for each in (old, new)]
     parts = [
-        _numbers_section(versions, names),
-        _settings_section(found, names),
-        _lengths_section(versions, names),
+        _numbers_section(versions),
+        _settings_section(found),
+        _lengths_section(versions),
         _records_section(found, versions),
     ]
-    title = f"{names[0]} and {names[1]}"
-    said = "The rows of both versions are the same." if found.is_same_content else ""
-    return page(f"{title} - packhouse report", header(title, f"<p>{said}</p>"), parts, {})
+    title = old.dataset if old.dataset == new.dataset else f"{old.dataset} and {new.dataset}"
+    told = "".join(
+        f"<div class=quiet>{name}: <code>{html_text(f'{each.dataset}@{each.version}')}</code></div>"
+        for name, each in zip(_NAMES, (old, new), strict=True)
+    )
+    told += "<p>The rows of both versions are the same.</p>" if found.is_same_content else ""
+    title += ": two versions"
+    return page(f"{title} - packhouse report", header(title, told), parts, {})
 
 
-def _names(old: OpenVersion, new: OpenVersion) -> tuple[str, str]:
-    if old.dataset == new.dataset:
-        return f"{old.dataset} {old.version}", new.version
-    return f"{old.dataset} {old.version}", f"{new.dataset} {new.version}"
-
-
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
     """What is read of one of the versions."""
 
-    def __init__(
-        self, opened: OpenVersion, folder: Path, pipeline: Pipeline | None, found: Diff
-    ) -> None:
-        folder.mkdir()
-        self.opened, self.pipeline = opened, pipeline
-        self.manifest = opened.manifest
-        paths: dict[str, Path] = {}
+    manifest: Manifest
+    pipeline: Pipeline | None
+    measured: Mapping[str, Any]
+    records: Mapping[str, Record]
 
-        def fetch(entry: FileEntry) -> Path:
-            if entry.key not in paths:
-                paths[entry.key] = opened.fetch(entry, folder / Path(entry.key).name)
-            return paths[entry.key]
-
-        self.measured = measured_of(self.manifest, fetch)
-        examples = found.records.examples if found.records else {}
-        changes = [each for found in examples.values() for each in found[:_PER_KIND]]
-        wanted = sorted({name for each in changes for name in (each.record_id, each.old_id)})
-        files = [fetch(entry) for entry in opened.files()] if wanted else []
-        self.records: dict[str, Record] = run_confined(
-            partial(_find_records, files, wanted),
-            what=f"version '{opened.version}'",
-            blames=IntegrityError,
-            num_bytes=sum(path.stat().st_size for path in files),
-        )
-
-    def numbers(self) -> dict[str, int]:
-        """Counts of the whole version."""
-        ledger = self.manifest.counts.get("ledger", [])
-        counts: Counter[str] = Counter({"rows read": ledger[0].get("rows_in", 0) if ledger else 0})
-        for kind in ("quarantined", "dropped"):
-            counts[kind] = sum_by_reason(ledger, kind).total()
-        for split in splits_of(self.manifest).values():
-            counts["records packed"] += split.num_sequences
-            counts["packs"] += split.num_packs
-            counts["tokens"] += split.num_tokens
-            counts["trained tokens"] += split.num_trained
-        return dict(counts)
-
-    def lengths(self) -> dict[int, int]:
-        """Records by length."""
-        counts: Counter[int] = Counter()
-        for _, _, length, number in self.measured["lengths"]:
-            counts[length] += number
-        return dict(counts)
-
-    def trained(self) -> dict[int, int]:
-        """Records by trained tokens."""
-        counts: Counter[int] = Counter()
+    def mean_weight(self) -> float:
+        """Mean loss weight of the trained tokens that were read."""
+        counts: Counter[float] = Counter()
         for split in self.measured["splits"].values():
-            counts.update(dict(split["trained"]))
-        return dict(counts)
+            trained = sum(length * number for length, number in split["trained"])
+            counts.update(dict(split["weights"]) or {1.0: trained})
+        total = counts.total()
+        return sum(weight * number for weight, number in counts.items()) / total if total else 1.0
 
 
-def _find_records(paths: Sequence[Path], wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """In a child: tokens and masks of some records, the first of each id."""
-    left, found = set(wanted), dict[str, dict[str, Any]]()
-    for path in paths:
-        for batch in read_batches(path):
-            if not left:
-                return found
-            for record_id, ids, mask in records_of(batch):
-                if record_id in left:
-                    left.discard(record_id)
-                    found[record_id] = {
-                        "ids": ids[:_TOKENS].tolist(),
-                        "mask": mask[:_TOKENS].astype(int).tolist(),
-                        "length": len(ids),
-                    }
-    return found
+def _read(opened: OpenVersion, found: Diff, tokenizers: Path) -> _Version:
+    examples = found.records.examples.values() if found.records else ()
+    names = {name for kind in examples for each in kind for name in (each.record_id, each.old_id)}
+    with temporary_folder("report") as folder:
+        measured = measured_of(
+            opened.manifest, lambda entry: opened.fetch(entry, folder / Path(entry.key).name)
+        )
+    return _Version(
+        manifest=opened.manifest,
+        pipeline=pipeline_of(tokenizer_of(opened, tokenizers)),
+        measured=measured,
+        records=find_records(opened, names),
+    )
 
 
-def _numbers_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
-    before, after = (version.numbers() for version in versions)
-    rows = []
-    for name in before:
-        change = after.get(name, 0) - before[name]
-        rows.append([name, before[name], after.get(name, 0), f"{change:+,}" if change else "same"])
-    return section("numbers", "Numbers", table(("what", *names, "change"), rows, "Numbers"))
+def _numbers_section(versions: Sequence[_Version]) -> str:
+    before, after = (totals_of(version.manifest) for version in versions)
+    rows: list[list[Any]] = []
+    for name, number in before.items():
+        change = after[name] - number
+        rows.append([name, number, after[name], f"{change:+,}" if change else "same"])
+    means = [round(version.mean_weight(), 4) for version in versions]
+    if {*means} != {1}:
+        moved = means[1] - means[0]
+        rows.append(["mean loss weight", *means, f"{moved:+.4g}" if moved else "same"])
+    return section("numbers", "Numbers", table(("what", *_NAMES, "change"), rows, "Numbers"))
 
 
-def _settings_section(found: Diff, names: tuple[str, str]) -> str:
+def _settings_section(found: Diff) -> str:
     parts = []
     for kind in ("configuration", "schema", "engines", "libraries"):
         changed = getattr(found, kind)
         rows = [[key, _short(pair[0]), _short(pair[1])] for key, pair in changed.items()]
         if rows:
-            parts.append(f"<h3>{kind}</h3>" + table((kind, *names), rows, f"Changed: {kind}"))
+            parts.append(f"<h3>{kind}</h3>" + table((kind, *_NAMES), rows, f"Changed: {kind}"))
     lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
     if lineage:
-        inner = table(("lineage", *names), lineage, "Changed: lineage")
-        parts.append(details("Sources and tokenizer differ", inner))
+        inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
+        is_open = len(lineage) <= 12  # a version of 10,000 files has as many digests
+        parts.append(details("Sources and tokenizer differ", inner, is_open=is_open))
     return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
 
 
@@ -185,9 +144,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
-def _lengths_section(versions: Sequence[_Version], names: tuple[str, str]) -> str:
-    lengths = {name: version.lengths() for name, version in zip(names, versions, strict=True)}
-    trained = {name: version.trained() for name, version in zip(names, versions, strict=True)}
+def _lengths_section(versions: Sequence[_Version]) -> str:
+    lengths = {name: Counter[int]() for name in _NAMES}
+    trained = {name: Counter[int]() for name in _NAMES}
+    for name, version in zip(_NAMES, versions, strict=True):
+        for _, _, length, number in version.measured["lengths"]:
+            lengths[name][length] += number
+        for split in version.measured["splits"].values():
+            trained[name].update(dict(split["trained"]))
     figures = []
     if any(lengths.values()):
         says = "Shares of each version's own records; bins double in width every four."
@@ -211,8 +175,7 @@ def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
         if number is None:
             continue
         rows.append([name.replace("_", " "), number, meaning])
-        changes = found.records.examples.get(name, ())[:_PER_KIND]
-        if name != "same" and changes:
+        if changes := found.records.examples.get(name):
             parts.append(f"<h3>{html_text(name.replace('_', ' '))}</h3>")
             parts += [_record(each, versions) for each in changes]
     legend = (
@@ -227,13 +190,22 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
     old = versions[0].records.get(change.old_id)
     new = versions[1].records.get(change.record_id)
     texts = [
-        token_texts(record["ids"], version.pipeline) if record else []
+        token_texts(record["input_ids"][:_TOKENS], version.pipeline) if record else []
         for record, version in zip((old, new), versions, strict=True)
     ]
     runs = mask_runs(old, new, texts[0], texts[1])
-    length = max(each["length"] for each in (old, new) if each) if old or new else 0
-    said = ", ".join(part for part in (change.place, change.detail) if part)
-    said += f" (record {change.record_id}, {numbers(length, 'token')}"
+    length = max((len(each["input_ids"]) for each in (old, new) if each), default=0)
+    notes = [
+        (
+            label_text(record["label"], version.manifest.preferences),
+            weights_text(record["loss_weights"]),
+        )
+        for record, version in zip((old, new), versions, strict=True)
+        if record
+    ]
+    same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
+    said = ", ".join(part for part in (change.place, change.detail, *same) if part)
+    said += f" (record {change.record_id}, {counted(length, 'token')}"
     if length > _TOKENS:
         said += f", the first {_TOKENS:,} of them"
     said += ")"
@@ -257,21 +229,22 @@ def mask_runs(
     trained in both, `gain` in the new one only, `loss` in the old one only; empty: in neither.
 
     Example:
-        >>> old = {"ids": [1, 2, 3], "mask": [0, 0, 1]}
-        >>> new = {"ids": [1, 2, 4], "mask": [0, 1, 1]}
+        >>> old = {"input_ids": [1, 2, 3], "trained": [False, False, True]}
+        >>> new = {"input_ids": [1, 2, 4], "trained": [False, True, True]}
         >>> mask_runs(old, new, ["a", "b", "c"], ["a", "b", "d"])
         [('', 'a'), ('gain', 'b'), ('del', 'c'), ('ins', 'd')]
     """
     if old is None or new is None:
         one, texts = (old, old_texts) if old is not None else (new, new_texts)
-        masks = one["mask"] if one else []
+        masks = one["trained"][:_TOKENS] if one else []
         return _joined(("t" if m else "", text) for m, text in zip(masks, texts, strict=True))
     pieces: list[tuple[str, str]] = []
-    matcher = SequenceMatcher(None, old["ids"], new["ids"], autojunk=False)
+    old_ids, new_ids = (each["input_ids"][:_TOKENS] for each in (old, new))
+    matcher = SequenceMatcher(None, old_ids, new_ids, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
             for i, j in zip(range(a, b), range(c, d), strict=True):
-                kind = _KINDS[bool(old["mask"][i]), bool(new["mask"][j])]
+                kind = _KINDS[old["trained"][i], new["trained"][j]]
                 pieces.append((kind, new_texts[j]))
         else:
             pieces += [("del", text) for text in old_texts[a:b]]

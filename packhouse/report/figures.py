@@ -64,6 +64,10 @@ def _q(field: str, title: str, **more: Any) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
+def _name(field: str, title: str) -> dict[str, Any]:
+    return {"field": field, "type": "nominal", "title": title}
+
+
 def class_counts(lengths: Mapping[int, int], *, weigh: bool = False) -> dict[int, int]:
     """Count lengths by class: largest length -> records, or tokens in them.
 
@@ -88,6 +92,18 @@ def _left(top: int) -> float:
     return max(length_class(top)[0] - 1, 0.7) if top else 0.5
 
 
+def _octaves(least: float, most: float) -> list[int]:
+    """Return the powers of 2 of a range, and what is halfway between them where they are few.
+
+    Example:
+        >>> _octaves(20, 300), _octaves(150, 1024)
+        ([32, 64, 128, 256], [192, 256, 384, 512, 768, 1024])
+    """
+    ticks = [2**k for k in range(40) if least <= 2**k <= most]
+    halves = [3 * 2**k for k in range(40) if least <= 3 * 2**k <= most]
+    return ticks if len(ticks) > 3 else sorted([*ticks, *halves])
+
+
 def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> list[Figure]:
     """Records by length, and the tokens that they hold, by source."""
     found = []
@@ -100,10 +116,10 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
         if len(bins) > 1:
             says = f"Bars are stacked by source. {says}"
         if weigh:
-            says = "Where the tokens are: few long records may hold most of them."
+            says = "Few long records may hold most of them."
         found.append(
             _histogram(
-                f"lengths-{name}", title, says, bins, name, "tokens in a record", seq_len, "source"
+                f"lengths-{name}", title, says, bins, "tokens in a record", "source", name, seq_len
             )
         )
     return found
@@ -112,16 +128,8 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
 def trained_figure(splits: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     """Records by number of trained tokens, by split."""
     bins = {name: class_counts(dict((a, b) for a, b in each)) for name, each in splits.items()}
-    return _histogram(
-        "trained-lengths",
-        "Records by trained tokens",
-        "How much of a record counts in the loss.",
-        bins,
-        "records",
-        "trained tokens in a record",
-        None,
-        "split",
-    )
+    title, says = "Records by trained tokens", "How much of a record counts in the loss."
+    return _histogram("trained-lengths", title, says, bins, "trained tokens in a record", "split")
 
 
 def _histogram(
@@ -129,10 +137,10 @@ def _histogram(
     title: str,
     says: str,
     bins: Bins,
-    counts: str,
     measured: str,
-    seq_len: int | None,
     series: str,
+    counts: str = "records",
+    seq_len: int | None = None,
 ) -> Figure:
     values: list[dict[str, Any]] = [
         {"from": _left(top), "to": max(top, 0.7), "n": n, "of": each, "bin": _range(top)}
@@ -140,10 +148,11 @@ def _histogram(
         for top, n in own.items()
     ]
     most = max([*(value["to"] for value in values), seq_len or 1])
+    least = min([value["from"] for value in values], default=1)
     x = {
         **_q("from", measured, bin="binned"),
         "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
-        "axis": _axis(measured, format=",d", tickCount=8),
+        "axis": _axis(measured, format=",d", values=_octaves(least, most)),
     }
     bars = _bars(x, measured, counts, series, bins)
     layers: list[Any] = [bars]
@@ -172,13 +181,13 @@ def _bars(
             "x2": {"field": "to"},
             "y": _q("n", counts, stack="zero", axis=_counts(counts)),
             "color": _color(series, names),
-            "tooltip": [
-                {"field": "of", "title": series, "type": "nominal"},
-                {"field": "bin", "title": measured, "type": "nominal"},
-                _q("n", counts, format=","),
-            ],
+            "tooltip": _tooltip(series, measured, counts),
         },
     }
+
+
+def _tooltip(series: str, measured: str, counts: str) -> list[dict[str, Any]]:
+    return [_name("of", series), _name("bin", measured), _q("n", counts, format=",")]
 
 
 def _rule(seq_len: int) -> Spec:
@@ -231,7 +240,7 @@ def seq_len_figure(
                     "shape": {"field": "of", "type": "nominal", "legend": None},
                     "tooltip": [
                         _q("seq_len", "seq_len", format=","),
-                        {"field": "of", "title": "what", "type": "nominal"},
+                        _name("of", "what"),
                         _q("share", "share", format=".2%"),
                         _q("packs", "packs", format=","),
                     ],
@@ -284,16 +293,12 @@ def compare_figure(
             "x": {
                 **_q("from", measured),
                 "scale": {"type": "log", "base": 2, "nice": False},
-                "axis": _axis(measured, format=",d", tickCount=8),
+                "axis": _axis(measured, format=",d", values=_octaves(_left(tops[0]), tops[-1])),
             },
             "y": _q("share", "share of records", axis=_axis("share of records", format="~%")),
             "color": _color("version", bins),
             "strokeDash": {"field": "of", "type": "nominal", "legend": None},
-            "tooltip": [
-                {"field": "of", "title": "version", "type": "nominal"},
-                {"field": "bin", "title": measured, "type": "nominal"},
-                _q("n", "records", format=","),
-            ],
+            "tooltip": _tooltip("version", measured, "records"),
         },
     )
     return Figure(
@@ -344,11 +349,6 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
         for i, (tokens, n) in enumerate(turns)
         if n
     ]
-    tooltip = [
-        {"field": "turn", "title": "answer", "type": "nominal"},
-        _q("tokens", "trained tokens", format=","),
-        _q("n", "answers", format=","),
-    ]
     spec = _spec(
         values,
         mark="bar",
@@ -356,7 +356,11 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
             "x": {"field": "turn", "type": "ordinal", "sort": {"field": "at"},
                   "axis": _axis("answer of its record", labelAngle=0)},
             "y": _q("tokens", "trained tokens", axis=_counts("trained tokens")),
-            "tooltip": tooltip,
+            "tooltip": [
+                _name("turn", "answer"),
+                _q("tokens", "trained tokens", format=","),
+                _q("n", "answers", format=","),
+            ],
         },
     )  # fmt: skip
     return Figure(
@@ -375,21 +379,17 @@ def reasons_figure(
     """Bars of (name, kind, count), such as rows by reason."""
     rows = list(counts)
     kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
-    values = [{"reason": reason, "of": kind, "n": n} for reason, kind, n in rows]
+    values = [{"bin": reason, "of": kind, "n": n} for reason, kind, n in rows]
     spec = _spec(
         values,
         height=26 * len({reason for reason, _, _ in rows}) + 10,
         mark={"type": "bar", "height": {"band": 0.75}},
         encoding={
-            "y": {"field": "reason", "type": "nominal", "sort": "-x", "title": None,
+            "y": {"field": "bin", "type": "nominal", "sort": "-x", "title": None,
                   "axis": {"labelLimit": 130}},
             "x": _q("n", "rows", axis=_counts("rows")),
             "color": _color("kind", kinds, range=[KIND_COLORS.get(kind, "#888") for kind in kinds]),
-            "tooltip": [
-                {"field": "reason", "type": "nominal"},
-                {"field": "of", "title": "kind", "type": "nominal"},
-                _q("n", "rows", format=","),
-            ],
+            "tooltip": _tooltip("kind", "reason", "rows"),
         },
     )  # fmt: skip
     return Figure(

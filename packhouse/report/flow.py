@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packhouse.report.figures import KIND_COLORS, Figure
+from packhouse.wording import by_name, counted
 
 __all__ = ["flow_figure"]
 
@@ -23,7 +24,7 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
     labels: list[dict[str, Any]] = []
     for i, line in enumerate(drawn):
         came, left = line["rows_in"] / most, line["rows_out"] / most
-        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, f"{line['rows_out']:,} rows")
+        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, counted(line["rows_out"], "row"))
         if not i or line["rows_in"] != drawn[i - 1]["rows_in"]:
             labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
         low = 1 - came
@@ -31,9 +32,7 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
             lost = sum(line.get(kind, {}).values())
             if lost:
                 wide = max(lost / most, 0.015)
-                said = f"{lost:,} {kind}: " + ", ".join(
-                    f"{reason} {n:,}" for reason, n in sorted(line[kind].items())
-                )
+                said = f"{lost:,} {kind}: {by_name(line[kind])}"
                 top = min(low + wide, 1)
                 bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
                 text = f"{lost:,} {kind}"
@@ -114,7 +113,7 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
         [
             line["step"],
             line["rows_in"],
-            *(_reasons(line.get(kind, {})) for kind in ("added", "quarantined", "dropped")),
+            *(by_name(line.get(kind, {})) for kind in ("added", "quarantined", "dropped")),
             line["rows_out"],
             "" if line.get("tokens_out") is None else line["tokens_out"],
         ]
@@ -128,10 +127,6 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
         columns=columns,
         rows=rows,
     )
-
-
-def _reasons(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason} {n:,}" for reason, n in sorted(counts.items()))
 
 
 def _band(

@@ -8,7 +8,9 @@ and nothing else: no text of a row can run or fetch anything, even if one of the
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from packhouse.pages import html_text
@@ -19,7 +21,6 @@ __all__ = [
     "details",
     "figure",
     "header",
-    "numbers",
     "page",
     "preformatted",
     "section",
@@ -63,8 +64,11 @@ def tiles(pairs: Iterable[tuple[str, str, str]]) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -> str:
     """Return a table; numbers stand at the right, and wide tables scroll by themselves."""
-    head = "".join(f"<th scope=col>{html_text(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    cells = [[*map(_cell, row)] for row in rows]
+    kinds = [" class=number" * ("class=number" in cell[:16]) for cell in cells[0]] if cells else []
+    heads = zip_longest(columns, kinds, fillvalue="")
+    head = "".join(f"<th scope=col{kind}>{html_text(name)}</th>" for name, kind in heads)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     name = html_text(caption)
     return (
         f'<div class=scroll role=group tabindex=0 aria-label="{name}"><table>'
@@ -74,10 +78,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool | str) or value is None:
-        text = "" if value is None else str(value)
-        return f"<td{' class=wide' * (len(text) > 25)}>{html_text(text)}</td>"
-    return f"<td class=number>{value:,}</td>"
+    is_number = type(value) in (int, float)
+    text = f"{value:,}" if is_number else "" if value is None else str(value)
+    is_number = is_number or re.fullmatch(r"[0-9.,]+%", text) is not None
+    kind = " class=number" if is_number else " class=wide" * (len(text) > 25)
+    return f"<td{kind}>{html_text(text)}</td>"
 
 
 def details(summary: str, inner: str, *, is_open: bool = False) -> str:
@@ -94,16 +99,6 @@ def preformatted(text: str, name: str) -> str:
     if len(text) > _MOST_CODE:
         text = f"{text[:_MOST_CODE]} ... cut here, {len(text) - _MOST_CODE:,} more characters"
     return f'<pre role=group tabindex=0 aria-label="{html_text(name)}">{html_text(text)}</pre>'
-
-
-def numbers(count: int, what: str) -> str:
-    """Return a count with its noun.
-
-    Example:
-        >>> numbers(1, "row"), numbers(1200, "row")
-        ('1 row', '1,200 rows')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def figure(drawn: Figure) -> str:

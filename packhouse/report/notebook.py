@@ -8,20 +8,28 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from packhouse.packing import PackStatistics
 from packhouse.pages import PAGE_STYLE, html_table, html_text
-from packhouse.report.counts import splits_of, sum_by_reason
+from packhouse.records.ledger import sum_by_reason
+from packhouse.report.counts import splits_of
 from packhouse.report.pictures import lengths_svg
-from packhouse.report.samples import first_split, read_packs, record_bounds
+from packhouse.report.samples import (
+    PackRecord,
+    first_split,
+    read_packs,
+    records_in,
+    weights_text,
+)
 from packhouse.report.tokens import html_runs, pipeline_of, runs_of
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.wording import by_name, counted
 
 __all__ = ["FramedPage", "Record", "cell", "numbers_of", "version_cell"]
 
@@ -57,7 +65,7 @@ def cell(
     parts.append(_LEGEND if shown else "")
     for title, ids, trained in shown:
         cut = f", the first {_TOKENS:,} of them" if len(ids) > _TOKENS else ""
-        title = html_text(f"{title}: a record of {len(ids):,} tokens{cut}")
+        title = html_text(f"{title}: a record of {counted(len(ids), 'token')}{cut}")
         mask = np.asarray(trained[:_TOKENS], np.bool_)
         parts.append(f'<div class="quiet">{title}</div>')
         parts.append(html_runs(runs_of(ids[:_TOKENS], mask, pipeline)))
@@ -82,9 +90,9 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     records: Iterable[Record] = ()
     if data and data[0].rows and data[0].size <= _MAX_BYTES:
         records = (
-            Record(f"pack {number}", row["input_ids"][start:end], row["trained"][start:end])
+            _record_of(number, row, record)
             for number, row in read_packs(opened, split, 0, _RECORDS)
-            for _, start, end in record_bounds(row)
+            for record in records_in(row, opened.manifest.preferences)
         )
     shown = cell(
         numbers_of(opened.manifest),
@@ -96,19 +104,26 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     return f'{PAGE_STYLE}<div class="packhouse"><b>{title}</b>{shown}</div>'
 
 
+def _record_of(number: int, row: Mapping[str, Any], record: PackRecord) -> Record:
+    _, start, end, side = record
+    parts = (f"pack {number}", side, weights_text(row["loss_weights"][start:end]))
+    title = ", ".join(part for part in parts if part)
+    return Record(title, row["input_ids"][start:end], row["trained"][start:end])
+
+
 def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
     """Return what a manifest says of rows and splits: names and values."""
     ledger = manifest.counts.get("ledger", [])
     lines = [("rows read", f"{ledger[0].get('rows_in', 0):,}" if ledger else "0")]
     for kind in ("quarantined", "dropped"):
         sums = sum_by_reason(ledger, kind)
-        named = ", ".join(f"{reason} {rows:,}" for reason, rows in sorted(sums.items()))
-        lines.append((kind, f"{sums.total():,} ({named})" if sums else "0"))
+        lines.append((kind, f"{sums.total():,} ({by_name(sums)})" if sums else "0"))
     for name, side in splits_of(manifest).items():
         share = side.num_trained / max(side.num_tokens, 1)
         said = (
-            f"{side.num_packs:,} packs of {side.seq_len:,} tokens, {side.fill:.1%} full; "
-            f"{side.num_sequences:,} records, {side.num_tokens:,} tokens, {share:.1%} trained"
+            f"{counted(side.num_packs, 'pack')} of {side.seq_len:,} tokens, {side.fill:.1%} full; "
+            f"{counted(side.num_sequences, 'record')}, {counted(side.num_tokens, 'token')}, "
+            f"{share:.1%} trained"
         )
         lines.append((name, said))
     return lines

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from packhouse.packing import PackStatistics
 from packhouse.pages import html_text
+from packhouse.wording import counted
 
 __all__ = ["lengths_svg"]
 
@@ -39,7 +40,7 @@ def lengths_svg(splits: Mapping[str, PackStatistics]) -> str:
 def _split(name: str, side: PackStatistics, top: int) -> list[str]:
     color = _COLORS.get(name, "#2ca02c")
     title = (
-        f"{html_text(name)}: {side.num_sequences:,} records by length in tokens, "
+        f"{html_text(name)}: {counted(side.num_sequences, 'record')} by length in tokens, "
         f"seq_len {side.seq_len:,}"
     )
     fill_top = top + _HEIGHT - 14

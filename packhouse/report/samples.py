@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,22 +17,31 @@ from packhouse.report.tokens import trained_ranges
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
-from packhouse.store.contracts import check_rows, read_batches
-from packhouse.store.manifest import Manifest
+from packhouse.views.tables import Tables
 
 __all__ = [
     "MAX_RECORD_TOKENS",
+    "PACK_COLUMNS",
+    "PackRecord",
     "first_split",
+    "label_text",
     "page_record",
     "read_pack",
     "read_packs",
-    "record_bounds",
+    "records_in",
     "rows_with_masks",
     "weight_runs",
+    "weights_text",
 ]
 
 MAX_RECORD_TOKENS = 3_000
 """Tokens of a record that a page shows."""
+
+PACK_COLUMNS = (
+    *("num_tokens", "num_records", "record_ids", "seq_lengths", "label"),
+    *("input_ids", "trained", "loss_weights"),
+)
+"""Of the view `packs`: all that shows one."""
 
 
 def first_split(opened: OpenVersion) -> str:
@@ -46,14 +55,14 @@ def read_packs(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, row) of `count` packs behind `skip`; fetches only the files that hold them.
 
-    A row has `trained`, a mask of its tokens, whichever layout the files have.
+    A row is one of the view `packs`, with its lists: `trained` is a mask of its tokens, whichever
+    layout the files have.
 
     Raises:
         ConfigError: there is no such split.
         ContractError: the rows of a file are no packs.
         IntegrityError: a file is damaged.
     """
-    rules = replace(opened.manifest, files=())  # all that rows are checked with
     entries = opened.files("data", split)
     if not entries:
         splits = ", ".join(opened.manifest.splits())
@@ -66,8 +75,14 @@ def read_packs(
         if low < high:
             with temporary_folder("inspect") as folder:  # gone before a reader may stop listening
                 path = opened.fetch(entry, folder / Path(entry.key).name)
+                tables = Tables(
+                    files={"data": [(path, split)]},
+                    manifest=replace(opened.manifest, files=()),
+                    columns=PACK_COLUMNS,
+                    checks_packs=True,
+                )
                 rows = run_confined(  # some kilobytes of a file may stand for gigabytes
-                    partial(_read_rows, path, rules, low - first, high - low),
+                    partial(_read_rows, tables, low - first, high - low),
                     what=f"file '{entry.key}'",
                     blames=IntegrityError,
                     num_bytes=entry.size,
@@ -89,16 +104,15 @@ def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
     raise ConfigError(f"{split} has no pack {number:,}: its last pack is {total - 1:,}")
 
 
-def _read_rows(path: Path, rules: Manifest, start: int, count: int) -> list[dict[str, Any]]:
-    """In a child: rows [start, start + count) of a file."""
+def _read_rows(tables: Tables, start: int, count: int) -> list[dict[str, Any]]:
+    """In a child: packs [start, start + count) of a file."""
     rows: list[dict[str, Any]] = []
     first = 0
-    for batch in read_batches(path):
-        low, high = max(start - first, 0), min(start + count - first, batch.num_rows)
+    for part in tables.parts("packs"):
+        low, high = max(start - first, 0), min(start + count - first, part.num_rows)
         if low < high:
-            check_rows(batch, first, rules)
-            rows += rows_with_masks(batch.slice(low, high - low))
-        first += batch.num_rows
+            rows += part.slice(low, high - low).to_pylist()
+        first += part.num_rows
         if first >= start + count:
             break
     return rows
@@ -123,16 +137,57 @@ def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     ]
 
 
-def record_bounds(row: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield the id of each record of a pack, and its first token and its end in the pack.
+class PackRecord(NamedTuple):
+    """A sequence of a pack."""
+
+    record_id: str
+    start: int
+    """Its first token in the pack."""
+    end: int
+    side: str
+    """`chosen` or `rejected` of a pair, else as `label_text` says."""
+
+
+def records_in(row: Mapping[str, Any], preferences: str | None = None) -> Iterator[PackRecord]:
+    """Yield the sequences of a pack, in order.
+
+    Args:
+        row: of the view `packs`.
+        preferences: as the manifest has them.
 
     Example:
-        >>> list(record_bounds({"seq_lengths": [3, 2], "record_ids": ["x", "y"]}))
-        [('x', 0, 3), ('y', 3, 5)]
+        >>> row = {"seq_lengths": [3, 2], "record_ids": ["x", "x"], "label": None}
+        >>> [tuple(record) for record in records_in(row, "pairs")]
+        [('x', 0, 3, 'chosen'), ('x', 3, 5, 'rejected')]
     """
     edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
-    names = row.get("record_ids") or [""] * len(row["seq_lengths"])
-    yield from zip(names, edges, edges[1:], strict=False)
+    label = label_text(row["label"], preferences)
+    sides = cycle(("chosen", "rejected") if preferences == "pairs" else (label,))
+    ids = row["record_ids"]
+    yield from map(PackRecord._make, zip(ids, edges, edges[1:], sides, strict=False))
+
+
+def label_text(label: int | None, preferences: str | None) -> str:
+    """Return a label in words: `good` or `bad` of a verdict, `label 3` of a class, else nothing."""
+    if label is None:
+        return ""
+    return ("good" if label else "bad") if preferences == "kto" else f"label {label}"
+
+
+def weights_text(weights: Sequence[float]) -> str:
+    """Return the loss weights of the trained tokens in words; nothing where all are 1.
+
+    Example:
+        >>> weights_text([0, 0.5, 0.5, 1.0]), weights_text([0.0, 1.0])
+        ('loss weights 0.5, 1', '')
+    """
+    given = np.unique(np.asarray(weights, np.float64))
+    given = given[given > 0]
+    if not (given != 1).any():
+        return ""
+    shown = [f"{weight:g}" for weight in given.tolist()]
+    cut = [*shown[:2], "...", shown[-1]] if len(shown) > 4 else shown
+    return f"loss weight{'s' * (len(shown) > 1)} {', '.join(cut)}"
 
 
 def weight_runs(weights: Sequence[float]) -> list[list[float]]:

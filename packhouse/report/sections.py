@@ -7,7 +7,7 @@ from typing import Any
 
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.pages import html_text
-from packhouse.report.counts import splits_of, sum_by_reason
+from packhouse.report.counts import splits_of, totals_of
 from packhouse.report.figures import (
     fill_figure,
     length_figures,
@@ -21,13 +21,13 @@ from packhouse.report.html import (
     details,
     figure,
     header,
-    numbers,
     preformatted,
     section,
     table,
     tiles,
 )
 from packhouse.store.manifest import PULLED_NAMES, Manifest
+from packhouse.wording import counted
 
 __all__ = [
     "flow_section",
@@ -62,25 +62,25 @@ def heading(manifest: Manifest) -> str:
 
 def overview(manifest: Manifest) -> str:
     """Numbers of the whole."""
-    ledger = manifest.counts.get("ledger", [])
+    rows, quarantined, dropped, records, packs, tokens, trained, padding = totals_of(
+        manifest
+    ).values()
     splits = splits_of(manifest)
-    rows = ledger[0]["rows_in"] if ledger else 0
-    packs, records, tokens, trained, padding = (
-        sum(getattr(each, name) for each in splits.values())
-        for name in ("num_packs", "num_sequences", "num_tokens", "num_trained", "num_padding")
-    )
-    lost = {kind: sum(sum_by_reason(ledger, kind).values()) for kind in ("quarantined", "dropped")}
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
-            ("Rows read", f"{rows:,}", numbers(len(manifest.counts.get("sources", {})), "source")),
+            ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
             ("Records packed", f"{records:,}", ""),
-            ("Quarantined", f"{lost['quarantined']:,}", _share(lost["quarantined"], rows)),
-            ("Dropped", f"{lost['dropped']:,}", _share(lost["dropped"], rows)),
+            ("Quarantined", f"{quarantined:,}", _share(quarantined, rows)),
+            ("Dropped", f"{dropped:,}", _share(dropped, rows)),
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
-            ("Trained", _share(trained, tokens), f"{trained:,} tokens"),
-            ("Fill", _share(tokens, tokens + padding, 2), f"{padding:,} tokens of padding"),
+            ("Trained", _share(trained, tokens), counted(trained, "token")),
+            (
+                "Fill",
+                _share(tokens, tokens + padding, 2),
+                f"{counted(padding, 'token')} of padding",
+            ),
         ]
     )
 
@@ -109,6 +109,10 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
     split = next(iter(splits_of(manifest)), "train")
     python = (
         "import packhouse\n\n"
+        f"rows = packhouse.load_preferences({where.rpartition('@')[0]!r}, "
+        f"{manifest.version!r}, {split!r})  # columns of TRL's trainers"
+        if manifest.preferences
+        else "import packhouse\n\n"
         f"version = packhouse.open_version({where!r})\n"
         f"version.{split if split in ('train', 'eval') else 'train'}"
         "  # a datasets.Dataset, for TRL's SFTTrainer and others"
@@ -159,11 +163,11 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     )
     note = ""
     if over[True]:
-        note = f"Counts the {numbers(over[True], 'row')} that this version left out as too long."
+        note = f"Counts the {counted(over[True], 'row')} that this version left out as too long."
     elif over[False]:
         note = (
-            f"{numbers(over[False], 'row')} over seq_len {seq_len:,} are not counted here: this "
-            "version does not say how long they are."
+            f"Not counted are {counted(over[False], 'row')} over seq_len {seq_len:,}: this version "
+            "does not say how long."
         )
     note = f"<p class=quiet>{note}</p>" if note else ""
     other = figure(seq_len_figure(choices, seq_len)) + note if choices else ""
@@ -241,11 +245,18 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     inner = table(columns, rows, "Trained tokens by source") if rows else ""
     notes = []
-    if sum_by_reason(manifest.counts.get("ledger", []), "dropped"):
-        notes.append("Counted before rows were dropped and copied.")
+    totals = totals_of(manifest)
+    if totals["dropped"]:
+        share = _share(totals["trained tokens"], totals["tokens"])
+        notes.append(f"Counted before rows were dropped and copied; of the version {share}.")
     if manifest.preferences == "pairs":
         notes.append("Charts count the chosen and the rejected answer of a pair each by itself.")
     inner += f"<p class=quiet>{' '.join(notes)}</p>" if notes else ""
+    labels = Counter[str]()
+    for each in splits.values():
+        labels.update(dict(each["labels"]))
+    if labels:
+        inner += table(("label", "records"), sorted(labels.items()), "Labels")
     weights = Counter[float]()
     for each in splits.values():
         weights.update(dict(each["weights"]))
@@ -262,7 +273,9 @@ def samples_section(
     if not num_packs:
         return ""
     said = (
-        said or f"{numbers(num_packs, 'pack')} with {num_tokens:,} tokens, spread over the splits."
+        said
+        or f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}, spread over "
+        "the splits."
     )
     if not has_text:
         said += " The tokenizer is not at hand: ids are shown."

@@ -32,12 +32,19 @@ __all__ = [
     "read_tools",
     "rename_messages",
     "speaker_key",
+    "text_turn",
 ]
 
 _Text = str | None
 Turn = tuple[str, str, _Text, _Text, _Text, _Text, _Text, float | None, _Text]
 """The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,
 name, weight, part_weights."""
+
+
+def text_turn(role: str, content: str, context: str | None = None) -> Turn:
+    """Return a turn of text alone."""
+    return role, content, context, None, None, None, None, None, None
+
 
 # Role in the file -> role. Any other name is kept, and the rules then refuse the conversation.
 _ROLES = {
@@ -102,7 +109,7 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
     turns = [_read_message(message, number) for number, message in enumerate(messages)]
     if system and not (turns and turns[0][:2] == ("system", system)):
-        turns.insert(0, ("system", system, None, None, None, None, None, None, None))
+        turns.insert(0, text_turn("system", system))
     unread: frozenset[str] = frozenset()
     for message in messages:
         if len(message) > 2:
@@ -288,13 +295,13 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
     if not isinstance(part, dict):
         what = kind_of(part)
         raise BadRowError("type", f"message {number}: a content part is {what}, not an object")
-    given = part.get("type", "text")
-    kind = _PART_KINDS.get(str(given))
+    part_type = part.get("type", "text")
+    kind = _PART_KINDS.get(str(part_type))
     if kind is None:
-        what = str(given)[:40]
+        what = str(part_type)[:40]
         reason = "media" if re.search("image|audio|video|file", what) else "type"
         raise BadRowError(reason, f"message {number}: content part of type {what!r}, not text")
-    keys = ("text", "value", "content", given)
+    keys = ("text", "value", "content", part_type)
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
     if kind != "tool_call" and type(value) is not str:
         what = kind_of(value)

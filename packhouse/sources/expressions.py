@@ -199,8 +199,8 @@ def _column_names(tree: Any) -> Iterator[str]:
             rest.append((value["expr"], parameters.union(own), False))
             continue
         if kind == "FUNCTION" and value["function_name"].lower() in _WITH_LAMBDA:
-            given = value.get("arguments") or value.get("children") or []
-            rest += [(given[1:], parameters, True), (given[:1], parameters, False)]
+            passed = value.get("arguments") or value.get("children") or []
+            rest += [(passed[1:], parameters, True), (passed[:1], parameters, False)]
         else:
             rest += ((item, parameters, is_given and kind is None) for item in value.values())
 

@@ -7,7 +7,7 @@ import orjson
 
 from packhouse.plugins import BadRowError
 
-__all__ = ["SPANS", "WEIGHTS", "read_spans", "read_weight", "weigh_parts"]
+__all__ = ["MAX_WEIGHT", "SPANS", "WEIGHTS", "read_spans", "read_weight", "weigh_parts"]
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
 """Fields that are read; `loss_scale` is ms-swift's, `train` and `training` Axolotl's and others',
@@ -25,7 +25,8 @@ _SAY_NOTHING: dict[str, tuple[object, ...]] = {
     "training": (True, []),
 }
 """An answer is trained anyway: such a row is called as one that says nothing."""
-_MAX_WEIGHT = 1e6  # far below what float32 holds
+MAX_WEIGHT = 1e6
+"""Of a message, a part, a row or a token; far below what float32 holds."""
 
 
 def read_weight(message: object, number: int) -> float | None:
@@ -42,7 +43,7 @@ def read_weight(message: object, number: int) -> float | None:
         >>> read_weight({"role": "assistant", "content": "No.", "train": False}, 1)
         0.0
     """
-    given: dict[str, float] = {}
+    stated: dict[str, float] = {}
     if not isinstance(message, dict):
         return None
     for key in WEIGHTS:
@@ -52,16 +53,16 @@ def read_weight(message: object, number: int) -> float | None:
         if value in _SAY_NOTHING.get(key, ()):
             continue
         is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
-        if not is_number or not math.isfinite(value) or not 0 <= value <= _MAX_WEIGHT:
+        if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_WEIGHT:
             what = str(value)[:40]
             raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
-        given[key] = float(value)
-    weights = {weight for key, weight in given.items() if key not in _FLAGS}
-    is_trained = {weight > 0 for weight in given.values()}
+        stated[key] = float(value)
+    weights = {weight for key, weight in stated.items() if key not in _FLAGS}
+    is_trained = {weight > 0 for weight in stated.values()}
     if len(weights) > 1 or len(is_trained) > 1:
-        says = ", ".join(f"{key} is {message[key]}" for key in given)
+        says = ", ".join(f"{key} is {message[key]}" for key in stated)
         raise BadRowError("type", f"message {number}: {says}, which contradict each other")
-    return next(iter(given.values()), None)
+    return next(iter(stated.values()), None)
 
 
 def read_spans(
@@ -139,13 +140,13 @@ def weigh_parts(
         (0.0, None)
     """
     texts = [(size, own) for size, own in parts if size]
-    given = {own for _, own in texts}
-    if given <= {None}:
+    own_weights = {own for _, own in texts}
+    if own_weights <= {None}:
         return weight, None
-    if len(given) == 1:
-        (own,) = given
+    if len(own_weights) == 1:
+        (own,) = own_weights
         return own if weight is None or own is None else own * weight, None
-    if weight is None and role != "assistant" and any(given - {None}):
+    if weight is None and role != "assistant" and any(own_weights - {None}):
         detail = f"message {number}: a part of a turn of {role} is trained; give the turn a weight"
         raise BadRowError("type", detail)
     return weight, orjson.dumps(texts).decode()

@@ -34,20 +34,9 @@ from packhouse.sources.extra_fields import (
 )
 from packhouse.sources.parts import Part, for_parts
 from packhouse.sources.raw_rows import name_row_of, raw_columns, read_raw
-from packhouse.sources.records import (
-    MAX_BAD_ROWS,
-    Failure,
-    Records,
-    Rows,
-    gc_paused,
-    unwrapped,
-)
+from packhouse.sources.records import MAX_BAD_ROWS, Failure, Records, Rows, gc_paused, unwrapped
 from packhouse.sources.reshaping import reshape
-from packhouse.sources.row_formats import (
-    adapt,
-    check_same_format,
-    row_format_called,
-)
+from packhouse.sources.row_formats import adapt, check_same_format, row_format_called
 from packhouse.sources.shards import SourceShard
 
 __all__ = ["ShardRows", "read_shard"]
@@ -185,9 +174,15 @@ class _Reader:
         self._check_bad(shard, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
-        sides = _sides(kept) if is_paired else [kept]
+        sides = [kept]  # of pairs, chosen and rejected conversations by turns
+        if is_paired:
+            sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
         aside = beside.take(sides[0].origin)
         validated = _validated_table(shard, records, sides, aside, self.group_by)
+        rejected = None
+        if is_paired:
+            place, field = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
+            rejected = validated.set_column(place, field, sides[1].messages)
         return ShardRows(
             validated=validated,
             quarantined=_quarantined_table(part, failures),
@@ -198,7 +193,7 @@ class _Reader:
             | {IN_MESSAGES + name: rows for name, rows in adapted.unread_fields.items()},
             notes=Counter(records.notes)
             + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
-            rejected=_with_messages(validated, sides[1].messages) if is_paired else None,
+            rejected=rejected,
         )
 
     def _reshape(self, part: Part) -> list[Failure]:
@@ -249,33 +244,7 @@ def _apply_rules(
     if row_format == "pairs":
         good = np.repeat(good.reshape(-1, 2).all(axis=1), 2)
         bad = list({why[0]: why for why in reversed(bad)}.values())
-    mask = pa.array(good)
-    kept = Adapted(
-        messages=adapted.messages.filter(mask),
-        tools=adapted.tools.filter(mask),
-        labels=adapted.labels.filter(mask),
-        origin=adapted.origin[good],
-    )
-    return kept, bad
-
-
-def _sides(pairs: Adapted) -> list[Adapted]:
-    """The chosen conversations of pairs, and the rejected ones."""
-    places = [np.arange(side, len(pairs.origin), 2) for side in (0, 1)]
-    return [
-        Adapted(
-            messages=pairs.messages.take(pa.array(own)),
-            tools=pairs.tools.take(pa.array(own)),
-            labels=pairs.labels.take(pa.array(own)),
-            origin=pairs.origin[own],
-        )
-        for own in places
-    ]
-
-
-def _with_messages(validated: pa.Table, messages: pa.Array) -> pa.Table:
-    place = VALIDATED.get_field_index("messages")
-    return validated.set_column(place, VALIDATED.field("messages"), messages)
+    return adapted.take(np.flatnonzero(good)), bad
 
 
 def _validated_table(

@@ -144,7 +144,7 @@ def _needed(manifest: Manifest) -> dict[str, Any]:
         "counts of sources": counts.get("sources"),
         "the audit": audit.get("dataset") and audit.get("sources") and audit.get("packs"),
         "sources in the lineage": lineage.get("sources"),
-        "the tokenizer in the lineage": lineage.get("tokenizer", {}).get("fingerprint"),
+        "the tokenizer in the lineage": manifest.tokenizer_fingerprint,
         "the configuration": manifest.configuration.get("pack", {}).get("seq_len"),
         "versions of the engines": manifest.engines.get("publish"),
         "versions of the libraries": manifest.libraries,
@@ -238,8 +238,8 @@ def _pairs(manifest: Manifest, lines: Mapping[str, LedgerLine]) -> Iterator[_Pai
 def _rows_read(manifest: Manifest) -> Counter[str]:
     """Rows of each source; its files are called `<source>/<file>`."""
     rows: Counter[str] = Counter()
-    for source in manifest.lineage["sources"]:
-        rows[source.get("file", "").partition("/")[0]] += source.get("rows", 0)
+    for file, number in manifest.rows_by_file().items():
+        rows[file.partition("/")[0]] += number
     return rows
 
 

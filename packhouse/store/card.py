@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packhouse.escaping import for_markdown, markdown_code
-from packhouse.records.ledger import filters_of
+from packhouse.escaping import for_markdown, markdown_code, markdown_table
+from packhouse.records.ledger import filters_of, sum_by_reason
 from packhouse.store.manifest import Manifest
+from packhouse.wording import by_name, counted
 
 __all__ = ["dataset_card"]
 
@@ -66,14 +67,12 @@ def _usage(manifest: Manifest) -> str:
 
 
 def _splits_table(manifest: Manifest) -> str:
-    lines = ["| split | rows | tokens | bytes |", "|---|---:|---:|---:|"]
+    rows = []
     for split in manifest.splits():
         files = [e for e in manifest.files if e.kind == "data" and e.split == split]
         sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
-        lines.append(
-            f"| {for_markdown(split)} | " + " | ".join(f"{total:,}" for total in sums) + " |"
-        )
-    return "\n".join([*lines, ""])
+        rows.append((split, *sums))
+    return "\n".join([*markdown_table(("split", "rows", "tokens", "bytes"), rows), ""])
 
 
 def _account(manifest: Manifest) -> str:
@@ -83,12 +82,8 @@ def _account(manifest: Manifest) -> str:
         return ""
     lines = [f"- rows read: {ledger[0].get('rows_in', 0):,}"]
     for kind in ("quarantined", "dropped"):
-        reasons: Counter[str] = Counter()
-        for line in ledger:
-            reasons.update(line.get(kind, {}))
-        named = ", ".join(f"{reason} {rows:,}" for reason, rows in sorted(reasons.items()))
-        if reasons:
-            lines.append(f"- {kind}: {reasons.total():,} ({for_markdown(named)})")
+        if reasons := sum_by_reason(ledger, kind):
+            lines.append(f"- {kind}: {reasons.total():,} ({for_markdown(by_name(reasons))})")
     for split, side in sorted(manifest.counts.get("statistics", {}).items(), reverse=True):
         if side.get("num_packs"):
             lines.append(f"- {for_markdown(split)}: {_fill(side)}")
@@ -100,7 +95,7 @@ def _fill(side: Mapping[str, Any]) -> str:
     packs, tokens, seq_len = (side.get(n, 0) for n in ("num_packs", "num_tokens", "seq_len"))
     trained = side.get("num_trained", 0) / max(tokens, 1)
     fill = tokens / max(packs * seq_len, 1)
-    return f"{packs:,} packs of {seq_len:,} tokens, {fill:.2%} full, {trained:.1%} trained"
+    return f"{counted(packs, 'pack')} of {seq_len:,} tokens, {fill:.2%} full, {trained:.1%} trained"
 
 
 def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
@@ -138,27 +133,24 @@ def _settings(manifest: Manifest) -> str:
 
 
 def _sources(manifest: Manifest) -> str:
-    """Rows of each source file, whatever shards it was read in."""
-    rows: Counter[str] = Counter()
-    for source in manifest.lineage.get("sources", ()):
-        rows[source.get("file", "")] += source.get("rows", 0)
-    lines = [f"| {for_markdown(file)} | {number:,} |" for file, number in sorted(rows.items())]
-    lines = ["| source | rows |", "|---|---:|", *lines, ""] if lines else []
+    """Rows of each source file, and what `where` left out."""
+    rows = sorted(manifest.rows_by_file().items())
+    lines = [*markdown_table(("source", "rows"), rows), ""] if rows else []
     for each in filters_of(manifest.lineage.get("sources", ())):
-        kept = f"{each.filtered:,} of {each.rows:,} rows of {for_markdown(each.source)}"
-        lines += [f"{kept} are left out: where {markdown_code(each.where)} does not hold.", ""]
+        kept = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
+        lines += [f"Left out are {kept}: where {markdown_code(each.where)} does not hold.", ""]
     return "\n".join(lines)
 
 
 def _quality(manifest: Manifest) -> str:
     """Rows that the quality counters found."""
     found = _at(manifest.audit, "quality.dataset") or {}
-    lines = [
-        f"| {for_markdown(str(counter))} | {number:,} |"
+    rows = [
+        (counter, number)
         for counter, number in sorted(found.items())
         if counter != "rows" and isinstance(number, int) and number
     ]
-    return "\n".join(["| quality | rows |", "|---|---:|", *lines, ""]) if lines else ""
+    return "\n".join([*markdown_table(("quality", "rows"), rows), ""]) if rows else ""
 
 
 def _at(value: Mapping[str, Any], key: str) -> Any:

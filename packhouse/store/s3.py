@@ -12,6 +12,7 @@ answer 411 or mangle them. Digests of our own are verified instead.
 import base64
 import email.utils
 import hashlib
+import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -78,8 +79,8 @@ class S3Store(ObjectStore):
                 data += chunk
                 if len(data) >= length:
                     break
-        told = f"/{answer['ContentLength']}" if "ContentRange" not in answer else None
-        size = re.search(r"/([0-9]{1,18})$", told or answer["ContentRange"])  # `bytes 0-9/1234`
+        whole = f"/{answer['ContentLength']}" if "ContentRange" not in answer else None
+        size = re.search(r"/([0-9]{1,18})$", whole or answer["ContentRange"])  # `bytes 0-9/1234`
         return Part(bytes(data[:length]), int(size[1]) if size else -1, answer["ETag"].strip('"'))
 
     @override
@@ -121,26 +122,17 @@ class S3Store(ObjectStore):
             "ContentMD5": base64.b64encode(bytes.fromhex(md5)).decode(),
             **condition,
         }
-        with self._request(key):
-            if isinstance(body, FileBody):
-                with body.open() as file:
-                    answer = self._client.put_object(**request, Body=file)
-            else:
-                answer = self._client.put_object(**request, Body=body)
+        file = body.open() if isinstance(body, FileBody) else io.BytesIO(body)
+        with file, self._request(key):
+            answer = self._client.put_object(**request, Body=file)
         tag: str = answer["ETag"].strip('"')
         return tag
 
     @override
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         found = self._pages("list_objects_v2", "Contents", Prefix=self.prefix + prefix)
-        return [
-            ObjectInfo(
-                item["Key"].removeprefix(self.prefix),
-                item["Size"],
-                item["LastModified"].timestamp(),
-            )
-            for item in found
-        ]
+        names = ((item["Key"].removeprefix(self.prefix), item) for item in found)
+        return [ObjectInfo(k, each["Size"], each["LastModified"].timestamp()) for k, each in names]
 
     @override
     def list_folders(self, prefix: str) -> Sequence[str]:

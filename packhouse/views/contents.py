@@ -1,21 +1,21 @@
 """The records of the packs, each once, with digests of its tokens and of what of them is trained.
 
 Two versions are compared by these: a changed template changes `ids_digest`, a changed rule of what
-is trained `mask_digest` alone. Reads the data files a batch at a time; holds about 500 bytes a
-record, and the tokens of records that go on in another pack (`concat`).
+is trained `mask_digest` alone, a changed weight `weights_digest` alone. Made of a batch of the data
+files at a time; holds about 600 bytes a record, and the tokens of records that go on in another
+pack (`concat`).
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from packhouse.packing.layout import records_of
-from packhouse.store.contracts import read_batches
+from packhouse.views.locating import Sequences
 
-__all__ = ["CONTENTS", "CONTENTS_READ", "find_records", "read_contents"]
+__all__ = ["CONTENTS", "read_contents"]
 
 CONTENTS = pa.schema(
     [
@@ -24,72 +24,72 @@ CONTENTS = pa.schema(
         ("copies", pa.int64()),
         ("num_tokens", pa.int64()),
         ("num_trained", pa.int64()),
+        ("total_weight", pa.float64()),
+        ("label", pa.int64()),
         ("ids_digest", pa.string()),
         ("mask_digest", pa.string()),
+        ("weights_digest", pa.string()),
     ]
 )
-"""Of one copy each: tokens, trained ones, and 16 hexadecimal digits of BLAKE2b of either."""
+"""Of one copy each: tokens, trained ones, their loss weights, the label of its pack, and 16
+hexadecimal digits of BLAKE2b of tokens, mask and weights; no digest of weights that are all 1."""
 
-CONTENTS_READ = ("input_ids", "labels", "trained_ranges", "seq_lengths", "record_ids")
-"""Columns of the data files that it is made of, `labels` or `trained_ranges`."""
+_PIECES = ("ids", "mask", "weights")
 
 
-def read_contents(files: Iterable[tuple[Path, str]], sizes: Mapping[str, int]) -> pa.Table:
+def read_contents(parts: Iterable[Sequences], sizes: Mapping[str, int]) -> pa.Table:
     """Return the view `contents`, schema `CONTENTS`: a row for each record id.
 
     Args:
-        files: data files with their splits, in published order.
+        parts: sequences with tokens, masks and weights.
         sizes: tokens of one copy of each record: a piece of fewer goes on in another pack. One that
             is not named is whole wherever it stands.
-
-    Raises:
-        ContractError: the files hold no record ids.
-        IntegrityError: a file is damaged.
     """
     rows: dict[str, dict[str, Any]] = {}
-    cut: dict[str, tuple[bytearray, bytearray]] = {}
-    for path, split in files:
-        for batch in read_batches(path, [*CONTENTS_READ]):
-            for record_id, ids, mask in records_of(batch):
-                whole = sizes.get(record_id, len(ids))
-                row = rows.get(record_id)
-                if row is None:
-                    row = {"record_id": record_id, "split": split, "copies": 0, "num_tokens": whole}
-                    rows[record_id] = row
-                row["copies"] += len(ids)  # tokens of all copies, till all are read
-                if "ids_digest" in row:
+    cut: dict[str, list[bytearray]] = {}
+    for part in parts:
+        ends = np.cumsum(part.num_tokens)
+        given = (part.ids.astype("<i4"), part.mask.view(np.uint8), part.weights.astype("<f4"))
+        split = part.splits.dictionary[0].as_py() if len(ends) else ""
+        bounds = zip((ends - part.num_tokens).tolist(), ends.tolist(), strict=True)
+        labelled = zip(part.record_ids.to_pylist(), part.label.to_pylist(), bounds, strict=True)
+        for record_id, label, (start, end) in labelled:
+            whole = sizes.get(record_id, end - start)
+            row = rows.get(record_id)
+            if row is None:
+                row = {"record_id": record_id, "split": split, "copies": 0, "num_tokens": whole}
+                rows[record_id] = row
+            row["copies"] += end - start  # tokens of all copies, till all are read
+            if "ids_digest" in row:
+                continue
+            pieces = [values[start:end].tobytes() for values in given]
+            if end - start < whole:
+                own = cut.setdefault(record_id, [bytearray() for _ in _PIECES])
+                for piece, more in zip(own, pieces, strict=True):
+                    piece.extend(more)
+                if len(own[1]) < whole:
                     continue
-                tokens, trained = ids.astype("<i4").tobytes(), mask.tobytes()
-                if len(ids) < whole:
-                    pieces = cut.setdefault(record_id, (bytearray(), bytearray()))
-                    pieces[0].extend(tokens)
-                    pieces[1].extend(trained)
-                    if len(pieces[1]) < whole:
-                        continue
-                    tokens, trained = (bytes(piece) for piece in cut.pop(record_id))
-                trained = trained[:whole]
-                row["num_trained"] = trained.count(1)
-                row["ids_digest"] = _digest(tokens[: 4 * whole])
-                row["mask_digest"] = _digest(trained)
+                pieces = [bytes(piece) for piece in cut.pop(record_id)]
+            row |= _of_copy(
+                label, pieces[0][: 4 * whole], pieces[1][:whole], pieces[2][: 4 * whole]
+            )
     for row in rows.values():
         row["copies"] //= max(row["num_tokens"], 1)
     return pa.Table.from_pylist(list(rows.values()), CONTENTS)
 
 
+def _of_copy(label: int | None, ids: bytes, mask: bytes, weights: bytes) -> dict[str, Any]:
+    given = np.frombuffer(weights, "<f4")
+    is_plain = np.array_equal(given, np.frombuffer(mask, np.uint8))
+    return {
+        "label": label,
+        "num_trained": mask.count(1),
+        "total_weight": round(float(given.sum(dtype=np.float64)), 4),
+        "ids_digest": _digest(ids),
+        "mask_digest": _digest(mask),
+        "weights_digest": "" if is_plain else _digest(weights),
+    }
+
+
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def find_records(
-    files: Iterable[Path], record_ids: Collection[str]
-) -> dict[str, tuple[list[int], list[bool]]]:
-    """Token ids and trained mask of a few records: of the first copy, or the first piece."""
-    found: dict[str, tuple[list[int], list[bool]]] = {}
-    for path in files:
-        for batch in read_batches(path, [*CONTENTS_READ]):
-            if len(found) == len(record_ids):
-                return found
-            for record_id, ids, mask in records_of(batch):
-                if record_id in record_ids and record_id not in found:
-                    found[record_id] = ids.tolist(), mask.tolist()
-    return found

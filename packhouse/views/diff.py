@@ -2,7 +2,8 @@
 
 A record is known by its id (a hash of its content), wherever packing put it. The tokens and the
 mask of one copy are hashed apart, so a changed template (tokens differ) is told from a changed
-rule of what is trained (only masks differ) and from another number of copies. A row whose content
+rule of what is trained (only masks differ), from changed loss weights and from another number of
+copies. A row whose content
 changed has another id: of ids that only one version has, those of one row are pairs, `edited`.
 It is a join of the views `contents` and `records` of both; their data files are read once.
 """
@@ -21,6 +22,7 @@ from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion
 from packhouse.views.contents import CONTENTS
 from packhouse.views.query import read_view
+from packhouse.wording import counted
 
 __all__ = ["Change", "Diff", "RecordDiff", "changed_keys", "diff_versions"]
 
@@ -38,7 +40,8 @@ class Change:
     place: str
     """File and row, `faq.jsonl row 7`; empty where the version does not say."""
     detail: str
-    """What changed: `100 -> 108 tokens`, `1 -> 2 copies`, `train -> eval`, `now duplicate`."""
+    """What changed: `100 -> 108 tokens`, `loss weight 0.5 -> 1`, `1 -> 2 copies`, `train -> eval`,
+    `now duplicate`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +56,8 @@ class RecordDiff:
     """In both versions, with other tokens."""
     num_changed_masks: int
     """In both versions, with the same tokens and another mask."""
+    num_changed_weights: int
+    """In both versions, with the same tokens and mask and other loss weights."""
     num_copies: int
     """In both versions, more or less often."""
     num_moved: int
@@ -103,7 +108,7 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
         is_same_content=same,
         configuration=changed_keys(left.configuration, right.configuration),
         counts=changed_keys(_by_step(left.counts), _by_step(right.counts)),
-        lineage=changed_keys(left.lineage, right.lineage),
+        lineage=changed_keys(_by_file(left.lineage), _by_file(right.lineage)),
         engines=changed_keys(left.engines, right.engines),
         libraries=changed_keys(left.libraries, right.libraries),
         schema=changed_keys(_columns(left), _columns(right)),
@@ -113,15 +118,22 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
-    """Dotted keys whose values differ, with both values; lists are compared whole.
+    """Dotted keys whose values differ, with both values.
+
+    Texts of lists that are as long as one another are compared one by one, other lists whole.
 
     Example:
-        >>> changed_keys({"pack": {"seq_len": 8, "seed": 0}}, {"pack": {"seq_len": 16, "seed": 0}})
-        {'pack.seq_len': [8, 16]}
+        >>> old = {"pack": {"seq_len": 8, "seed": 0}, "where": ["a > 2", "b"], "lengths": [5, 7]}
+        >>> new = {"pack": {"seq_len": 16, "seed": 0}, "where": ["a > 3", "b"], "lengths": [5, 8]}
+        >>> changed_keys(old, new)
+        {'pack.seq_len': [8, 16], 'where.0': ['a > 2', 'a > 3'], 'lengths': [[5, 7], [5, 8]]}
     """
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        if all(isinstance(value, str) for value in (*old, *new)):
+            old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         changed: dict[str, list[Any]] = {}
-        for key in sorted({*old, *new}):
+        for key in dict.fromkeys([*old, *new]):
             changed |= changed_keys(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
         return changed
     return {} if old == new else {prefix: [old, new]}
@@ -138,6 +150,15 @@ def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
     return {**counts, "ledger": ledger}
 
 
+def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """Lineage with its sources by file and first row, so that a changed setting is named alone."""
+    sources = {}
+    for entry in lineage.get("sources", ()):
+        start = f" from row {entry['row_start']}" if entry.get("row_start") else ""
+        sources[f"{entry.get('file', '')}{start}"] = entry
+    return {**lineage, "sources": sources}
+
+
 def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     try:
         before, after = _contents(old), _contents(new)
@@ -148,7 +169,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     is_old, is_new = both["copies"].is_valid(), both["copies new"].is_valid()
     is_other = {  # false where one of the versions has no such record
         name: pc.fill_null(pc.not_equal(both[name], both[f"{name} new"]), False)
-        for name in ("ids_digest", "mask_digest", "copies", "split")
+        for name in ("ids_digest", "mask_digest", "weights_digest", "copies", "split")
     }
     added, removed = pc.and_not(is_new, is_old), pc.and_not(is_old, is_new)
     # A row of a duplicate is no pair: its content is there in both versions.
@@ -166,13 +187,19 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         "changed_masks": both.filter(
             pc.and_not(is_other["mask_digest"], is_other["ids_digest"]),
         ),
+        "changed_weights": both.filter(
+            pc.and_not(
+                is_other["weights_digest"], pc.or_(is_other["ids_digest"], is_other["mask_digest"])
+            ),
+        ),
         "copies": both.filter(is_other["copies"]),
         "moved": both.filter(is_other["split"]),
     }
+    shown = {name: rows.slice(0, _MAX_EXAMPLES).to_pylist() for name, rows in groups.items()}
+    _set_outcomes(old, "outcome", [row for row in shown["added"] if not row["outcome"]])
+    _set_outcomes(new, "outcome new", [row for row in shown["removed"] if not row["outcome new"]])
     examples = {
-        name: [_change(name, row, row) for row in rows.slice(0, _MAX_EXAMPLES).to_pylist()]
-        for name, rows in groups.items()
-        if rows.num_rows
+        name: [_change(name, row, row) for row in rows] for name, rows in shown.items() if rows
     }
     if edited:
         named = pa.array([name for pair in edited[:_MAX_EXAMPLES] for name in pair])
@@ -213,18 +240,48 @@ def _contents(opened: OpenVersion) -> pa.Table:
     return contents.join(places, "record_id", join_type="full outer")
 
 
+def _set_outcomes(opened: OpenVersion, name: str, records: list[dict[str, Any]]) -> None:
+    """Say of rows that are no records of a version why: filtered, quarantined, or nothing."""
+    named = {row["place"] or row["place new"]: row for row in records}
+    places = {place: row for place, row in named.items() if place}
+    for view in ("dropped", "quarantine") if places else ():
+        rows = read_view(opened, view, ("source", "row", "reason", "detail"))
+        row = pc.cast(rows["row"], pa.string())
+        place = pc.binary_join_element_wise(rows["source"].cast(pa.string()), "row", row, " ")
+        found = rows.append_column("place", place)
+        for each in found.filter(pc.is_in(place, pa.array([*places], pa.string()))).to_pylist():
+            places[each["place"]][name] = f"{each['reason']}: {each['detail']}".removesuffix(": ")
+
+
 def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
     """Say how a record differs, from its row of both versions; or from two rows, where edited."""
-    tokens = f"{old['num_tokens']} -> {new['num_tokens new']} tokens"
+    if name == "edited" and old["num_tokens"] == new["num_tokens new"]:
+        told = [f"label {old['label']} -> {new['label new']}"]
+        told = told if old["label"] != new["label new"] else []
+        told += [_weights(old, new)] if old["weights_digest"] != new["weights_digest new"] else []
+    else:
+        told = []
+    tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
     said = {
         "added": f"was {old['outcome']}" if old["outcome"] else "",
         "removed": f"now {new['outcome new']}" if new["outcome new"] else "not in the sources",
+        "edited": ", ".join(told) or tokens,
         "changed_masks": f"{old['num_trained']} -> {new['num_trained new']} trained",
-        "copies": f"{old['copies']} -> {new['copies new']} copies",
+        "changed_weights": _weights(old, new),
+        "copies": f"{old['copies']} -> {counted(new['copies new'] or 0, 'copy')}",
         "moved": f"{old['split']} -> {new['split new']}",
     }
     place = old["place"] if name == "removed" else new["place new"]
     return Change(new["record_id"], old["record_id"], place or "", said.get(name, tokens))
+
+
+def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Mean loss weights of the trained tokens of both."""
+    means = (
+        (row[f"total_weight{end}"] or 0) / (row[f"num_trained{end}"] or 1)
+        for row, end in ((old, ""), (new, " new"))
+    )
+    return "loss weight {:.4g} -> {:.4g}".format(*means)
 
 
 def _columns(manifest: Manifest) -> dict[str, str]:

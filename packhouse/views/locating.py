@@ -11,8 +11,8 @@ content get one copy each, and a record that goes on in the next pack is put tog
 Holds 40 bytes a record, and all tokens (5 bytes each) only where ids, text or masks are asked for.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.errors import IntegrityError
+from packhouse.errors import ContractError, IntegrityError
 from packhouse.packing.layout import trained_tokens
-from packhouse.store.contracts import read_batches
+from packhouse.store.contracts import check_rows, read_batches
+from packhouse.store.manifest import Manifest
 
-__all__ = ["Places", "Sequences", "locate_records", "read_sequences"]
+__all__ = ["Places", "Sequences", "each_sequences", "join_sequences", "locate_records"]
 
 Ints = npt.NDArray[np.int64]
+
+_PER_TOKEN = ("ids", "mask", "weights")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sequences:
-    """All sequences of the packs, in their order: train first, then eval."""
+    """Sequences of packs, in their order; of what was not asked for, zeros or nothing."""
 
     record_ids: pa.Array
-    """Empty where not asked for, as `num_trained` is zeros."""
     splits: pa.Array
     """Dictionary array, one value for each sequence."""
     pack: Ints
@@ -44,10 +46,32 @@ class Sequences:
     """Of its first token in the pack."""
     num_tokens: Ints
     num_trained: Ints
+    total_weight: npt.NDArray[np.float64]
+    """Loss weights of its trained tokens, added up; each is 1 where packs have no weights."""
+    label: pa.Array
+    """Of its row in the packs: nulls but for verdicts and classes."""
     ids: npt.NDArray[np.int32]
-    """Tokens of all sequences behind one another; empty where not asked for."""
+    """Tokens of all sequences behind one another."""
     mask: npt.NDArray[np.bool_]
-    """Which of them are trained; empty where not asked for."""
+    """Which of them are trained."""
+    weights: npt.NDArray[np.float32]
+    """What each of them counts in the loss; 0: not trained."""
+
+    def of(self, record_ids: Collection[str]) -> "Sequences":
+        """Return those of some records."""
+        chosen = pc.is_in(self.record_ids, pa.array(record_ids, pa.string()))
+        at = np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
+        tokens = _token_order(self, at)
+
+        def chosen_of(name: str) -> Any:
+            values = getattr(self, name)
+            if not isinstance(values, np.ndarray):
+                return values.take(pa.array(at))
+            if name in _PER_TOKEN:
+                return values[tokens] if len(values) else values
+            return values[at]
+
+        return Sequences(**{each.name: chosen_of(each.name) for each in fields(Sequences)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,40 +82,56 @@ class Places:
     pack: Ints
     position: Ints
     num_trained: Ints
+    total_weight: npt.NDArray[np.float64]
+    label: pa.Array
     input_ids: pa.ListArray | None
     trained: pa.ListArray | None
+    loss_weights: pa.ListArray | None
 
 
-def read_sequences(files: Iterable[tuple[Path, str]], columns: list[str]) -> Sequences:
-    """Read the sequences of data files.
+def each_sequences(
+    files: Iterable[tuple[Path, str]],
+    columns: Sequence[str],
+    keeps: Collection[str] = ("trained", "loss_weights"),
+    rules: Manifest | None = None,
+) -> Iterator[Sequences]:
+    """Yield the sequences of data files, some packs at a time.
 
     Args:
         files: with their splits, in published order.
         columns: those of the files that are read: `seq_lengths`, and what else is wanted of
-            `record_ids`, `input_ids`, and `labels` and `trained_ranges`, of which a file has one.
+            `record_ids`, `input_ids`, `label`, `loss_weights`, and `labels` and `trained_ranges`,
+            of which a file has one. Weights are read beside masks.
+        keeps: masks and weights of single tokens, which are not needed to add them up.
+        rules: packs are read whole and held against these; None: as far as they are read.
 
     Raises:
+        ContractError: packs have no record ids, or break the rules.
         IntegrityError: a file is damaged, or its rows do not add up.
     """
-    found: list[dict[str, Any]] = []
     first: dict[str, int] = {}
     for path, split in files:
-        for batch in read_batches(path, columns):
+        start = first.get(split, 0)
+        for batch in read_batches(path, None if rules else [*columns]):
+            if rules is not None:
+                check_rows(batch, start, rules)
+            if "record_ids" in columns and "record_ids" not in batch.schema.names:
+                raise ContractError(f"'{path.name}' has no record_ids")
             try:
-                read = _sequences_of(batch, {*columns})
+                yield _sequences_of(batch, split, start, {*columns}, keeps)
+            except MemoryError:  # of Arrow, too
+                raise
             except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
                 raise IntegrityError(
                     f"'{path.name}' holds no packs of records: {type(error).__name__}"
                 ) from None
-            read["pack"] += first.get(split, 0)
-            read["split"] = split
-            first[split] = first.get(split, 0) + batch.num_rows
-            found.append(read)
-    return _joined(found)
+            start += batch.num_rows
+        first[split] = start
 
 
-def _sequences_of(batch: pa.RecordBatch, columns: set[str]) -> dict[str, Any]:
-    with_masks = "labels" in columns
+def _sequences_of(
+    batch: pa.RecordBatch, split: str, first: int, columns: Collection[str], keeps: Collection[str]
+) -> Sequences:
     lengths = batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     per_pack = pc.list_value_length(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
     pack = np.repeat(np.arange(batch.num_rows), per_pack)
@@ -103,51 +143,69 @@ def _sequences_of(batch: pa.RecordBatch, columns: set[str]) -> dict[str, Any]:
     num_tokens = int(ends[-1]) if len(ends) else 0
     if (lengths < 0).any():
         raise ValueError("a length below 0")
+
+    def summed(values: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
+        sums = np.concatenate([[0], np.cumsum(values, dtype=kind)])
+        return np.asarray(sums[ends] - sums[starts])
+
     record_ids = pa.array([], pa.string())
     if "record_ids" in columns:
         record_ids = batch["record_ids"].flatten().cast(pa.string())
         if len(record_ids) != len(lengths) or record_ids.null_count:
             raise ValueError("not one id for each sequence")
-    mask = np.zeros(0, np.bool_)
-    if with_masks:
-        mask = trained_tokens(batch, np.append(before, num_tokens))
-        if len(mask) != num_tokens:
-            raise ValueError("labels do not add up")
-    summed = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)]) if with_masks else None
-    ids = np.zeros(0, np.int32)
+    ids, mask, weights = np.zeros(0, np.int32), np.zeros(0, np.bool_), np.zeros(0, np.float32)
+    num_trained = np.zeros_like(starts)
+    total_weight = np.zeros(len(starts))
     if "input_ids" in columns:
         ids = batch["input_ids"].flatten().to_numpy(zero_copy_only=False).astype(np.int32)
-        if len(ids) != num_tokens:
-            raise ValueError("lengths do not add up")
-    return {
-        "record_ids": record_ids,
-        "pack": pack.astype(np.int64),
-        "position": starts - before[pack],
-        "num_tokens": lengths,
-        "num_trained": np.zeros_like(starts) if summed is None else summed[ends] - summed[starts],
-        "ids": ids,
-        "mask": mask,
-    }
-
-
-def _joined(found: list[dict[str, Any]]) -> Sequences:
-    def every(name: str, kind: Any) -> npt.NDArray[Any]:
-        return np.concatenate([np.zeros(0, kind), *(each[name] for each in found)])
-
-    splits = pa.array(sorted({each["split"] for each in found}), pa.string())
-    codes = [np.full(len(e["pack"]), splits.index(e["split"]).as_py(), np.int32) for e in found]
+    if "labels" in columns:
+        mask = trained_tokens(batch, np.append(before, num_tokens))
+        num_trained = summed(mask, np.int64)
+    if "loss_weights" in columns:
+        weights, total_weight = mask.astype(np.float32), num_trained.astype(np.float64)
+        if "loss_weights" in batch.schema.names:
+            weights = batch["loss_weights"].flatten().to_numpy(zero_copy_only=False)
+            total_weight = summed(weights, np.float64)
+    if any(len(values) not in (0, num_tokens) for values in (ids, mask, weights)):
+        raise ValueError("lengths do not add up")
+    has_label = "label" in columns and "label" in batch.schema.names
+    label = batch["label"].cast(pa.int64()) if has_label else pa.nulls(batch.num_rows, pa.int64())
     return Sequences(
-        record_ids=pa.concat_arrays([pa.array([], pa.string()), *(e["record_ids"] for e in found)]),
-        splits=pa.DictionaryArray.from_arrays(
-            np.concatenate([np.zeros(0, np.int32), *codes]), splits
-        ),
-        pack=every("pack", np.int64),
-        position=every("position", np.int64),
-        num_tokens=every("num_tokens", np.int64),
-        num_trained=every("num_trained", np.int64),
-        ids=every("ids", np.int32),
-        mask=every("mask", np.bool_),
+        record_ids=record_ids,
+        splits=pa.DictionaryArray.from_arrays(np.zeros(len(lengths), np.int32), [split]),
+        pack=pack + first,
+        position=starts - before[pack],
+        num_tokens=lengths,
+        num_trained=num_trained,
+        total_weight=total_weight,
+        label=label.take(pa.array(pack)),
+        ids=ids,
+        mask=mask if "trained" in keeps else mask[:0],
+        weights=weights if "loss_weights" in keeps else weights[:0],
     )
+
+
+_NO_PACKS = pa.record_batch(
+    {
+        "record_ids": pa.array([], pa.list_(pa.string())),
+        "seq_lengths": pa.array([], pa.list_(pa.int32())),
+    }
+)
+
+
+def join_sequences(parts: Iterable[Sequences]) -> Sequences:
+    """Put the sequences of parts behind one another."""
+    found = [*parts] or [_sequences_of(_NO_PACKS, "", 0, (), ())]
+    made: dict[str, Any] = {}
+    for each in fields(Sequences):
+        values = [getattr(part, each.name) for part in found]
+        is_numbers = isinstance(values[0], np.ndarray)
+        made[each.name] = (
+            np.concatenate(values)
+            if is_numbers
+            else pa.chunked_array(values).unify_dictionaries().combine_chunks()
+        )
+    return Sequences(**made)
 
 
 def locate_records(
@@ -160,7 +218,12 @@ def locate_records(
         num_tokens: of one copy of each.
         times: copies of each in the packs; 0: dropped.
         sequences: of the data files.
+
+    Raises:
+        IntegrityError: there are more copies than numbers can count.
     """
+    if float(num_tokens.astype(np.float64) @ times) >= 2**62:
+        raise IntegrityError("the files of 'records' count over 2**62 tokens in column 'times'")
     names = pc.unique(record_ids)
     row_code = _codes(record_ids, names)
     code = _codes(sequences.record_ids, names)
@@ -180,21 +243,30 @@ def locate_records(
             pack=nothing,
             position=nothing,
             num_trained=nothing,
+            total_weight=nothing.astype(np.float64),
+            label=pa.nulls(len(row_code), pa.int64()),
             input_ids=None,
             trained=None,
+            loss_weights=None,
         )
     sequence = np.clip(np.searchsorted(edges, start, "right") - 1, 0, len(order) - 1)
     last = np.searchsorted(edges, end, "left")
     trained = np.concatenate([[0], np.cumsum(sequences.num_trained[order])])
+    weights = np.concatenate([[0], np.cumsum(sequences.total_weight[order])])
     at = order[sequence]
-    tokens = _token_order(sequences, order) if len(sequences.ids) or len(sequences.mask) else None
+    per_token = (sequences.ids, sequences.mask, sequences.weights)
+    tokens = _token_order(sequences, order) if any(map(len, per_token)) else None
     return Places(
         is_packed=is_packed,
         pack=np.where(is_packed, sequences.pack[at], -1),
         position=np.where(is_packed, sequences.position[at] + start - edges[sequence], -1),
         num_trained=np.where(is_packed, trained[last] - trained[sequence], -1),
-        input_ids=_lists(sequences.ids, tokens, start, end) if len(sequences.ids) else None,
-        trained=_lists(sequences.mask, tokens, start, end) if len(sequences.mask) else None,
+        # Sums of millions of weights: what rounding leaves of one record's is not shown.
+        total_weight=np.where(is_packed, np.round(weights[last] - weights[sequence], 4), -1),
+        label=sequences.label.take(pa.array(at)),
+        input_ids=_lists(sequences.ids, tokens, start, end),
+        trained=_lists(sequences.mask, tokens, start, end),
+        loss_weights=_lists(sequences.weights, tokens, start, end),
     )
 
 
@@ -232,8 +304,11 @@ def _ranges(starts: Ints, lengths: Ints) -> Ints:
     return places
 
 
-def _lists(values: npt.NDArray[Any], tokens: Ints | None, start: Ints, end: Ints) -> pa.ListArray:
-    assert tokens is not None, "there are ids or masks"
+def _lists(
+    values: npt.NDArray[Any], tokens: Ints | None, start: Ints, end: Ints
+) -> pa.ListArray | None:
+    if tokens is None or not len(values):
+        return None
     taken = values[tokens[_ranges(start, end - start)]]
     offsets = np.concatenate([[0], np.cumsum(end - start)])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(taken))

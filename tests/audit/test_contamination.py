@@ -95,7 +95,7 @@ def test_what_cannot_be_looked_for_is_counted(exam):
 
 
 def test_a_benchmark_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no text of 13 words in 1 rows"):
+    with pytest.raises(ConfigError, match="no text of 13 words in 1 row"):
         read_benchmarks([benchmark_file(tmp_path, ("Short?", "Yes."))], 13)
 
 

@@ -75,6 +75,18 @@ def test_charts_have_marks_and_nothing_overflows(page: Page, report: Path) -> No
         driver.save_screenshot(str(page.pictures / f"{report.parents[3].name}-{width}.png"))
 
 
+def test_a_phone_shows_result_and_limit_of_each_check_without_scrolling(
+    page: Page, report: Path
+) -> None:
+    driver = opened(page, report, 360)
+    edges = driver.execute_script(
+        "return [...document.querySelectorAll('#audit tr > :nth-child(4)')].map(cell =>"
+        " cell.getBoundingClientRect().right)"
+    )
+    assert len(edges) > 10
+    assert max(edges) <= 360
+
+
 def test_nothing_of_a_row_runs_or_is_fetched(page: Page, report: Path) -> None:
     driver = opened(page, report)
 

@@ -50,8 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + ROWS + "format:\n  template: vicuna\n",
-            "recipe 'r.yaml', line 6: 'format.template' must be one of chat, alpaca, completion, "
-            "classification, sequence_classification, text, dart-math/qa, dart-math/alpaca, ",
+            "recipe 'r.yaml', line 6: 'format.template' must be one of chat, alpaca, "
+            "alpaca_newline, completion, classification, sequence_classification, text, ",
         ),
         (
             HEAD + ROWS + "format: {template: mime.jinja}\n",

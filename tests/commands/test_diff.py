@@ -70,6 +70,28 @@ def test_a_row_that_is_dropped_now_says_why(publish):
     assert "          rows/rows.jsonl row 20: now over_seq_len" in lines
 
 
+def test_a_changed_filter_is_named_with_the_rows_it_leaves_out(publish, tmp_path):
+    pytest.importorskip("duckdb")
+    publish(ROWS)
+    uris = []
+    for least in (7, 8):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(
+            f"dataset: filtered\ntokenizer: {TOKENIZER}\nformat: {{template: alpaca}}\n"
+            "sources:\n  - path: rows.jsonl\n"
+            f"    where: [output != 'It is 3!', length(output) > {least}]\n"
+        )
+        made = prepare(recipe, store=tmp_path / "store", cache=tmp_path / "cache", progress=False)
+        uris.append(made.uri)
+    text = "\n".join(printed(*uris))
+    assert "settings.where.1" in text
+    assert "ledger.tokenize.rows_out" not in text  # as many as validate puts out
+    assert "        9 removed\n" in text  # 0 to 9, but for the 3 that neither has
+    assert text.count(": now filtered: length(output) > 8") == 5
+    back = "\n".join(printed(*uris[::-1]))
+    assert back.count(": was filtered: length(output) > 8") == 5
+
+
 def test_another_mask_is_no_other_text(publish):
     old, new = publish(ROWS), publish(ROWS, format={"template": "alpaca", "train_on": "all"})
     text = "\n".join(printed(old, new))

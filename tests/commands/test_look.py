@@ -62,6 +62,8 @@ def test_a_recipe_is_looked_at_before_anything_is_prepared(version, call, tmp_pa
     assert "talks/talks.jsonl row 0" in shown
     assert "Say 9." in call("inspect", recipe, "--grep", "is 9!", *elsewhere)
     assert not (tmp_path / "cache" / "steps").exists()
+    done = CliRunner().invoke(cli, ["inspect", recipe, "--grep", "no such text", *elsewhere])
+    assert "looked at the first rows of each source" in done.stderr
 
 
 def test_what_is_not_in_the_packs_is_shown_too(version, call):
@@ -98,6 +100,8 @@ def test_trace_names_the_answer_and_the_rule(version, call):
 def test_rows_that_went_elsewhere_are_traced(version, call):
     gone = call("trace", version.uri, "--file", "talks.jsonl", "--row", "20")
     assert "repeats talks/talks.jsonl row 4" in gone
+    path = str(Path(version._cache).parent / "talks.jsonl")
+    assert call("trace", version.uri, "--file", path, "--row", "20") == gone
     bad = call("trace", version.uri, "--file", "talks/talks.jsonl", "--row", "21")
     assert "quarantined" in bad
     done = CliRunner().invoke(cli, ["trace", version.uri, "--file", "talks.jsonl", "--row", "99"])
@@ -150,6 +154,6 @@ def test_columns_without_room_stand_below_one_another(version, call, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     lines = call("sql", version.uri, "from records order by row limit 2").splitlines()
     assert lines[0] == "-- 1 of 2 --"
-    assert lines.count("source       talks/talks.jsonl") == 2
+    assert sum(line.split() == ["source", "talks/talks.jsonl"] for line in lines) == 2
     few = call("sql", version.uri, "select row, num_tokens from records order by row limit 2")
     assert few.splitlines()[0].split() == ["row", "num_tokens"]

@@ -1,4 +1,4 @@
-"""One rank of test_ranks.py: `rank_job.py RANK WORLD_SIZE FOLDER` writes what it measured."""
+"""One rank of test_ranks.py, started by torchrun: `rank_job.py FOLDER` writes what it measured."""
 
 import json
 import os
@@ -13,56 +13,66 @@ import torch.distributed as dist
 from packhouse.loaders import PackedCollator, check_ranks, enable_packing
 from tests.loaders.models import VOCABULARY, tiny_model
 
-RECORDS = torch.tensor([[0] * 7 + [1] * 6 + [2] * 3])  # of 16 tokens, 8 on each rank
+LENGTHS = [[9, 4, 3], [5, 8], [16], [2, 2, 2, 10]]
+"""Records of each rank's pack, data-parallel."""
+
+RECORDS = torch.tensor([0] * 7 + [1] * 6 + [2] * 3)
+"""Of the 16 tokens that two context-parallel ranks share."""
+
+# Rank 0 of such a pair has the first and the last quarter, as it is cut to balance attention.
+PLACES = [torch.tensor([0, 1, 2, 3, 12, 13, 14, 15]), torch.arange(4, 12)]
 
 
 class ContextParallel(torch.nn.Module):
     """One layer of attention whose keys and values come from all ranks, as ring attention's."""
 
-    def __init__(self, is_apart: bool) -> None:
+    def __init__(self, group: Any, is_apart: bool, scale: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embedding = torch.nn.Embedding(VOCABULARY, 16)
-        self.is_apart = is_apart
+        self.group, self.is_apart, self.scale = group, is_apart, scale
 
-    def forward(self, input_ids: torch.Tensor, position_ids: Any = None) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         own = self.embedding(input_ids)
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own)
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, own, group=self.group)
         every = torch.cat(parts, dim=1)
-        first = dist.get_rank() * input_ids.shape[1]
-        token, other = torch.arange(first, first + input_ids.shape[1]), torch.arange(every.shape[1])
+        token, other = PLACES[dist.get_rank() % 2], torch.cat(PLACES * (len(parts) // 2))
         seen = other[None] <= token[:, None]
         if self.is_apart:
-            seen &= RECORDS[0, token][:, None] == RECORDS[0, other][None]
+            seen &= RECORDS[token][:, None] == RECORDS[other][None]
         scores = (own @ every.mT).masked_fill(~seen, float("-inf"))
-        return scores.softmax(-1) @ every @ self.embedding.weight.T
+        mixed = own + self.scale * scores.softmax(-1) @ every
+        return mixed @ self.embedding.weight.T
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size
-    )
+    dist.init_process_group("gloo")
+    rank, pair = dist.get_rank(), dist.get_rank() // 2
     found = {}
 
     # Data parallel: other packs on each rank.
-    lengths = [[9, 4, 3], [5, 8]][rank]
-    generator = torch.Generator().manual_seed(rank)
-    ids = torch.randint(3, VOCABULARY, (sum(lengths),), generator=generator)
-    batch = PackedCollator()([{"input_ids": ids, "seq_lengths": lengths}])
+    ids = torch.randint(3, VOCABULARY, (sum(LENGTHS[rank]),))
+    batch = PackedCollator()([{"input_ids": ids, "seq_lengths": LENGTHS[rank]}])
     model = torch.nn.parallel.DistributedDataParallel(tiny_model("llama", "sdpa"))
     found["plain"] = check_ranks(model, batch)
     with enable_packing(model):
         found["enabled"] = check_ranks(model, batch)
 
-    # Context parallel: a record lies on both ranks.
-    part = slice(8 * rank, 8 * rank + 8)
-    ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(5))
-    own = {"input_ids": ids[:, part]}
-    for name, is_apart in (("apart", True), ("together", False)):
-        found[name] = check_ranks(ContextParallel(is_apart), own, records=RECORDS[:, part])
+    # Context parallel: pairs of ranks, each with a pack of its own; records lie on both of them.
+    pairs = [dist.new_group([2 * n, 2 * n + 1]) for n in range(dist.get_world_size() // 2)]
+    ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(pair))
+    own, places = pairs[pair], PLACES[rank % 2]
+    for name, layer in {
+        "apart": ContextParallel(own, True),
+        "together": ContextParallel(own, False),
+        "zeros": ContextParallel(own, False, scale=0.0),
+        "another pair's": ContextParallel(None, True),  # keys of all ranks, by numbers in a pack
+    }.items():
+        numbers = RECORDS[None, places] + 3 * pair
+        found[name] = check_ranks(layer, {"input_ids": ids[:, places]}, records=numbers)
 
     told = {name: [str(each), each.is_safe, each.max_leak] for name, each in found.items()}
     (folder / f"{rank}.json").write_text(json.dumps(told))
@@ -72,4 +82,4 @@ def main(rank: int, world_size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]))

@@ -60,6 +60,31 @@ def test_batches_without_two_records_in_a_row_prove_nothing(model):
                 report.require_safe()
 
 
+@pytest.mark.parametrize("part", ["o_proj", "lm_head"])
+def test_weights_that_begin_as_zeros_prove_nothing(model, part):
+    """The mask of ones leaks as soon as these weights have learnt something."""
+    batch = PackedCollator()([{"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [3, 2]}])
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    assert check_packing(model, batch).max_leak > 1.0
+
+    for name, weight in model.named_parameters():
+        if part in name:
+            torch.nn.init.zeros_(weight)
+    report = check_packing(model, batch)
+
+    assert report.max_leak == report.max_response == 0.0
+    assert not report.is_safe
+    with pytest.raises(ContractError, match=r"NOTHING WAS PROVEN, no token moves .* that are zero"):
+        report.require_safe()
+
+
+def test_records_of_one_token_that_leak_are_said_to(model):
+    batch = {"input_ids": IDS, "position_ids": ARANGE, "seq_idx": ARANGE}
+    report = check_packing(model, batch)
+    assert report.max_response == 0.0  # no record has a token behind its first
+    assert "RECORDS SEE EACH OTHER" in str(report)
+
+
 def test_frozen_parts_stay_in_eval(model):
     model.train()
     model.model.layers[0].eval()

@@ -565,3 +565,40 @@ def test_trainers_of_trl_that_tokenize_by_themselves_refuse_prepared_rows(
             train_dataset=make(pairs, DEMO).train,
             processing_class=tokenizer,
         )
+
+
+@pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
+@pytest.mark.parametrize("name", ["ORPO", "CPO"])
+def test_trainers_that_tokenize_row_by_row_have_the_losses_of_the_same_rows_as_text(
+    make, pairs, tmp_path, name
+):
+    pytest.importorskip("trl", reason="TRL is not installed")
+    home = importlib.import_module(f"trl.experimental.{name.lower()}")
+    plain, config = getattr(home, f"{name}Trainer"), getattr(home, f"{name}Config")
+    ours = Dataset.from_list(every_row(make(pairs, DEMO))[:8])
+    text = Dataset.from_list(pairs[:8])
+    losses = []
+    for rows, trainer_class in (
+        (ours, enable_preferences(plain)),
+        (text, plain),
+        (text, enable_preferences(plain)),
+    ):
+        model, tokenizer, args = tiny(tmp_path, max_steps=3, max_length=1024)
+        trainer = trainer_class(
+            model=model, args=config(**args), train_dataset=rows, processing_class=tokenizer
+        )
+        trainer.train()
+        losses.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
+    assert losses[0] == losses[1] == losses[2]
+
+    _, _, args = tiny(tmp_path, max_length=64)
+    with pytest.raises(ConfigError, match="max_length 64 of the trainer would cut answers"):
+        enable_preferences(plain)(
+            model=model, args=config(**args), train_dataset=ours, processing_class=tokenizer
+        )
+
+
+def test_a_trainer_of_another_kind_is_refused():
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    with pytest.raises(ConfigError, match="GRPOTrainer prepares rows in no way that is known"):
+        enable_preferences(trl.GRPOTrainer)

@@ -55,8 +55,8 @@ def test_the_same_version_twice_differs_in_nothing(tmp_path: Path) -> None:
 
 
 def test_tokens_of_one_version_only_are_marked() -> None:
-    old = {"ids": [1, 2, 3, 9], "mask": [0, 1, 1, 1]}
-    new = {"ids": [1, 5, 6, 3, 9], "mask": [0, 1, 1, 0, 1]}
+    old = {"input_ids": [1, 2, 3, 9], "trained": [False, True, True, True]}
+    new = {"input_ids": [1, 5, 6, 3, 9], "trained": [False, True, True, False, True]}
     runs = mask_runs(old, new, list("abcz"), list("axyCz"))
 
     assert runs == [("", "a"), ("del", "b"), ("ins", "xy"), ("loss", "C"), ("t", "z")]
@@ -67,3 +67,17 @@ def test_tokens_of_one_version_only_are_marked() -> None:
         ("t", "z"),
     ]
     assert mask_runs(None, None, [], []) == []
+
+
+def test_weights_that_changed_are_told(tmp_path: Path) -> None:
+    """A message weighs 0.5, then 1: the tokens and the mask are the same."""
+    turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b"}]
+    pages = []
+    for weight in (0.5, 1):
+        rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, weight)]
+        pages.append(open_address(made(tmp_path, rows).uri))
+    html = diff_report(pages[0], pages[1], tmp_path / "cache" / "tokenizers")
+
+    cells = "<td class=number>0.375</td><td class=number>0.625</td>"
+    assert f"<td>mean loss weight</td>{cells}" in html
+    assert "loss weight 0.5 -&gt; 1 (record" in html

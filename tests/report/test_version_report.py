@@ -8,22 +8,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import packhouse
 from packhouse.escaping import for_terminal
 from packhouse.packing import plan_packs
+from packhouse.packing.layout import published_schema
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.recipe import Recipe
+from packhouse.records.tables import PACKED
 from packhouse.report.figures import class_counts
 from packhouse.report.html import page
-from packhouse.report.measure import _Tally
+from packhouse.report.measure import measure
 from packhouse.report.tokens import plain, runs_of, token_texts
 from packhouse.report.version_report import MAX_BYTES, version_report
 from packhouse.store.address import open_address
+from packhouse.store.manifest import Manifest
 from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.loading import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.views.tables import Tables
 from tests.report.conftest import TOKENIZER, Made
 
 
@@ -143,24 +148,34 @@ def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> N
     assert dropped == [row["num_tokens"] for row in kept]
 
 
-def test_masks_are_counted_by_record_and_by_answer_in_both_layouts() -> None:
-    """Records of 5 and 3 tokens: the first answers twice (2 and 1 tokens), the second once (3)."""
-    rows = {"input_ids": [[1, 2, 3, 4, 5, 6, 7, 8]], "seq_lengths": [[5, 3]]}
-    ranges = [[(1, 3), (4, 5), (5, 8)]]
-    span = pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32())]))
-    batches = [
-        pa.record_batch({**rows, "labels": [[-100, 2, 3, -100, 5, 6, 7, 8]]}),
-        pa.record_batch({**rows, "trained_ranges": pa.array(ranges, span)}),
-    ]
-    for batch in batches:
-        tally = _Tally(16)
-        assert tally.add(batch) == 8
-        found = tally.to_json()
-        assert found["trained"] == [(3, 2)]
-        assert found["turns"][:3] == [[5, 2], [1, 1], [0, 0]]
+def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Path) -> None:
+    """Records of 5 and 3 tokens: the first answers twice (2 and 1 tokens), the second once (2)."""
+    ids = [[1, 2, 3, 4, 5, 6, 7, 8]]
+    rows = {"input_ids": ids, "seq_lengths": [[5, 3]], "record_ids": [["a", "b"]]}
+    ranges = pa.array([[(1, 3), (4, 5), (6, 8)]], PACKED.field("trained_ranges").type)
+    layouts = {
+        "labels": {**rows, "labels": [[-100, 2, 3, -100, 5, -100, 7, 8]]},
+        "compact": {**rows, "trained_ranges": ranges},
+    }
+    manifest = Manifest(
+        dataset="tiny", vid="0000", generation=0, files=(), configuration={"pack": {"seq_len": 16}}
+    )
+    for layout, columns in layouts.items():
+        schema = published_schema(layout)
+        batch = pa.record_batch([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+        pq.write_table(pa.table(batch), tmp_path / "x.parquet")
+        files = {"data": [(tmp_path / "x.parquet", "train")]}
+        tables = Tables(files=files, manifest=manifest, columns=())
+        found = measure(tables, {"train": 1}, 100)["splits"]["train"]
+        assert found["read_tokens"] == 8
+        assert found["trained"] == [(2, 1), (3, 1)]
+        assert found["turns"][:3] == [[4, 2], [1, 1], [0, 0]]
         assert found["per_pack"] == [(2, 1)]
         assert found["fill"][10] == 1
-        assert (found["shares"][12], found["shares"][19]) == (1, 1)
+        assert (found["shares"][12], found["shares"][13]) == (1, 1)
+        assert found["weights"] == []
+        (sample,) = found["samples"]
+        assert [each["trained"] for each in sample["records"]] == [[[1, 3], [4, 5]], [[1, 3]]]
 
 
 def test_a_character_of_several_tokens_is_text_of_the_last() -> None:
@@ -228,6 +243,10 @@ def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
     version = _prepared(tmp_path / "kto", verdicts, "kto")
     sides = {record["side"] for pack in _samples(version.report()) for record in pack["records"]}
     assert sides == {"good", "bad"}
+    labels = "<td>bad</td><td class=number>2</td></tr><tr><td>good</td><td class=number>2</td>"
+    assert labels in version.report()
+    assert "packhouse.load_preferences(" in version.report()
+    assert "SFTTrainer" not in version.report()
 
     turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
     rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, 1)]

@@ -1,0 +1,139 @@
+"""The views in parts, and what they say of weights and labels."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import packhouse
+from packhouse.errors import ContractError
+from packhouse.recipe import Recipe
+from packhouse.store import open_store, open_version, publish_version
+from packhouse.store.manifest import Manifest
+from packhouse.views import find_records
+from packhouse.views.diff import diff_versions
+from packhouse.views.tables import COLUMNS, Tables
+from tests.report.conftest import TOKENIZER
+from tests.store.versions import FACTS, pack_table, write_file
+
+MANIFEST = Manifest(
+    dataset="tiny", vid="0000", generation=0, files=(), configuration={"pack": {"seq_len": 8}}
+)
+
+
+def prepared(folder, rows, row_format="auto", **settings):
+    """Publish some rows."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "dataset": "rows",
+        "sources": [{"path": str(folder / "rows.jsonl"), "format": row_format}],
+        "tokenizer": str(TOKENIZER),
+        "publish": {"store": str(folder / "store")},
+        "pack": {"seq_len": 128},
+    }
+    recipe = Recipe.model_validate(recipe | settings)
+    return packhouse.prepare(recipe, cache=folder / "cache", progress=False)
+
+
+def test_parts_are_the_view_whatever_the_batches(tmp_path):
+    """Files of 2 and 1 row groups: packs are numbered through their split, and none is lost."""
+    paths = [tmp_path / name for name in ("0.parquet", "1.parquet")]
+    pq.write_table(pack_table(), paths[0], row_group_size=1)
+    pq.write_table(pack_table(9), paths[1])
+    files = {"data": [(path, "train") for path in paths]}
+    columns = [name for name in COLUMNS["packs"] if name != "text"]
+    tables = Tables(files=files, manifest=MANIFEST, columns=columns)
+    rows = tables.view("packs").to_pylist()
+
+    assert [part.num_rows for part in tables.parts("packs")] == [1, 1, 2]
+    assert [row["pack"] for row in rows] == [0, 1, 2, 3]
+    assert rows[2] == {
+        **{"split": "train", "pack": 2, "num_records": 2, "num_tokens": 5, "num_trained": 2},
+        **{"total_weight": 2.0, "label": None, "fill": 0.625, "num_padding": 3},
+        **{"input_ids": [9, 2, 3, 4, 5], "trained": [False, True, False, False, True]},
+        **{"loss_weights": [0, 1, 0, 0, 1], "record_ids": ["a", "b"], "seq_lengths": [3, 2]},
+    }
+
+
+def test_checked_packs_keep_to_the_contract_and_others_are_read_as_far_as_asked(tmp_path):
+    pq.write_table(pack_table(), tmp_path / "x.parquet")
+    short = Manifest(
+        dataset="tiny", vid="0000", generation=0, files=(), configuration={"pack": {"seq_len": 4}}
+    )
+    files = {"data": [(tmp_path / "x.parquet", "train")]}
+    tables = Tables(files=files, manifest=short, columns=["num_tokens"])
+    assert tables.view("packs")["num_tokens"].to_pylist() == [5, 2]
+    held = Tables(files=files, manifest=short, columns=["num_tokens"], checks_packs=True)
+    with pytest.raises(ContractError, match="has 5 tokens, over seq_len 4"):
+        held.view("packs")
+
+
+def test_a_version_without_a_kind_of_file_has_the_view_all_the_same():
+    for view in ("records", "packs", "contents", "quarantine", "dropped"):
+        columns = [name for name in COLUMNS[view] if name != "text"]
+        empty = Tables(files={}, manifest=MANIFEST, columns=columns).view(view)
+        assert (empty.num_rows, empty.column_names) == (0, columns)
+
+
+def test_weights_and_verdicts_of_records_are_those_of_their_rows(tmp_path):
+    """Message weights 0.25 and 1; verdicts good and bad."""
+    folders = [tmp_path / name for name in ("weights", "kto")]
+    for folder in folders:
+        folder.mkdir()
+    turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
+    rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, 1)]
+    version = prepared(folders[0], rows)
+    found = version.sql(
+        "select row, num_trained, total_weight, label, loss_weights from records order by row"
+    ).to_pylist()
+    for row, weight in zip(found, (0.25, 1), strict=True):
+        assert row["total_weight"] == weight * row["num_trained"] > 0
+        assert sum(row["loss_weights"]) == row["total_weight"]
+        assert row["label"] is None
+    query = "select sum(total_weight) as w, sum(num_padding) as p from packs"
+    (packs,) = version.sql(query).to_pylist()
+    assert packs["w"] == sum(row["total_weight"] for row in found)
+    assert packs["p"] == sum(s["num_padding"] for s in version.statistics.values())
+
+    verdicts = [{"prompt": f"Say {n}", "completion": f"{n}", "label": n != 1} for n in range(3)]
+    pack = {"seq_len": 128, "strategy": "none"}
+    version = prepared(folders[1], verdicts, "kto", pack=pack)
+    found = version.sql("select label, num_trained, total_weight from records order by row")
+    assert found["label"].to_pylist() == [1, 0, 1]
+    assert found["total_weight"].to_pylist() == found["num_trained"].to_pylist()
+
+
+def test_a_record_that_is_cut_is_found_whole(tmp_path):
+    rows = [{"instruction": f"Count to {n}.", "output": "1 " * n} for n in (40, 60, 80)]
+    version = prepared(
+        tmp_path,
+        rows,
+        pack={"seq_len": 64, "strategy": "concat"},
+        format={"template": "alpaca"},
+        audit={"max_untrained_packs": 1},
+    )
+    records = version.sql("select record_id, num_tokens, num_trained from records").to_pylist()
+    assert max(row["num_tokens"] for row in records) > 64
+    chosen = records[1:]
+    found = find_records(version._opened, {row["record_id"] for row in chosen} | {"none"})
+
+    assert sorted(found) == sorted(row["record_id"] for row in chosen)
+    for row in chosen:
+        one = found[row["record_id"]]
+        assert len(one["input_ids"]) == len(one["loss_weights"]) == row["num_tokens"]
+        assert sum(one["trained"]) == row["num_trained"]
+
+
+def test_records_of_other_weights_alone_are_told(tmp_path):
+    """a: weights 1, then 0.5; b and c: all 1, said in one version and left out in the other."""
+    store = open_store(str(tmp_path / "store"))
+    weights = [[0, 0.5, 0, 0, 1], [0, 1]]
+    weighted = pack_table().append_column("loss_weights", pa.array(weights, pa.list_(pa.float32())))
+    publish_version(store, "tiny", "aaaa", [write_file(tmp_path, pack_table(), "a")], FACTS, "prod")
+    publish_version(store, "tiny", "bbbb", [write_file(tmp_path, weighted, "b")], FACTS, "latest")
+    found = diff_versions(open_version(store, "tiny", "prod"), open_version(store, "tiny")).records
+
+    assert (found.num_changed_weights, found.num_changed_masks, found.num_same) == (1, 0, 2)
+    (change,) = found.examples["changed_weights"]
+    assert (change.record_id, change.detail) == ("a", "loss weight 1 -> 0.5")

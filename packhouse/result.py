@@ -187,7 +187,7 @@ def print_quality(audit: Mapping[str, Any]) -> None:
     """Print what the quality counters found; nothing where they found nothing."""
     found = audit.get("quality")
     if found and (lines := quality_lines(found)):
-        echo(f"\nquality (of {counted(found['dataset']['rows'], 'row')})")
+        echo(f"\nquality (of {counted(found['dataset'].get('rows', 0), 'row')})")
         for line in lines:
             print_text(line, 2)
 

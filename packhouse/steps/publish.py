@@ -17,7 +17,7 @@ from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts
 from packhouse.engine.step import AnyStep, Job, Step, Work
 from packhouse.errors import PackhouseError
-from packhouse.exports import FORMAT_KEYS
+from packhouse.exports import export_key
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
 from packhouse.packing import PackStatistics
@@ -91,7 +91,7 @@ class PublishParameters:
         """Return the JSON that goes into the key: how files are made, not where they go."""
         files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
         if self.publish.exports:
-            files["exports"] = [FORMAT_KEYS.get(name, name) for name in self.publish.exports]
+            files["exports"] = [export_key(each) for each in self.publish.exports]
         return {
             "publish": files,
             "dataset": self.dataset,

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from typing_extensions import TypedDict
 
 from packhouse.errors import ConfigError
+from packhouse.recipe.publish import MAX_SHARDS
 
 __all__ = ["FACT_TYPES", "check_facts"]
 
@@ -108,8 +109,13 @@ class _Pack(TypedDict, total=False):
     pad_record_to_multiple_of: Annotated[_Count, Field(gt=0)]
 
 
+class _Export(TypedDict):
+    format: str
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
+
+
 class _Publish(TypedDict, total=False):
-    exports: list[str]
+    exports: list[str | _Export]
 
 
 class _Configuration(TypedDict, total=False):

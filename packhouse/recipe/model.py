@@ -124,7 +124,7 @@ class Recipe(Section):
             raise ValueError(f"{setting} is not for sources of format {kind}: each answer is whole")
         if kind == "kto" and pack.strategy != "none":
             raise ValueError("format kto needs pack.strategy none: a pack has no one label")
-        for name in set(self.publish.exports) - {"arrow", "trl"}:
+        for name in {each.format for each in self.publish.exports} - {"arrow", "trl"}:
             raise ValueError(f"export {name} would train rejected answers like chosen ones")
         return self
 

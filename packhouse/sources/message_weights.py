@@ -7,7 +7,16 @@ import orjson
 
 from packhouse.plugins import BadRowError
 
-__all__ = ["MAX_WEIGHT", "SPANS", "WEIGHTS", "read_spans", "read_weight", "weigh_parts"]
+__all__ = [
+    "MAX_WEIGHT",
+    "SPANS",
+    "WEIGHTS",
+    "Pieces",
+    "part_sizes",
+    "read_spans",
+    "read_weight",
+    "weigh_parts",
+]
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
 """Fields that are read; `loss_scale` is ms-swift's, `train` and `training` Axolotl's and others',
@@ -16,8 +25,11 @@ WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
 SPANS = ("train_detail", "training_detail")
 """Axolotl's fields of spans of a content."""
 
+Pieces = list[tuple[str, float | None]]
+"""Text and own weight (None: the turn's) of each part of a message."""
+
 Parts = Sequence[tuple[int, float | None]]
-"""Characters and own weight (None: the turn's) of each part of a message."""
+"""The same with characters for text."""
 
 _FLAGS = ("train", "training", "loss")
 _SAY_NOTHING: dict[str, tuple[object, ...]] = {
@@ -65,14 +77,30 @@ def read_weight(message: object, number: int) -> float | None:
     return next(iter(stated.values()), None)
 
 
-def read_spans(
-    message: dict[str, object], content: str, number: int
-) -> list[tuple[int, float | None]] | None:
+def part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
+    """Return the characters and the weight of each part of one text.
+
+    A border behind a space is put before it, since tokens begin with the space before a word: the
+    whole word is trained, or none of it.
+
+    Example:
+        >>> part_sizes([("Hm. ", 0.0), ("Four.", None)])
+        [(3, 0.0), (6, None)]
+    """
+    sizes = [(len(text), own) for text, own in pieces if text]
+    texts = [text for text, _ in pieces if text]
+    for at in range(1, len(sizes)):
+        (before, own), (size, next_own) = sizes[at - 1 : at + 1]
+        if own != next_own and texts[at - 1].endswith(" "):
+            sizes[at - 1 : at + 1] = (before - 1, own), (size + 1, next_own)
+    return sizes
+
+
+def read_spans(message: dict[str, object], content: str, number: int) -> Pieces | None:
     """Return the parts of a content that Axolotl's spans cut it into; None without any.
 
     Offsets count characters, and the last one of a span belongs to it. What is in no span that is
-    trained is not trained. A border behind a space is put before it, since tokens begin with the
-    space before a word: so the tokens are those that Axolotl trains.
+    trained is not trained.
 
     Raises:
         BadRowError: they are no spans of this content.
@@ -81,7 +109,7 @@ def read_spans(
         >>> spans = [{"begin_offset": 0, "end_offset": 3, "train": False},
         ...          {"begin_offset": 4, "end_offset": 8, "train": True}]
         >>> read_spans({"train_detail": spans}, "Hm. Four.", 1)
-        [(3, 0.0), (6, 1.0), (0, 0.0)]
+        [('Hm. ', 0.0), ('Four.', 1.0), ('', 0.0)]
     """
     field = next((name for name in SPANS if message.get(name) not in _NO_SPANS), None)
     if field is None:
@@ -103,17 +131,14 @@ def read_spans(
             what = f"{where}: characters {begin} to {end} of a content of {len(content)}"
             raise BadRowError("type", f"{what}; offsets count from 0, the last one included")
         if train:
-            stop = min(end + 1, len(content))
-            is_inner = stop < len(content)
-            begin -= content.endswith(" ", 0, begin)
-            trained.append((begin, stop - (is_inner and content.endswith(" ", 0, stop))))
-    parts, at = list[tuple[int, float | None]](), 0
+            trained.append((begin, min(end + 1, len(content))))
+    parts, at = Pieces(), 0
     for begin, stop in sorted(trained):
         begin = max(begin, at)
         if begin < stop:
-            parts += [(begin - at, 0.0), (stop - begin, 1.0)]
+            parts += [(content[at:begin], 0.0), (content[begin:stop], 1.0)]
             at = stop
-    return [*parts, (len(content) - at, 0.0)]
+    return [*parts, (content[at:], 0.0)]
 
 
 _NO_SPANS: tuple[object, ...] = (None, True, 1, [])

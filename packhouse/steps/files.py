@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from packhouse import exports
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
-from packhouse.exports import set_name, write_export
+from packhouse.exports import check_shards, set_name, write_export
 from packhouse.loaders.versions import read_rows
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.tables import read_table
@@ -78,11 +78,17 @@ class ExportParameters:
     format: str
     by_source: bool
     """True if a side has sets by source."""
+    shards: int = 1
+    """Files of each set."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
-        key = {"of": "exports", "format": exports.FORMAT_KEYS.get(self.format, self.format)}
-        return key | ({"by_source": True} if self.by_source else {})
+        return {
+            "of": "exports",
+            "format": exports.FORMAT_KEYS.get(self.format, self.format),
+            **({"by_source": True} if self.by_source else {}),
+            **({"shards": self.shards} if self.shards > 1 else {}),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,16 +161,28 @@ def jobs(
         pack: the job that planned the packs.
         packed: its facts.
         gathered: the jobs of gather, by side.
+
+    Raises:
+        ConfigError: an export has more shards than a set has packs.
     """
+    for side, planned in packed.sides.items():
+        sets = {set_name(side, name): own["packs"] for name, own in planned.by_source.items()}
+        for name, num_packs in (sets or {side: planned.num_packs}).items():
+            for export in recipe.publish.exports:
+                check_shards(name, num_packs, export.shards)
     data = [job for side in gathered for job in _data_jobs(recipe, side, packed, gathered[side])]
     files: list[Job[FilesParameters]] = [*data]
     files += [
         FILES.job(
-            ExportParameters(format=name, by_source=recipe.split.eval_by_source),
+            ExportParameters(
+                format=export.format,
+                by_source=recipe.split.eval_by_source,
+                shards=export.shards,
+            ),
             inputs=[job.ref for job in data],
-            label=f"export {name}",
+            label=f"export {export.format}",
         )
-        for name in recipe.publish.exports
+        for export in recipe.publish.exports
     ]
     for number, first in enumerate(range(0, packed.rows_in, _RECORDS_PER_FILE)):
         last = min(first + _RECORDS_PER_FILE, packed.rows_in)
@@ -305,7 +323,8 @@ def _write_exports(
     pack = work.recipe.pack
     by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
     for (split, source), files in by_set:
-        paths = [receipt.path(file.name) for file, receipt in files]
+        own = list(files)
+        paths = [receipt.path(file.name) for file, receipt in own]
         for path in write_export(
             itertools.chain.from_iterable(map(read_rows, paths)),
             parameters.format,
@@ -314,6 +333,8 @@ def _write_exports(
             pack.pad_record_to_multiple_of,
             pack.seq_len,
             preferences=work.recipe.preferences,
+            num_shards=parameters.shards,
+            num_rows=sum(file.rows for file, _ in own),
         ):
             inner = path.relative_to(staged).as_posix()
             name = f"{parameters.format}-{inner.replace('/', '-')}"

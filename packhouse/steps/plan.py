@@ -102,7 +102,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
         SourceError: a source does not exist or cannot be what it says.
         TokenizerError: the tokenizer folder is not one.
     """
-    if "msgpack" in recipe.publish.exports:
+    if "msgpack" in (export.format for export in recipe.publish.exports):
         # Now, and not when all other work is done.
         import_extra("msgpack", "msgpack", "export format 'msgpack'")
     tokenizer = fingerprint_tokenizer(recipe.tokenizer)

@@ -17,7 +17,7 @@ from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts
 from packhouse.engine.step import AnyStep, Job, Step, Work
 from packhouse.errors import PackhouseError
-from packhouse.exports import FORMAT_KEYS
+from packhouse.exports import export_key
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
 from packhouse.packing import PackStatistics
@@ -28,10 +28,11 @@ from packhouse.report.version_report import unpublished_report
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.reshaping import expression_libraries
 from packhouse.steps.audit import AUDIT, combine_audits
+from packhouse.steps.eval_side import SplitCounts
 from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER
-from packhouse.steps.pack import PACK, SIDES, Side, SplitCounts
+from packhouse.steps.pack import PACK, SIDES, Side
 from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.steps.tokenize import TOKENIZE, TokenizerFacts
 from packhouse.steps.validate import VALIDATE
@@ -90,7 +91,7 @@ class PublishParameters:
         """Return the JSON that goes into the key: how files are made, not where they go."""
         files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
         if self.publish.exports:
-            files["exports"] = [FORMAT_KEYS.get(name, name) for name in self.publish.exports]
+            files["exports"] = [export_key(each) for each in self.publish.exports]
         return {
             "publish": files,
             "dataset": self.dataset,

@@ -7,6 +7,7 @@ computed again; that needs no ref and no secret. Someone who changes all these p
 is found only by a ref, which recorded the manifest's id.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from packhouse.errors import ContractError
 from packhouse.escaping import for_terminal
+from packhouse.recipe.publish import shard_names
 from packhouse.records.ledger import LedgerLine, check_ledger, filters_of
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry, Manifest
@@ -176,10 +178,16 @@ def _differences(manifest: Manifest) -> Iterator[str]:
     names = [_rows_read(manifest), manifest.audit["sources"], manifest.counts["sources"]]
     if len({frozenset(each) for each in names}) > 1:
         yield "lineage, audit and counts name different sources"
-    for name in manifest.configuration.get("publish", {}).get("exports", ()):
-        there = {e.split for e in manifest.files if e.key.startswith(f"exports/{name}/")}
-        if missing := [split for split in splits if split not in there]:
-            yield f"export '{name}' of {', '.join(missing)} is missing"
+    for export in manifest.configuration.get("publish", {}).get("exports", ()):
+        name, shards = (
+            (export, 1) if isinstance(export, str) else (export["format"], export["shards"])
+        )
+        shard = re.compile("" if shards == 1 else rf"-\d{{5}}-of-{shards:05d}")
+        own = [entry for entry in manifest.files if entry.key.startswith(f"exports/{name}/")]
+        there = {(entry.split, found) for entry in own for found in shard.findall(entry.key)}
+        for part in shard_names("", shards):
+            if missing := [split for split in splits if (split, part) not in there]:
+                yield f"export '{name}{part}' of {', '.join(missing)} is missing"
 
 
 _Pair = tuple[str, int | None, str, int | None]

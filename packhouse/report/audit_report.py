@@ -116,7 +116,7 @@ class AuditReport:
         >>> report = audit(rows, "deployments/demo/tokenizer", progress=False,
         ...     cache=getfixture("tmp_path"))
         >>> report.summary()[0]
-        '1 tokenized rows, 1 records, 4 tokens, 25.0% of them trained'
+        '1 tokenized row, 1 record, 4 tokens, 25.0% of them trained'
     """
 
     data: str

@@ -4,6 +4,7 @@ Records are compared by id, as `packhouse diff` does. Of each kind of change som
 with their tokens: those that `packhouse diff` names, 1,500 tokens of each.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,7 +141,13 @@ def _settings_section(found: Diff) -> str:
 
 
 def _short(value: Any) -> str:
-    text = "" if value is None else str(value)
+    """Return a setting as recipes have it.
+
+    Example:
+        >>> _short(True), _short({"seed": None}), _short("all")
+        ('true', '{"seed": null}', 'all')
+    """
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 300 else f"{text[:300]} ..."
 
 

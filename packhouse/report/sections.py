@@ -117,6 +117,7 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
     """How a trainer and a shell read the version."""
     where = uri or f"STORE/{manifest.dataset}@{manifest.version}"
     split = next(iter(splits_of(manifest)), "train")
+    trainer = "transformers' Trainer" if _is_of_classes(manifest) else "TRL's SFTTrainer and others"
     python = (
         "import packhouse\n\n"
         f"rows = packhouse.load_preferences({where.rpartition('@')[0]!r}, "
@@ -125,7 +126,7 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
         else "import packhouse\n\n"
         f"version = packhouse.open_version({where!r})\n"
         f"version.{split if split in ('train', 'eval') else 'train'}"
-        "  # a datasets.Dataset, for TRL's SFTTrainer and others"
+        f"  # a datasets.Dataset, for {trainer}"
     )
     shell = f"packhouse inspect '{where}'\npackhouse verify '{where}'"
     said = (

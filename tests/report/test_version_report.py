@@ -288,6 +288,7 @@ def test_of_classes_labels_are_what_is_trained(tmp_path: Path, shared: Path) -> 
     assert "no token is trained" in shown[0]
     assert "<figure" not in shown[0]
     assert "trained on: labels." in html
+    assert "SFTTrainer" not in html
 
 
 def test_the_share_of_the_version_is_said_beside_that_of_all_rows(tmp_path: Path) -> None:

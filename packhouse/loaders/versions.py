@@ -331,6 +331,8 @@ def mapped_file(
 
     def convert() -> None:
         source = verified_file(opened, entry, cache, verify)
+        for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed: large
+            left.unlink(missing_ok=True)
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         writer = None
         try:

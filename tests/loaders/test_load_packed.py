@@ -12,7 +12,7 @@ import pytest
 
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
 from packhouse.loaders import load_packed
-from packhouse.loaders.versions import read_rows
+from packhouse.loaders.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.address import open_address
 

@@ -33,8 +33,9 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
+from packhouse.loaders.copies import read_rows, verified_file
 from packhouse.loaders.preferences import preference_columns
-from packhouse.loaders.versions import cache_folder, read_rows, verified_file
+from packhouse.loaders.versions import cache_folder
 from packhouse.near import near_name
 from packhouse.packing.layout import preference_names
 from packhouse.recipe.publish import NO_NPY, ExportConfig, ExportFormat, shard_names

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError
-from packhouse.loaders.versions import cache_folder, check_verify, map_rows, mapped_file, open_split
+from packhouse.loaders.copies import mapped_file
+from packhouse.loaders.versions import cache_folder, check_verify, map_rows, open_split
 from packhouse.packing.layout import IGNORE_INDEX, preference_names
 from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, zero_based
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.loaders.versions import mapped_file, verified_file
+from packhouse.loaders.copies import mapped_file, verified_file
 from packhouse.store import FileEntry, OpenVersion
 from packhouse.store.contracts import checked_rows
 

@@ -23,7 +23,7 @@ from packhouse import exports
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
 from packhouse.exports import check_shards, set_name, write_export
-from packhouse.loaders.versions import read_rows
+from packhouse.loaders.copies import read_rows
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.tables import read_table
 from packhouse.runtime.fingerprint import digest

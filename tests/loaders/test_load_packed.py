@@ -12,7 +12,7 @@ import pytest
 
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
 from packhouse.loaders import load_packed
-from packhouse.loaders.versions import read_rows
+from packhouse.loaders.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.address import open_address
 
@@ -235,3 +235,16 @@ def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path, monke
         load_packed(records, cache=tmp_path)
         with enable_packing("llama"):
             load_packed(packs, cache=tmp_path)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(make_version, tmp_path):
+    uri = make_version()
+    load_packed(uri, cache=tmp_path)
+    (mapped,) = (tmp_path / "loaded").glob("*.arrow")
+    mapped.unlink()
+    left = mapped.with_name(f".{mapped.name}.0123456789abcdef")
+    left.write_bytes(b"half")
+
+    assert load_packed(uri, cache=tmp_path).num_rows
+    assert mapped.exists()
+    assert not left.exists()

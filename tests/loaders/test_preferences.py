@@ -25,8 +25,8 @@ from packhouse.loaders import (
     load_packed,
     load_preferences,
 )
+from packhouse.loaders.copies import read_rows
 from packhouse.loaders.preferences import preference_columns
-from packhouse.loaders.versions import read_rows
 from packhouse.recipe import Recipe
 from packhouse.steps import validate
 from packhouse.store import open_version

@@ -15,9 +15,9 @@ from packhouse.plugins import BadRowError
 from packhouse.sources.message_weights import (
     SPANS,
     WEIGHTS,
-    read_spans,
+    Pieces,
     read_weight,
-    weigh_parts,
+    weigh_message,
 )
 from packhouse.sources.strict import hidden_fault, parse_text
 
@@ -210,20 +210,10 @@ def _read_message(message: object, number: int) -> Turn:
     thought = next(filter(None, fields), thought)
     content = "".join(text for text, _ in said)
     reasoning = "".join(text for text, _ in thought)
-    weight = read_weight(message, number)
-    if weight and role != "assistant" and message.get("loss_scale") not in (None, 1, []):
-        raise BadRowError("type", f"message {number}: loss_scale is of answers, not of {role}")
-    sizes = [(len(text), own) for text, own in said]
-    is_weighed = any(own is not None for _, own in thought)
-    if (spans := read_spans(message, content, number)) is not None:
-        if calls or isinstance(value, list) or is_weighed:
-            detail = "spans beside tool calls or parts; say with `train` of parts what is trained"
-            raise BadRowError("type", f"message {number}: {detail}")
-        sizes, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
-        thought = [(reasoning, 0.0)]
-    if is_weighed:
-        sizes = [*((len(text), own) for text, own in thought), *sizes]
-    weight, part_weights = weigh_parts(sizes, weight, role, number)
+    is_text = not calls and not isinstance(value, list)
+    weight, part_weights = weigh_message(
+        message, role, said, thought, is_text=is_text, number=number
+    )
     return (
         role,
         content,
@@ -237,13 +227,9 @@ def _read_message(message: object, number: int) -> Turn:
     )
 
 
-_Pieces = list[tuple[str, float | None]]
-"""Texts, and the weight that each has of its own."""
-
-
 def _read_content(
     value: object, calls: list[object], number: int
-) -> tuple[_Pieces, _Pieces, list[object]]:
+) -> tuple[Pieces, Pieces, list[object]]:
     """Return text, reasoning and tool calls: `calls`, and those among the content's parts."""
     if type(value) is str:
         return [(value, None)], [], calls
@@ -252,7 +238,7 @@ def _read_content(
     if not isinstance(value, list):
         what = "null without tool calls" if value is None else f"{kind_of(value)}, not text"
         raise BadRowError("type", f"message {number}: content is {what}")
-    pieces: dict[str, _Pieces] = {"text": [], "reasoning": []}
+    pieces: dict[str, Pieces] = {"text": [], "reasoning": []}
     calls = list(calls)
     for part in value:
         kind, text = _read_part(part, number)
@@ -266,7 +252,7 @@ def _read_content(
     return pieces["text"], pieces["reasoning"], calls
 
 
-def _read_reasoning(message: dict[str, Any], name: str, number: int) -> _Pieces:
+def _read_reasoning(message: dict[str, Any], name: str, number: int) -> Pieces:
     """Return reasoning that stands beside the content, as text or in parts."""
     value = message.get(name)
     if not isinstance(value, list):

@@ -17,7 +17,8 @@ from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
-from packhouse.steps.pack import Side, SplitCounts
+from packhouse.steps.eval_side import SplitCounts
+from packhouse.steps.pack import Side
 from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
@@ -186,7 +187,7 @@ def print_quality(audit: Mapping[str, Any]) -> None:
     """Print what the quality counters found; nothing where they found nothing."""
     found = audit.get("quality")
     if found and (lines := quality_lines(found)):
-        echo(f"\nquality (of {counted(found['dataset']['rows'], 'row')})")
+        echo(f"\nquality (of {counted(found['dataset'].get('rows', 0), 'row')})")
         for line in lines:
             print_text(line, 2)
 

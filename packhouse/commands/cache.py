@@ -129,9 +129,8 @@ def gc_command(
     if kept.steps and not unfinished:
         runs = counted(kept.num_runs, "unfinished run")
         echo(
-            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: held for "
-            f"{runs} to "
-            f"go on from, until {until} at the latest; --unfinished frees them"
+            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: held for {runs} "
+            f"to go on from, until {until} at the latest; --unfinished frees them"
         )
 
 

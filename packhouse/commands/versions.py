@@ -31,9 +31,9 @@ def echo_json(value: Any) -> None:
     echo(json.dumps(value, sort_keys=True, indent=2))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table; numbers go to the right."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")

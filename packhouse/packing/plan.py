@@ -107,7 +107,8 @@ def plan_packs(
         index = int(np.argmax(lengths > seq_len))
         raise SequenceTooLongError(
             f"sequence {index} has {lengths[index]:,} tokens, over seq_len {seq_len:,}. "
-            "Apply an over_length policy before planning, or raise seq_len.",
+            "Leave it out before planning (`over_length='drop'` where that is taken), or raise "
+            "seq_len.",
             index=index,
             num_tokens=int(lengths[index]),
             seq_len=seq_len,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.pages import html_text
-from packhouse.report.counts import totals_of
 from packhouse.report.figures import compare_figure
 from packhouse.report.html import details, figure, header, page, section, table
 from packhouse.report.samples import label_text, weights_text
@@ -21,6 +20,7 @@ from packhouse.report.tokens import pipeline_of, token_texts
 from packhouse.report.version_report import measured_of
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
+from packhouse.store.counts import totals_of
 from packhouse.store.manifest import Manifest
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline

@@ -271,21 +271,22 @@ def seq_len_figure(
 def compare_figure(
     name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
 ) -> Figure:
-    """Two distributions of lengths, each as shares of its own records."""
+    """Two distributions of lengths, each as shares of its own records.
+
+    A line keeps its height until its next point, so it falls to 0 where a class ends: 5 and 100
+    give 1/2 from 4 to 5, 0 from there to 96, 1/2 to 112.
+    """
     bins = {each: class_counts(own) for each, own in series.items()}
     tops = sorted({top for own in bins.values() for top in own})
-    totals = {each: max(sum(own.values()), 1) for each, own in bins.items()}
-    values: list[dict[str, Any]] = [
-        {
-            "from": at,
-            "bin": _range(top),
-            "of": each,
-            "n": own.get(top, 0),
-            "share": own.get(top, 0) / totals[each],
-        }
-        for each, own in bins.items()
-        for at, top in (*((_left(top), top) for top in tops), *((top, top) for top in tops[-1:]))
-    ]
+    values: list[dict[str, Any]] = []
+    for each, own in bins.items():
+        total = max(sum(own.values()), 1)
+        points = {max(top, 0.7): (0, "") for top in tops}
+        points |= {_left(top): (own.get(top, 0), _range(top)) for top in tops}
+        values += [
+            {"from": at, "bin": shown, "of": each, "n": n, "share": n / total}
+            for at, (n, shown) in sorted(points.items())
+        ]
     spec = _spec(
         values,
         mark={"type": "line", "interpolate": "step-after", "strokeWidth": 2},

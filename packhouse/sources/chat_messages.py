@@ -1,10 +1,12 @@
 """Messages in the forms that files write them in -> turns of a conversation.
 
 Tool calls and tool definitions become JSON text in one form: compact, keys in the file's order
-(templates print them in that order), call arguments as objects whether the file wrote them as
-objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in OpenAI's wrapping.
+(templates print them in that order), call arguments as objects where the file wrote these, or text
+in the usual form (`{"a": 1}`), else as text, bare definitions (`{"name": ..., "parameters": ...}`)
+in OpenAI's wrapping.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -318,11 +320,13 @@ def _read_calls(value: object, number: int) -> list[object]:
 
 
 def _read_arguments(text: str, what: str) -> object:
-    """Return an object, or the text where it is none, as a model may have written it.
+    """Return an object; a text that is none, or is one written another way, is kept as it is.
+
+    A template that joins texts writes the row's own; others get the object that it says.
 
     Example:
-        >>> _read_arguments('{"a": 1}', ""), _read_arguments('{"a": ', "")
-        ({'a': 1}, '{"a": ')
+        >>> [_read_arguments(text, "") for text in ('{"a": 1}', '{"a":1}', '{"a": ')]
+        [{'a': 1}, '{"a":1}', '{"a": ']
     """
     try:
         value = parse_field(text or "{}", what)
@@ -330,7 +334,8 @@ def _read_arguments(text: str, what: str) -> object:
         if error.reason != "tool_calls":  # JSON, but with a fault such as a key given twice
             raise
         return text
-    return value if isinstance(value, dict) else text
+    is_usual = isinstance(value, dict) and json.dumps(value, ensure_ascii=False) == (text or "{}")
+    return value if is_usual else text
 
 
 def read_tools(tools: object) -> str | None:

@@ -20,10 +20,10 @@ SPANS = ("train_detail", "training_detail")
 """Axolotl's fields of spans of a content."""
 
 Pieces = list[tuple[str, float | None]]
-"""Texts of a content, and the weight that each has of its own."""
+"""Text and own weight (None: the turn's) of each part of a message."""
 
 Parts = Sequence[tuple[int, float | None]]
-"""Characters and own weight (None: the turn's) of each part of a message."""
+"""The same with characters for text."""
 
 _FLAGS = ("train", "training", "loss")
 MAX_WEIGHT = 1e6
@@ -94,10 +94,9 @@ def weigh_message(
     Example:
         >>> said = [("Hm. ", 0.0), ("Four.", None)]
         >>> weigh_message({}, "assistant", said, [], is_text=False, number=1)
-        (None, '[[4,0.0],[5,null]]')
+        (None, '[[3,0.0],[6,null]]')
     """
     weight = read_weight(message, number, is_answer=role == "assistant")
-    sizes = [(len(text), own) for text, own in said]
     is_weighed = any(own is not None for _, own in thought)
     spans = _read_spans(message, "".join(text for text, _ in said), number)
     if spans == [] and weight is None:  # as Axolotl reads it: no part is trained
@@ -106,21 +105,36 @@ def weigh_message(
         if not is_text or is_weighed:
             detail = "spans beside tool calls or parts; say with `train` of parts what is trained"
             raise BadRowError("type", f"message {number}: {detail}")
-        sizes, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
+        said, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
         thought = [("".join(text for text, _ in thought), 0.0)]
-    if is_weighed:
-        sizes = [*((len(text), own) for text, own in thought), *sizes]
+    sizes = [*(_part_sizes(thought) if is_weighed else ()), *_part_sizes(said)]
     return _weigh_parts(sizes, weight, role, number)
 
 
-def _read_spans(
-    message: dict[str, object], content: str, number: int
-) -> list[tuple[int, float | None]] | None:
+def _part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
+    """Return the characters and the weight of each part of one text.
+
+    A border behind a space is put before it, since tokens begin with the space before a word: the
+    whole word is trained, or none of it.
+
+    Example:
+        >>> _part_sizes([("Hm. ", 0.0), ("Four.", None)])
+        [(3, 0.0), (6, None)]
+    """
+    sizes = [(len(text), own) for text, own in pieces if text]
+    texts = [text for text, _ in pieces if text]
+    for at in range(1, len(sizes)):
+        (before, own), (size, next_own) = sizes[at - 1 : at + 1]
+        if own != next_own and texts[at - 1].endswith(" "):
+            sizes[at - 1 : at + 1] = (before - 1, own), (size + 1, next_own)
+    return sizes
+
+
+def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces | None:
     """Return the parts of a content that Axolotl's spans cut it into; None without the field.
 
     A list without spans has no parts. Offsets count characters, and the last one of a span belongs
-    to it. What is in no span that is trained is not trained. A border behind a space is put before
-    it, since tokens begin with the space before a word: so the tokens are what Axolotl trains.
+    to it. What is in no span that is trained is not trained.
 
     Raises:
         BadRowError: they are no spans of this content.
@@ -129,7 +143,7 @@ def _read_spans(
         >>> spans = [{"begin_offset": 0, "end_offset": 3, "train": False},
         ...          {"begin_offset": 4, "end_offset": 8, "train": True}]
         >>> _read_spans({"train_detail": spans}, "Hm. Four.", 1)
-        [(3, 0.0), (6, 1.0), (0, 0.0)]
+        [('Hm. ', 0.0), ('Four.', 1.0), ('', 0.0)]
     """
     given = [name for name in SPANS if message.get(name) is not None]
     if not given:
@@ -155,17 +169,14 @@ def _read_spans(
             what = f"{where}: characters {begin} to {end} of a content of {len(content)}"
             raise BadRowError("type", f"{what}; offsets count from 0, the last one included")
         if train:
-            stop = min(end + 1, len(content))
-            is_inner = stop < len(content)
-            begin -= content.endswith(" ", 0, begin)
-            trained.append((begin, stop - (is_inner and content.endswith(" ", 0, stop))))
-    parts, at = list[tuple[int, float | None]](), 0
+            trained.append((begin, min(end + 1, len(content))))
+    parts, at = Pieces(), 0
     for begin, stop in sorted(trained):
         begin = max(begin, at)
         if begin < stop:
-            parts += [(begin - at, 0.0), (stop - begin, 1.0)]
+            parts += [(content[at:begin], 0.0), (content[begin:stop], 1.0)]
             at = stop
-    return [*parts, (len(content) - at, 0.0)]
+    return [*parts, (content[at:], 0.0)]
 
 
 def _weigh_parts(

@@ -28,10 +28,11 @@ from packhouse.report.version_report import unpublished_report
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.reshaping import expression_libraries
 from packhouse.steps.audit import AUDIT, combine_audits
+from packhouse.steps.eval_side import SplitCounts
 from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER
-from packhouse.steps.pack import PACK, SIDES, Side, SplitCounts
+from packhouse.steps.pack import PACK, SIDES, Side
 from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.steps.tokenize import TOKENIZE, TokenizerFacts
 from packhouse.steps.validate import VALIDATE

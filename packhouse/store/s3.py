@@ -79,16 +79,17 @@ class S3Store(ObjectStore):
                 data += chunk
                 if len(data) >= length:
                     break
+            tag = answer["ETag"].strip('"')
         whole = f"/{answer['ContentLength']}" if "ContentRange" not in answer else None
         size = re.search(r"/([0-9]{1,18})$", whole or answer["ContentRange"])  # `bytes 0-9/1234`
-        return Part(bytes(data[:length]), int(size[1]) if size else -1, answer["ETag"].strip('"'))
+        return Part(bytes(data[:length]), int(size[1]) if size else -1, tag)
 
     @override
     def head(self, key: str) -> ObjectInfo:
         with self._request(key):
             answer = self._client.head_object(**self._at(key))
-        modified = answer["LastModified"].timestamp()
-        return ObjectInfo(key, answer["ContentLength"], modified, answer["ETag"].strip('"'))
+            modified = answer["LastModified"].timestamp()
+            return ObjectInfo(key, answer["ContentLength"], modified, answer["ETag"].strip('"'))
 
     @override
     def put_create(self, key: str, body: bytes | FileBody) -> str:
@@ -125,7 +126,7 @@ class S3Store(ObjectStore):
         file = body.open() if isinstance(body, FileBody) else io.BytesIO(body)
         with file, self._request(key):
             answer = self._client.put_object(**request, Body=file)
-        tag: str = answer["ETag"].strip('"')
+            tag: str = answer["ETag"].strip('"')
         return tag
 
     @override
@@ -204,6 +205,11 @@ class S3Store(ObjectStore):
             ) from error
         except boto.ParamValidationError as error:
             raise ConfigError(f"{place}: {error}") from error
+        except KeyError as error:
+            raise StoreError(
+                f"{place}: the answer has no {error}, which every S3 server gives; see `packhouse "
+                "doctor storage`"
+            ) from error
         # No answer, half of one, or no connection.
         except (urllib3.exceptions.HTTPError, boto.BotoCoreError) as error:
             raise TransientError(f"{place}: {error}", key=key) from error

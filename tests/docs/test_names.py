@@ -35,6 +35,16 @@ def test_a_table_has_a_row_for_each_name(text, names):
     assert names - first_cells(text) == set()
 
 
+@pytest.mark.parametrize("page", ["architecture.md", "contributor.md"])
+def test_files_that_a_page_names_are_there(page):
+    named = set(re.findall(r"`([\w./-]+/[\w./-]*|\w+\.py)`", (DOCS / page).read_text()))
+    roots = (DOCS.parent, DOCS.parent / "packhouse")
+    assert len(named) > 10
+    assert [
+        path for path in sorted(named) if not any((root / path).exists() for root in roots)
+    ] == []
+
+
 @pytest.mark.parametrize("name", single_turn.SINGLE_TURN)
 def test_each_template_is_explained(name):
     assert re.search(rf"^    {name}\s", single_turn.__doc__, re.MULTILINE)

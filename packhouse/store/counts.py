@@ -3,8 +3,9 @@
 from packhouse.packing import PackStatistics
 from packhouse.records.ledger import sum_by_reason
 from packhouse.store.manifest import Manifest
+from packhouse.wording import by_name, counted
 
-__all__ = ["splits_of", "totals_of"]
+__all__ = ["numbers_of", "splits_of", "totals_of"]
 
 
 def totals_of(manifest: Manifest) -> dict[str, int]:
@@ -26,6 +27,24 @@ _OF_SPLITS = {
     "trained tokens": "num_trained",
     "padding": "num_padding",
 }
+
+
+def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what a manifest says of rows and splits: names and values."""
+    ledger = manifest.counts.get("ledger", [])
+    lines = [("rows read", f"{ledger[0].get('rows_in', 0):,}" if ledger else "0")]
+    for kind in ("quarantined", "dropped"):
+        sums = sum_by_reason(ledger, kind)
+        lines.append((kind, f"{sums.total():,} ({by_name(sums)})" if sums else "0"))
+    for name, side in splits_of(manifest).items():
+        share = side.num_trained / max(side.num_tokens, 1)
+        said = (
+            f"{counted(side.num_packs, 'pack')} of {side.seq_len:,} tokens, {side.fill:.2%} full; "
+            f"{counted(side.num_sequences, 'record')}, {counted(side.num_tokens, 'token')}, "
+            f"{share:.1%} trained"
+        )
+        lines.append((name, said))
+    return lines
 
 
 def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:

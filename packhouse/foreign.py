@@ -34,13 +34,13 @@ __all__ = [
     "REJECTED",
     "cuts_windows",
     "decode",
-    "has_chat_template",
     "make_window_rule",
     "render_shard",
     "run_template",
     "run_tokenizer",
     "tokenize_shard",
     "try_rows",
+    "usual_template",
 ]
 
 REFUSED = "refused.arrow"
@@ -165,9 +165,13 @@ def try_rows(
     write_table(folder / REFUSED, pa.concat_tables(bad))
 
 
-def has_chat_template(tokenizer: str, cache: Path) -> bool:
-    """Return True if the tokenizer brings a chat template."""
-    return load_snapshot(tokenizer, cache=cache).chat_template is not None
+def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:
+    """The template for labels or for answers, by what the tokenizer brings: BERT's has no EOS."""
+    snapshot = load_snapshot(tokenizer, cache=cache)
+    if has_labels:
+        has_end = snapshot.special_tokens.get("eos_token")
+        return "classification" if has_end else "sequence_classification"
+    return "alpaca_newline" if snapshot.chat_template is None else "chat"
 
 
 def decode(

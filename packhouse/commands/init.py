@@ -89,6 +89,8 @@ def init(
             "pack": {"seq_len": _MOST_SEQ_LEN},
         }
         raw["format"]["template"] = _template(looks, raw["tokenizer"], cache)
+        if raw["format"]["template"] == "sequence_classification":
+            raw["pack"]["strategy"] = "none"
         recipe = pinned(parse_recipe(raw, where="init"))
         start_phase("rendering the first rows")
         samples = [_sample(recipe, source, cache) for source in recipe.sources]
@@ -135,20 +137,21 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.foreign import has_chat_template, run_tokenizer
+    from packhouse.foreign import run_tokenizer, usual_template
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it
     for alone in ("text", "classification"):
-        if formats == {alone}:
-            return alone
-        if alone in formats:
+        if alone in formats and len(formats) > 1:
             others = ", ".join(sorted(formats - {alone}))
             raise ConfigError(
                 f"the files hold {alone} and {others}, which take a template each: call `packhouse "
                 "init` for each kind, with -o"
             )
-    call = partial(has_chat_template, tokenizer, Workspace(cache=cache).tokenizers)
-    return "chat" if run_tokenizer(call, tokenizer) else "alpaca_newline"
+    if formats == {"text"}:
+        return "text"
+    tokenizers, has_labels = Workspace(cache=cache).tokenizers, formats == {"classification"}
+    call = partial(usual_template, tokenizer, tokenizers, has_labels=has_labels)
+    return str(run_tokenizer(call, tokenizer))
 
 
 def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:

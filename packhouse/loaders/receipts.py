@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.loaders.streaming import Reader, StreamingPackedDataset
+from packhouse.loaders.global_order import Reader
+from packhouse.loaders.streaming import StreamingPackedDataset
 from packhouse.runtime.disks import disk_errors, write_whole
 
 __all__ = ["consumed_records", "training_receipt", "write_receipt"]
@@ -61,7 +62,7 @@ def training_receipt(
         Plain JSON: `dataset`, `version`, `content_id`, `manifest_id`, `state`, `step`; `packs` and
         `records` consumed in the epoch of the state, `num_packs` of an epoch; and `records_sha256`
         over the ids of these records, a line each, in the order of training. Epochs before it
-        consumed every pack.
+        consumed every pack, but for those that `drop_uneven` left out.
 
     Raises:
         ConfigError: the state is not one of this dataset.

@@ -16,30 +16,22 @@ reads, and `prefetch` rows. A file is fetched and its digest checked when a lane
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError
+from packhouse.loaders.global_order import Reader
 from packhouse.loaders.read_ahead import read_ahead
-from packhouse.loaders.row_groups import RowGroups
-from packhouse.loaders.rows import ArrowRows, Row
-from packhouse.loaders.versions import (
-    cache_folder,
-    check_verify,
-    open_split,
-)
-from packhouse.packing.shuffle import permutation, splitmix64
+from packhouse.loaders.rows import Row
+from packhouse.loaders.versions import cache_folder, check_verify, open_split
 from packhouse.store import OpenVersion, open_store
 
-__all__ = ["Reader", "StreamingPackedDataset"]
+__all__ = ["StreamingPackedDataset"]
 
 # Places in the state that processes share. From the last on: whether each reader of the pass (each
 # worker, or the process itself) came to the end of its part.
@@ -56,8 +48,11 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         split: `train` or `eval`.
         shuffle: by seed and epoch; off, the published order.
         seed: another seed is another order.
-        rank: of this process; by default torch.distributed's, else RANK, else 0.
-        world_size: number of ranks; by default torch.distributed's, else WORLD_SIZE, else 1.
+        rank: of this process; by default torch.distributed's, else RANK, else 0. Ranks that train
+            one replica together (context, tensor or pipeline parallel) share the number of theirs
+            among the replicas, and so the packs.
+        world_size: number of ranks, or of replicas; by default torch.distributed's, else
+            WORLD_SIZE, else 1.
         batch_size: rows of a batch of the DataLoader, by default 1. Its workers take turns by so
             many rows, so that batches come in the same order with any number of workers. Without
             it several workers have no `state_dict`: the first batch of two may be rows 0 2 4 6.
@@ -69,7 +64,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     Call `set_epoch` before every epoch. After `load_state_dict` passes start where the state says
     until one of them came to its end; the next one is a whole one. The state of a pass that came to
-    its end has nothing left in its epoch. Under `transformers.Trainer` or accelerate, which deal
+    its end has nothing left in its epoch. Workers read ahead, so a pass that is left within its
+    last batches may have ended for them. Under `transformers.Trainer` or accelerate, which deal
     out batches themselves, set `rank=0, world_size=1`.
 
     Raises:
@@ -99,6 +95,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self._opened, self._entries = open_split(uri, version, split)
         self._process = os.getpid()
         self.rank, self.world_size = _find_rank(rank, world_size)
+        self._is_rank_given = rank is not None
         self._has_batch_size = batch_size is not None
         batch_size = 1 if batch_size is None else batch_size
         if batch_size < 1 or lanes < 1 or prefetch < 0:
@@ -158,11 +155,15 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         return int(self._shared[_EPOCH])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass; another epoch than before begins at its start."""
+        """Choose the order of the next pass; another epoch than before begins at its start.
+
+        The same one goes on where the state says that was loaded, whatever was read since.
+        """
         if epoch < 0:
             raise ConfigError(f"epoch is {epoch}; it must not be negative")
         if epoch != self.epoch:
             self._start_at(epoch, 0)
+        self._shared[_ENDED:] = 0
 
     def _start_at(self, epoch: int, packs: int, skip: int = 0) -> None:
         self._shared.zero_()
@@ -177,6 +178,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
         number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
+        self._check_rank()
         if self._process != os.getpid():  # forked: connections of the parent are not ours to use
             store = open_store(self._opened.store.uri)
             self._opened, self._process = replace(self._opened, store=store), os.getpid()
@@ -184,6 +186,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             self._shared[_START] = 0
             self._shared[_ENDED:] = 0
         self._shared[_NUM_WORKERS] = num_workers
+        self._shared[_ENDED + number] = 0  # of a pass that was left when this reader had ended
         start = int(self._shared[_START])
         # Workers take turns by batches. Batches of 2, 3 workers, worker 1: rows 2 3, 8 9, ...
         places = (
@@ -200,6 +203,26 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             self._seen += 1
             yield row.to_tensors()
         self._shared[_ENDED + number] = 1
+
+    def _check_rank(self) -> None:
+        """Refuse a rank that was looked for before torch.distributed began."""
+        dist = torch.distributed
+        if self._is_rank_given or not (dist.is_available() and dist.is_initialized()):
+            return
+        if (dist.get_rank(), dist.get_world_size()) != (self.rank, self.world_size):
+            raise ConfigError(
+                f"this is rank {dist.get_rank()} of {dist.get_world_size()}, and the dataset was "
+                f"made for rank {self.rank} of {self.world_size}, before torch.distributed began: "
+                "ranks would read the same packs. Make it after init_process_group, or give rank "
+                "and world_size"
+            )
+
+    def _dealing(self) -> dict[str, int]:
+        """What decides which rows are one worker's own."""
+        worker = torch.utils.data.get_worker_info()
+        num_workers = 0 if worker is None else worker.num_workers
+        own = {"world_size": self.world_size, "num_workers": num_workers}
+        return own | {"batch_size": self._batch_size}
 
     def state_dict(self, rows_seen: int | None = None) -> dict[str, Any]:
         """Return where the pass stands; equal on every rank that has taken as many rows.
@@ -222,7 +245,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         state = self._order | {"epoch": self.epoch}
         start = int(self._shared[_START])
         if in_worker:
-            return state | {"packs": start, "worker_rows": self._seen}
+            return state | {"packs": start, "worker_rows": self._seen} | self._dealing()
         if rows_seen is None and self._shared[_NUM_WORKERS]:
             raise ConfigError(
                 "worker processes read ahead of training; give state_dict(rows_seen=<batches taken "
@@ -235,7 +258,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 "which rows were taken; give StreamingPackedDataset its DataLoader's batch_size"
             )
         if rows_seen is None and self._is_over():
-            return state | {"packs": self.num_rows}
+            left_out = (self.num_rows - start) % self.world_size if self._drop_uneven else 0
+            return state | {"packs": self.num_rows - left_out}
         done = start + (self._seen if rows_seen is None else rows_seen) * self.world_size
         return state | {"packs": min(done, self.num_rows)}
 
@@ -246,11 +270,6 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             ConfigError: the state is of another version, order or split, or is no state.
         """
         epoch, packs, skip = self.check_state(state)
-        if "worker_rows" in state and torch.utils.data.get_worker_info() is None:
-            raise ConfigError(
-                "the state is that of one DataLoader worker; give what "
-                "state_dict(rows_seen=...) returned outside of workers"
-            )
         self._start_at(epoch, min(packs, self.num_rows), skip)
 
     def check_state(self, state: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -275,86 +294,24 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                     f"the state was taken with {name} {state[name]!r:.100}, this dataset has "
                     f"{own!r}; give the same, or start a new epoch"
                 )
+        if "worker_rows" in state:
+            self._check_worker_state(state)
         return epoch, packs, skip
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Group:
-    """The row group that a lane reads from."""
-
-    file: int
-    """Number of its file in the epoch's order."""
-    first: int
-    """Row of the file, in the epoch's order of groups, that the group begins with."""
-    rows: Sequence[Any]
-    """In the epoch's order, as `Reader.view` gives them."""
-
-
-class Reader:
-    """Reads the row at any place of the global order of one epoch."""
-
-    columns: ClassVar[list[str] | None] = None
-    """Those that are read; None: all."""
-
-    def __init__(self, data: StreamingPackedDataset, epoch: int) -> None:
-        self._data = data
-        self._entries = data._entries
-        self._seed = _mix(data._order["seed"], epoch) if data._order["shuffle"] else None
-        if self._seed is not None:
-            order = permutation(len(self._entries), self._seed)
-            self._entries = [self._entries[number] for number in order]
-        self._file_starts = np.cumsum([0, *(entry.rows for entry in self._entries)])
-        shorter, num_longer = divmod(data.num_rows, data._order["lanes"])
-        lengths = [shorter + (lane < num_longer) for lane in range(data._order["lanes"])]
-        self._lane_starts = np.cumsum([0, *lengths])
-        self._groups: dict[int, _Group] = {}
-        self._files: dict[int, RowGroups] = {}
-
-    @staticmethod
-    def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[Any]:
-        """Return the rows of a row group in this order."""
-        return ArrowRows(table, indices=order)
-
-    def row(self, place: int) -> Any:
-        """Return the row at a place; neighbours of a lane come from one row group."""
-        offset, lane = divmod(place, len(self._lane_starts) - 1)
-        position = int(self._lane_starts[lane]) + offset
-        file = int(np.searchsorted(self._file_starts, position, side="right")) - 1
-        within = position - int(self._file_starts[file])
-        group = self._groups.get(lane)
-        if group is None or group.file != file or not 0 <= within - group.first < len(group.rows):
-            self._groups.pop(lane, None)  # freed before the next one is decoded
-            group = self._groups[lane] = self._read_group(file, within)
-            in_use = {each.file for each in self._groups.values()}
-            self._files = {n: each for n, each in self._files.items() if n in in_use}
-        return group.rows[within - group.first]
-
-    def _read_group(self, number: int, within: int) -> _Group:
-        """Read the row group that holds row `within` of a file, in the epoch's order of groups."""
-        if number not in self._files:
-            data = self._data
-            self._files[number] = RowGroups(
-                data._opened, self._entries[number], data._cache, data._verify
+    def _check_worker_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a worker's count of its own rows where other rows would be its own."""
+        if torch.utils.data.get_worker_info() is None:
+            raise ConfigError(
+                "the state is that of one DataLoader worker; give what "
+                "state_dict(rows_seen=...) returned outside of workers"
             )
-        file = self._files[number]
-        groups = np.arange(len(file.sizes))
-        if self._seed is not None:
-            groups = permutation(len(file.sizes), _mix(self._seed, number))
-        starts = np.cumsum([0, *file.sizes[groups]])
-        slot = int(np.searchsorted(starts, within, side="right")) - 1
-        group = int(groups[slot])
-        order = None
-        if self._seed is not None:
-            order = permutation(int(file.sizes[group]), _mix(self._seed, number, group))
-        rows = self.view(file.read(group, self.columns), order)
-        return _Group(file=number, first=int(starts[slot]), rows=rows)
-
-
-def _mix(*parts: int) -> int:
-    state = 0
-    for part in parts:
-        state = splitmix64(state ^ splitmix64(part))
-    return state >> 1
+        for name, own in self._dealing().items():
+            if state.get(name) != own:
+                raise ConfigError(
+                    f"the state of a worker was taken with {name} {state.get(name)!r:.100}, and "
+                    f"here it is {own}; give the same, or keep state_dict(rows_seen=...), which "
+                    "goes on with any"
+                )
 
 
 def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from packhouse.sources.base_format import MESSAGE_FIELDS
 from packhouse.sources.chat_messages import SPEAKERS
+from packhouse.sources.extra_fields import PARTS
 from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
 from packhouse.sources.strict import parse_text
 from packhouse.sources.text_formats import TextFields
@@ -99,7 +100,7 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
         return _shape_of_preference(rows)
     if found not in (None, "text") and _has_texts(found, rows):
         rest = ROW_FORMATS[found].unread(rows[0], {}) if isinstance(rows[0], dict) else []
-        return Shape(found, _reasoning(found, rest, rows))
+        return Shape(found, _beside(found, rest, rows))
     if not all(isinstance(row, dict) for row in rows):
         return None
     for name in rows[0]:
@@ -121,12 +122,14 @@ def _shape_of_preference(rows: Sequence[dict[str, Any]]) -> Shape:
     return Shape("preference", {} if prompt is None else {"prompt": prompt})
 
 
-def _reasoning(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[str, str]:
-    """The field that holds the answers' reasoning, where the format reads it."""
-    if "reasoning" not in ROW_FORMATS[row_format].optional:
-        return {}
-    best = _best(_texts_of(names, rows), _REASONING)
-    return {} if best is None else {"reasoning": best}
+def _beside(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[str, str]:
+    """The fields that hold a passage to the question and the answer's reasoning, where read."""
+    texts = _texts_of(names, rows)
+    known = {"reasoning": _best(texts, _REASONING)}
+    if "context" not in ROW_FORMATS[row_format].names(rows[0], {}):
+        known["context"] = next((name for name in texts if name in PARTS["context"]), None)
+    optional = ROW_FORMATS[row_format].optional
+    return {part: name for part, name in known.items() if name is not None and part in optional}
 
 
 def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
@@ -246,7 +249,7 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
     if system is not None:
         fields["system"] = system
     if not is_guess:
-        fields |= _reasoning(row_format, rest, rows)
+        fields |= _beside(row_format, [n for n in rest if n not in (system, context)], rows)
     usual = ROW_FORMATS[row_format].names(rows[0], {})
     renamed = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
     if context is None and row_format == "question_answer" and "context" in usual:

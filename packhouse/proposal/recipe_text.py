@@ -72,6 +72,7 @@ def recipe_text(
             why = _FORMATS.get(str(value), "") if key == "format" else _WHY.get(key, "")
             lines.append(lead + _line(key, value, why))
     why = {"chat": "the tokenizer's own"}.get(raw["format"]["template"], "")
+    strategy = [raw["pack"]["strategy"]] if "strategy" in raw["pack"] else []
     lines += [
         _line("tokenizer", raw["tokenizer"]),
         "format:",
@@ -80,6 +81,7 @@ def recipe_text(
         *(_comment(line, 2) for line in lengths),
         "  "
         + _line("seq_len", raw["pack"]["seq_len"], "tokens of a pack; longer rows are dropped"),
+        *(f"  {_line('strategy', each, 'a label a row')}" for each in strategy),
         "# split:",
         "#   eval_fraction: 0.01            # hold out a hundredth for evaluation",
         "# publish:",

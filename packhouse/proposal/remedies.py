@@ -112,7 +112,8 @@ def remedy_for_answers_elsewhere(rows: Sequence[Any], file_format: str, path: st
     """Return what to do with rows whose answer no field of a format holds; None: they are none.
 
     Llama-Nemotron's `input` ends on a question that `output` answers, s1K's answer is a thought and
-    an attempt, and that of natural_reasoning stands in a list beside a short reference.
+    an attempt, and that of natural_reasoning stands in a list beside a short reference. That of
+    MMLU is the number of one of its `choices`, and that of AQuA-RAT the letter of one of `options`.
     """
     if file_format not in ("json", "jsonl") or not all(isinstance(row, dict) for row in rows):
         return None
@@ -130,12 +131,36 @@ def remedy_for_answers_elsewhere(rows: Sequence[Any], file_format: str, path: st
         system = "{'role': 'system', 'content': row['system_prompt']}"
         before = f"[{system}] * bool(row.get('system_prompt')) + " * ("system_prompt" in first)
         said = f"{before}row['input'] + [{{{answer} row['output']}}]"
+    elif "question" in first and (found := _choices(rows)):
+        choices, answer_name = found
+        why = f"'{choices}' holds what the question lets one choose from"
+        texts = f"row[{choices!r}]"
+        if not all(re.match(r"\W?[A-Z]\W", text) for row in rows for text in row[choices]):
+            texts = f"(chr(65 + n) + '. ' + text for n, text in enumerate({texts}))"
+        asked = f"'\\n'.join([row['question'], *{texts}])"
+        own = f"row[{answer_name!r}]"
+        chosen = f"chr(65 + {own})" if isinstance(rows[0][answer_name], int) else own
+        said = f"[{{'role': 'user', 'content': {asked}}}, {{{answer} {chosen}}}]"
     else:
         return None
     each = _ROWS[file_format]
     if "responses" in said:
         each += " if row['responses']"
     return _rewriting(why, f"{{'messages': {said}}}", each, path)
+
+
+def _choices(rows: Sequence[Any]) -> tuple[str, str] | None:
+    """The fields of the texts to choose from, and of the answer: a letter, a text or a number."""
+    for choices in ("choices", "options"):
+        for answer in ("answer", "correct", "answerKey"):
+            if all(
+                isinstance(row.get(choices), list)
+                and all(isinstance(text, str) for text in row[choices])
+                and type(row.get(answer)) in (str, int)
+                for row in rows
+            ):
+                return choices, answer
+    return None
 
 
 def _ends_on_question(messages: Any) -> bool:

@@ -20,6 +20,7 @@ from packhouse.sources.strict import parse_text
 __all__ = [
     "CONVERSATIONAL",
     "IN_MESSAGES",
+    "PARTS",
     "TRAIN_FLAGS",
     "bounded",
     "check_nothing_is_left_out",
@@ -34,18 +35,21 @@ ExtraFields = dict[tuple[str, ...], list[str]]
 MAX_NAMES = 100
 """Names counted for a shard; all beyond are one, named `...`."""
 
-_PARTS = {
+PARTS = {
     "question": frozenset(("question", "instruction", "prompt")),
-    "context": frozenset(("context", "input")),
+    "context": frozenset(("context", "input", "passage", "paragraph", "background")),
     "answer": frozenset(("answer", "response", "output", "completion")),
     "system": frozenset(("system", "system_prompt")),
     "history": frozenset(("history",)),
-    "reasoning": frozenset(("reasoning", "thinking", "reasoning_content")),
+    "reasoning": frozenset(
+        "reasoning thinking reasoning_content rationale explanation thought cot "
+        "chain_of_thought".split()
+    ),
 }
 """Names of the parts of a question and its answer, by `question_answer`'s names for them."""
 
-CONVERSATIONAL = frozenset().union(*_PARTS.values()) | frozenset(
-    "messages conversations conversation tools functions chosen".split()
+CONVERSATIONAL = frozenset().union(*PARTS.values()) | frozenset(
+    "messages conversations conversation tools functions chosen options choices".split()
 )
 """Names of a conversation's own parts."""
 
@@ -189,13 +193,13 @@ def _remedy(row: Mapping[str, Any], name: str, row_format: str) -> str:
         f"to leave it out, write `format: {row_format}` and `allowed_fields: [{name}]` "
         "for this source"
     )
-    fields = {part: [key for key in row if key in names] for part, names in _PARTS.items()}
+    fields = {part: [key for key in row if key in names] for part, names in PARTS.items()}
     is_pair = all(len(found) < 2 for found in fields.values())
     if not (is_pair and fields["question"] and fields["answer"]):
         return f"Join it with another field, or, {leave_out}"
     named = {part: found[0] for part, found in fields.items() if found}
     if not any(name == key for key in named.values()):
-        return leave_out.capitalize()
+        return f"`packhouse init` looks at the file and proposes how it is read; {leave_out}"
     mapping = ", ".join(f"{part}: {key}" for part, key in named.items())
     train = f"`format: question_answer` and `fields: {{{mapping}}}`"
     return f"To train with it, write {train}; {leave_out}"

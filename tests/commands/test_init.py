@@ -631,3 +631,15 @@ def test_what_is_no_text_is_named_as_what_it_is(project):
     code, said = project.init("a.json")
 
     assert (code, "it is a PDF document" in said) == (3, True)
+
+
+def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, shared):
+    Path("rows.tsv").write_text("label\ttext\n1\tGood.\n0\tBad.\n")
+    folder = shared / "tokenizers" / "bert-base-uncased"
+
+    code, said = project.call("init", "rows.tsv", "--tokenizer", str(folder), "--yes")
+
+    assert code == 0, said
+    assert "template: sequence_classification" in Path("recipe.yaml").read_text()
+    code, said = project.call("prepare", "recipe.yaml")
+    assert code == 0, said

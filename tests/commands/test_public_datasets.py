@@ -167,3 +167,39 @@ def test_prompts_with_earlier_turns_are_no_whole_talks() -> None:
     assert not is_whole_talk("Human: a\n\nAssistant: b\n\nHuman: c")
     assert not is_whole_talk("What does Assistant: mean?")
     assert not is_whole_talk(None)
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "said"),
+    [
+        (
+            {"question": "2 + 2?", "subject": "sums", "choices": ["3", "4"], "answer": 1},
+            "2 + 2?\nA. 3\nB. 4",
+            "B",
+        ),
+        (
+            {"question": "2 + 2?", "options": ["A)3", "B)4"], "rationale": "", "correct": "B"},
+            "2 + 2?\nA)3\nB)4",
+            "B",
+        ),
+    ],
+    ids=["cais/mmlu", "deepmind/aqua_rat"],
+)
+def test_a_question_is_not_trained_without_its_choices(
+    row: dict[str, Any], asked: str, said: str, project: Any
+) -> None:
+    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+
+    mend(Path("rows.jsonl"))
+
+    first = json.loads(Path("rows.jsonl").read_text().splitlines()[0])
+    assert [m["content"] for m in first["messages"]] == [asked, said]
+
+
+def test_a_passage_is_the_context_of_its_question(project: Any) -> None:
+    row = {"passage": "The sky is blue.", "question": "What is blue?", "answer": "The sky"}
+    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+
+    (look,) = look_at("rows.jsonl")
+
+    assert look.settings == {"format": "question_answer", "fields": {"context": "passage"}}

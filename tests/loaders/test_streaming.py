@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
+from packhouse.loaders.global_order import Reader
 from packhouse.loaders.read_ahead import read_ahead
-from packhouse.loaders.streaming import Reader
 from packhouse.packing import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 

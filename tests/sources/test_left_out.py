@@ -56,6 +56,21 @@ def test_a_part_may_be_left_out_by_name(tmp_path):
     assert len(read(tmp_path, row, allowed_fields=["reasoning"])) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("passage", "The sky is blue.", "context: passage"),
+        ("rationale", "Because.", "reasoning: rationale"),
+        ("options", ["A: so", "B: not so"], "allowed_fields: [options]"),
+    ],
+)
+def test_no_part_of_a_question_is_left_out_in_silence(tmp_path, name, value, remedy):
+    row = {"question": "Why?", "answer": "So.", name: value}
+    with pytest.raises(SourceError, match=f"in the field '{name}'") as refused:
+        read(tmp_path, row)
+    assert remedy in str(refused.value)
+
+
 def test_the_mapping_of_a_refusal_reads_the_reasoning(tmp_path):
     row = {"question": "Why?", "answer": "So.", "thinking": "Because."}
     with pytest.raises(SourceError, match=r"`fields: {(.*)}`") as refused:

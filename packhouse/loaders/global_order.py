@@ -1,0 +1,100 @@
+"""The packs of one epoch in their global order, which `streaming.py` defines: read by place.
+
+Memory: a decoded row group and an open file for each lane that is read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.loaders.row_groups import RowGroups
+from packhouse.loaders.rows import ArrowRows
+from packhouse.packing.shuffle import permutation, splitmix64
+
+if TYPE_CHECKING:
+    from packhouse.loaders.streaming import StreamingPackedDataset
+
+__all__ = ["Reader"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """The row group that a lane reads from."""
+
+    file: int
+    """Number of its file in the epoch's order."""
+    first: int
+    """Row of the file, in the epoch's order of groups, that the group begins with."""
+    rows: Sequence[Any]
+    """In the epoch's order, as `Reader.view` gives them."""
+
+
+class Reader:
+    """Reads the row at any place of the global order of one epoch."""
+
+    columns: ClassVar[list[str] | None] = None
+    """Those that are read; None: all."""
+
+    def __init__(self, data: "StreamingPackedDataset", epoch: int) -> None:
+        self._data = data
+        self._entries = data._entries
+        self._seed = _mix(data._order["seed"], epoch) if data._order["shuffle"] else None
+        if self._seed is not None:
+            order = permutation(len(self._entries), self._seed)
+            self._entries = [self._entries[number] for number in order]
+        self._file_starts = np.cumsum([0, *(entry.rows for entry in self._entries)])
+        shorter, num_longer = divmod(data.num_rows, data._order["lanes"])
+        lengths = [shorter + (lane < num_longer) for lane in range(data._order["lanes"])]
+        self._lane_starts = np.cumsum([0, *lengths])
+        self._groups: dict[int, _Group] = {}
+        self._files: dict[int, RowGroups] = {}
+
+    @staticmethod
+    def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[Any]:
+        """Return the rows of a row group in this order."""
+        return ArrowRows(table, indices=order)
+
+    def row(self, place: int) -> Any:
+        """Return the row at a place; neighbours of a lane come from one row group."""
+        offset, lane = divmod(place, len(self._lane_starts) - 1)
+        position = int(self._lane_starts[lane]) + offset
+        file = int(np.searchsorted(self._file_starts, position, side="right")) - 1
+        within = position - int(self._file_starts[file])
+        group = self._groups.get(lane)
+        if group is None or group.file != file or not 0 <= within - group.first < len(group.rows):
+            self._groups.pop(lane, None)  # freed before the next one is decoded
+            group = self._groups[lane] = self._read_group(file, within)
+            in_use = {each.file for each in self._groups.values()}
+            self._files = {n: each for n, each in self._files.items() if n in in_use}
+        return group.rows[within - group.first]
+
+    def _read_group(self, number: int, within: int) -> _Group:
+        """Read the row group that holds row `within` of a file, in the epoch's order of groups."""
+        if number not in self._files:
+            data = self._data
+            self._files[number] = RowGroups(
+                data._opened, self._entries[number], data._cache, data._verify
+            )
+        file = self._files[number]
+        groups = np.arange(len(file.sizes))
+        if self._seed is not None:
+            groups = permutation(len(file.sizes), _mix(self._seed, number))
+        starts = np.cumsum([0, *file.sizes[groups]])
+        slot = int(np.searchsorted(starts, within, side="right")) - 1
+        group = int(groups[slot])
+        order = None
+        if self._seed is not None:
+            order = permutation(int(file.sizes[group]), _mix(self._seed, number, group))
+        rows = self.view(file.read(group, self.columns), order)
+        return _Group(file=number, first=int(starts[slot]), rows=rows)
+
+
+def _mix(*parts: int) -> int:
+    state = 0
+    for part in parts:
+        state = splitmix64(state ^ splitmix64(part))
+    return state >> 1

@@ -18,10 +18,8 @@ from packhouse.sources.message_weights import (
     SPANS,
     WEIGHTS,
     Pieces,
-    part_sizes,
-    read_spans,
     read_weight,
-    weigh_parts,
+    weigh_message,
 )
 from packhouse.sources.strict import hidden_fault, parse_text
 
@@ -214,18 +212,10 @@ def _read_message(message: object, number: int) -> Turn:
     thought = next(filter(None, fields), thought)
     content = "".join(text for text, _ in said)
     reasoning = "".join(text for text, _ in thought)
-    weight = read_weight(message, number)
-    if weight and role != "assistant" and message.get("loss_scale") not in (None, 1, []):
-        raise BadRowError("type", f"message {number}: loss_scale is of answers, not of {role}")
-    is_weighed = any(own is not None for _, own in thought)
-    if (spans := read_spans(message, content, number)) is not None:
-        if calls or isinstance(value, list) or is_weighed:
-            detail = "spans beside tool calls or parts; say with `train` of parts what is trained"
-            raise BadRowError("type", f"message {number}: {detail}")
-        said, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
-        thought = [(reasoning, 0.0)]
-    sizes = [*(part_sizes(thought) if is_weighed else ()), *part_sizes(said)]
-    weight, part_weights = weigh_parts(sizes, weight, role, number)
+    is_text = not calls and not isinstance(value, list)
+    weight, part_weights = weigh_message(
+        message, role, said, thought, is_text=is_text, number=number
+    )
     return (
         role,
         content,

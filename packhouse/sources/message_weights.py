@@ -1,4 +1,7 @@
-"""Loss weights that messages, their parts and spans give, in the forms of several tools."""
+"""Loss weights that messages, their parts and spans give, in the forms of several tools.
+
+All that a message says of its training is read here, and refused here: nothing of it is left out.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +10,7 @@ import orjson
 
 from packhouse.plugins import BadRowError
 
-__all__ = [
-    "MAX_WEIGHT",
-    "SPANS",
-    "WEIGHTS",
-    "Pieces",
-    "part_sizes",
-    "read_spans",
-    "read_weight",
-    "weigh_parts",
-]
+__all__ = ["MAX_WEIGHT", "SPANS", "WEIGHTS", "Pieces", "read_weight", "weigh_message"]
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
 """Fields that are read; `loss_scale` is ms-swift's, `train` and `training` Axolotl's and others',
@@ -32,16 +26,11 @@ Parts = Sequence[tuple[int, float | None]]
 """The same with characters for text."""
 
 _FLAGS = ("train", "training", "loss")
-_SAY_NOTHING: dict[str, tuple[object, ...]] = {
-    "loss_scale": (True, []),  # 1 among them
-    "training": (True, []),
-}
-"""An answer is trained anyway: such a row is called as one that says nothing."""
 MAX_WEIGHT = 1e6
 """Of a message, a part, a row or a token; far below what float32 holds."""
 
 
-def read_weight(message: object, number: int) -> float | None:
+def read_weight(message: object, number: int, *, is_answer: bool = True) -> float | None:
     """Return the loss weight: `weight`, `loss_weight` or `loss_scale`; or a flag, true or false.
 
     If several are given, they must agree; beside a weight, a flag says whether it may be 0. A
@@ -50,6 +39,8 @@ def read_weight(message: object, number: int) -> float | None:
     Args:
         message: a message, or a part of its content; a part that is text has none.
         number: of the message.
+        is_answer: whether it is an answer, or a part of any message. The `loss_scale` of another
+            message says nothing where it is 0 or 1, as in ms-swift; any other is refused.
 
     Example:
         >>> read_weight({"role": "assistant", "content": "No.", "train": False}, 1)
@@ -62,13 +53,14 @@ def read_weight(message: object, number: int) -> float | None:
         value = message.get(key)
         if value is None or (key == "loss" and type(value) in (int, float)):
             continue
-        if value in _SAY_NOTHING.get(key, ()):
-            continue
         is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
         if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_WEIGHT:
             what = str(value)[:40]
             raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
-        stated[key] = float(value)
+        if is_answer or key != "loss_scale":
+            stated[key] = float(value)
+        elif value not in (0, 1):
+            raise BadRowError("type", f"message {number}: loss_scale is of answers alone")
     weights = {weight for key, weight in stated.items() if key not in _FLAGS}
     is_trained = {weight > 0 for weight in stated.values()}
     if len(weights) > 1 or len(is_trained) > 1:
@@ -77,14 +69,56 @@ def read_weight(message: object, number: int) -> float | None:
     return next(iter(stated.values()), None)
 
 
-def part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
+def weigh_message(
+    message: dict[str, object],
+    role: str,
+    said: Pieces,
+    thought: Pieces,
+    *,
+    is_text: bool,
+    number: int,
+) -> tuple[float | None, str | None]:
+    """Return the weight of a message, and those of its parts as factors of it, where these differ.
+
+    Args:
+        message: as the row has it.
+        role: of the message.
+        said: its content.
+        thought: its reasoning.
+        is_text: whether the content is one text, without tool calls beside it.
+        number: of the message.
+
+    Raises:
+        BadRowError: a mark is none, or some contradict each other.
+
+    Example:
+        >>> said = [("Hm. ", 0.0), ("Four.", None)]
+        >>> weigh_message({}, "assistant", said, [], is_text=False, number=1)
+        (None, '[[3,0.0],[6,null]]')
+    """
+    weight = read_weight(message, number, is_answer=role == "assistant")
+    is_weighed = any(own is not None for _, own in thought)
+    spans = _read_spans(message, "".join(text for text, _ in said), number)
+    if spans == [] and weight is None:  # as Axolotl reads it: no part is trained
+        weight = 0.0
+    elif spans:
+        if not is_text or is_weighed:
+            detail = "spans beside tool calls or parts; say with `train` of parts what is trained"
+            raise BadRowError("type", f"message {number}: {detail}")
+        said, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
+        thought = [("".join(text for text, _ in thought), 0.0)]
+    sizes = [*(_part_sizes(thought) if is_weighed else ()), *_part_sizes(said)]
+    return _weigh_parts(sizes, weight, role, number)
+
+
+def _part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
     """Return the characters and the weight of each part of one text.
 
     A border behind a space is put before it, since tokens begin with the space before a word: the
     whole word is trained, or none of it.
 
     Example:
-        >>> part_sizes([("Hm. ", 0.0), ("Four.", None)])
+        >>> _part_sizes([("Hm. ", 0.0), ("Four.", None)])
         [(3, 0.0), (6, None)]
     """
     sizes = [(len(text), own) for text, own in pieces if text]
@@ -96,11 +130,11 @@ def part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
     return sizes
 
 
-def read_spans(message: dict[str, object], content: str, number: int) -> Pieces | None:
-    """Return the parts of a content that Axolotl's spans cut it into; None without any.
+def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces | None:
+    """Return the parts of a content that Axolotl's spans cut it into; None without the field.
 
-    Offsets count characters, and the last one of a span belongs to it. What is in no span that is
-    trained is not trained.
+    A list without spans has no parts. Offsets count characters, and the last one of a span belongs
+    to it. What is in no span that is trained is not trained.
 
     Raises:
         BadRowError: they are no spans of this content.
@@ -108,14 +142,18 @@ def read_spans(message: dict[str, object], content: str, number: int) -> Pieces 
     Example:
         >>> spans = [{"begin_offset": 0, "end_offset": 3, "train": False},
         ...          {"begin_offset": 4, "end_offset": 8, "train": True}]
-        >>> read_spans({"train_detail": spans}, "Hm. Four.", 1)
+        >>> _read_spans({"train_detail": spans}, "Hm. Four.", 1)
         [('Hm. ', 0.0), ('Four.', 1.0), ('', 0.0)]
     """
-    field = next((name for name in SPANS if message.get(name) not in _NO_SPANS), None)
-    if field is None:
+    given = [name for name in SPANS if message.get(name) is not None]
+    if not given:
         return None
-    spans = message[field]
-    where = f"message {number}: {field}"
+    spans = message[given[0]]
+    where = f"message {number}: {given[0]}"
+    if any(message[name] != spans for name in given):
+        raise BadRowError("type", f"{where} and {given[1]} contradict each other")
+    if spans == []:
+        return []
     if not isinstance(spans, list):
         raise BadRowError("type", f"{where} is {str(spans)[:40]!r}, not a list of spans")
     trained: list[tuple[int, int]] = []
@@ -141,10 +179,7 @@ def read_spans(message: dict[str, object], content: str, number: int) -> Pieces 
     return [*parts, (content[at:], 0.0)]
 
 
-_NO_SPANS: tuple[object, ...] = (None, True, 1, [])
-
-
-def weigh_parts(
+def _weigh_parts(
     parts: Parts, weight: float | None, role: str, number: int
 ) -> tuple[float | None, str | None]:
     """Weight of a message, and of its parts as factors of it, where these differ.
@@ -159,9 +194,9 @@ def weigh_parts(
         BadRowError: a part of an untrained turn has a weight.
 
     Example:
-        >>> weigh_parts([(3, 0.0), (5, None)], None, "assistant", 0)
+        >>> _weigh_parts([(3, 0.0), (5, None)], None, "assistant", 0)
         (None, '[[3,0.0],[5,null]]')
-        >>> weigh_parts([(3, 0.0), (5, 0.0)], None, "assistant", 0)
+        >>> _weigh_parts([(3, 0.0), (5, 0.0)], None, "assistant", 0)
         (0.0, None)
     """
     texts = [(size, own) for size, own in parts if size]

@@ -245,10 +245,8 @@ class Filling:
 
     def _weights(self, compiled: CompiledTemplate, rows: Ints) -> npt.NDArray[np.float32]:
         weights = np.ones((len(rows), len(compiled.trained)), np.float32)
-        weight_of = self._all.weight_of(rows)
         for at, span in enumerate(compiled.trained):
-            own = self._all.row_weights[rows] if span.message < 0 else weight_of(span.message)
-            weights[:, at] = own
+            weights[:, at] = self._all.weights_of(span.message, rows)
         return weights
 
     def _content(

@@ -8,7 +8,7 @@ for rows that no shape covers.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -163,9 +163,10 @@ class Conversations:
         """float32 [number of messages]; 0: not trained."""
         return np.asarray(self.values.field("weight").to_numpy())
 
-    def weight_of(self, rows: np.ndarray) -> Callable[[int], np.ndarray]:
-        """Message number -> its weight in each of the rows."""
-        return lambda message: self.weights[self.starts[rows] + message]
+    def weights_of(self, message: int, rows: np.ndarray) -> np.ndarray:
+        """Weight of a message in each of the rows; of -1, which is a label's text, the row's."""
+        own = self.row_weights[rows] if message < 0 else self.weights[self.starts[rows] + message]
+        return np.asarray(own)
 
     def joined_content(self) -> pa.Array:
         r"""Content, and where there is a context, content + "\\n" + context."""

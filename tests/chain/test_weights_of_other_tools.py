@@ -11,7 +11,6 @@ import pytest
 
 from packhouse.loaders import load_packed
 from packhouse.sources.chat_messages import BadRowError, read_messages
-from packhouse.sources.message_weights import part_sizes, read_spans
 from tests.chain.conftest import Project
 from tests.templates.toys import CHATML
 
@@ -148,8 +147,7 @@ def read(text="Hm. Four.", **fields):
 
 def test_overlapping_spans_train_what_one_of_them_trains():
     detail = spans((4, 6, True), (0, 1, False), (5, 9, True), (5, 5, False))
-    found = read_spans({"train_detail": detail}, "Hm. Four.", 1)
-    assert part_sizes(found) == [(3, 0.0), (4, 1.0), (2, 1.0)]
+    assert read(train_detail=detail) == (1.0, "[[3,0.0],[4,1.0],[2,1.0]]")
 
 
 def test_what_spans_say_of_a_whole_turn_is_its_weight():
@@ -157,7 +155,13 @@ def test_what_spans_say_of_a_whole_turn_is_its_weight():
     assert read(train_detail=spans((0, 8, False))) == (0.0, None)
     assert read(train_detail=spans((3, 8, True)), train=False) == (0.0, "[[3,0.0],[6,1.0]]")
     assert read(train_detail=spans((3, 8, True)), weight=0.5) == (0.5, "[[3,0.0],[6,1.0]]")
-    assert read(train_detail=[]) == read(training_detail=None) == (None, None)
+    assert read(training_detail=None) == (None, None)
+
+
+def test_a_turn_without_a_span_is_trained_where_a_flag_says_so_as_in_axolotl():
+    assert read(train_detail=[]) == read(train_detail=[], train=False) == (0.0, None)
+    assert read(train_detail=[], training=True) == (1.0, None)
+    assert read(train_detail=[], training_detail=[]) == (0.0, None)
 
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
@@ -174,7 +178,12 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
         ({"train_detail": ["all"]}, "holds 'all', not"),
         ({"train_detail": "0-4"}, "is '0-4', not a list of spans"),
         ({"train_detail": spans((0, 4, True)), "tool_calls": [CALL]}, "beside tool calls"),
+        ({"train_detail": True}, "is 'True', not a list of spans"),
+        ({"train_detail": [], "training_detail": spans((0, 4, True))}, "contradict each other"),
         ({"loss_scale": -1}, "loss_scale is '-1', not a weight"),
+        ({"loss_scale": []}, "not a weight"),
+        ({"training": []}, "training is '..', not a weight"),
+        ({"training": 1}, "training is '1', not a weight"),
         ({"loss_scale": 2, "loss": False}, "contradict each other"),
         ({"reasoning_content": [{"type": "tool_call", "tool_call": CALL}]}, "a part of reasoning"),
     ],
@@ -186,5 +195,19 @@ def test_what_cannot_be_meant_is_a_bad_row(fields, why):
 
 def test_the_loss_scale_of_a_question_is_refused():
     asked = {"role": "user", "content": "2 + 2?", "loss_scale": 2.0}
-    with pytest.raises(BadRowError, match="loss_scale is of answers, not of user"):
+    with pytest.raises(BadRowError, match="loss_scale is of answers alone"):
         read_messages([asked], None, None)
+    for scale in (0, 1, 1.0):
+        (turn,) = read_messages([asked | {"loss_scale": scale}], None, None).turns
+        assert turn[-2:] == (None, None)
+
+
+def test_a_flag_is_read_whatever_the_role_and_the_setting(publish):
+    messages = [
+        {"role": "user", "content": "One?", "training": True},
+        {"role": "assistant", "content": "Two.", "training": True},
+        {"role": "user", "content": "Three?"},
+        {"role": "assistant", "content": "Four.", "train_detail": []},
+    ]
+    found = publish(messages)
+    assert "".join(token for token, _ in found) == "One?<|im_end|>\nTwo.<|im_end|>"

@@ -16,6 +16,7 @@ from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.audit import QualityConfig
+from packhouse.recipe.publish import ExportConfig
 from packhouse.steps.plan import plan_jobs
 from tests.chain.conftest import DEMO, Project, question
 
@@ -45,6 +46,7 @@ NAMES = {
     "format.template": "completion",
     "pack.strategy": "next_fit",
     "audit.quality": QualityConfig(max_refusals=0.5),
+    "publish.exports": [ExportConfig(format="trl")],
 }
 
 

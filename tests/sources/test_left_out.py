@@ -106,9 +106,9 @@ def test_two_questions_in_a_row_are_to_be_joined(tmp_path):
         ({"loss_scale": 0.0}, 0.0),
         ({"loss_scale": 0.5, "loss": True}, 0.5),
         ({"training": False}, 0.0),
-        # An answer is trained anyway: such rows keep the ids that they had when these said nothing.
-        ({"loss_scale": 1.0}, None),
-        ({"training": True}, None),
+        ({"loss_scale": 1.0}, 1.0),
+        ({"training": True}, 1.0),
+        ({"training": None, "loss_scale": None}, None),
     ],
 )
 def test_weights_of_ms_swift_and_axolotl(flag, weight):

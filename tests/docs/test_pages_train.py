@@ -1,4 +1,4 @@
-"""The page for TRL, run to the letter: each step's loss is that of its records, each alone."""
+"""What the pages of trainers show trains each record as if alone."""
 
 import re
 import runpy
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from packhouse.chain import prepare
 from packhouse.engine.local_pool import LocalRunner
@@ -62,3 +63,13 @@ def test_the_trainers_of_the_page_train_each_record_as_if_alone(tmp_path, monkey
     assert [name for name, _, _ in said] == ["SFTTrainer"] * 2 + ["Trainer"] * 2
     for _, loss, alone in said:
         assert loss == pytest.approx(alone, abs=1e-4)
+
+
+def test_axolotl_packs_with_an_attention_that_keeps_records_apart():
+    """Without a name of it, Axolotl warns, keeps the mask of ones and trains across records."""
+    page = (ROOT / "docs" / "how-to" / "axolotl.md").read_text()
+    (block,) = re.findall(r"^```yaml[^\n]*\n(.*?)^```", page, re.M | re.S)
+    settings = yaml.safe_load(block)
+    apart = {"flash_attention_2", "flex_attention", "sdpa", "eager"}
+    assert settings["sample_packing"]
+    assert settings["attn_implementation"] in apart

@@ -58,6 +58,14 @@ class Version:
         uri: `<store>/<dataset>@<id>`, as every command of packhouse takes it.
         is_new: False where `prepare` found it published already; None where it was opened.
         held_back: why the ref stayed where it was; empty where it moved.
+
+    Example:
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     format={"template": "alpaca"}, store=getfixture("tmp_path"), progress=False,
+        ...     cache=getfixture("tmp_path") / "cache")
+        >>> version.statistics["train"]["num_packs"], version.dropped, version.quarantined.num_rows
+        (4, {}, 0)
     """
 
     def __init__(
@@ -198,6 +206,14 @@ def open_version(uri: str | Path, ref: str = "latest") -> Version:
     Raises:
         VersionNotFoundError: there is none.
         IntegrityError: its manifest is damaged.
+
+    Example:
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> store = getfixture("tmp_path")
+        >>> made = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     format={"template": "alpaca"}, store=store, progress=False, cache=store / "cache")
+        >>> open_version(store / "numbers").id == made.id
+        True
     """
     address = parse_address(str(uri))
     name = ref if address.name == "latest" else address.name

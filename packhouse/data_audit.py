@@ -77,7 +77,7 @@ def audit(
         tokenizer: that they were made with: a folder, a name of the Hub or a tokenizer object.
         template: that they were made with: `chat`, `alpaca`, ... or a Jinja file; by default the
             tokenizer's chat template, if it has one.
-        cache: folder of finished steps; by default PACKHOUSE_CACHE, else `.packhouse`.
+        cache: folder of finished steps; by default that of `prepare`.
         progress: show what is being done on stderr.
         overrides: for raw rows, `section.key=value`, over `settings`.
         settings: for raw rows, sections and keys of a recipe, as `prepare` takes them.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import orjson
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.foreign import REFUSED, run_template, try_rows
+from packhouse.reasons import QUARANTINE_REASONS
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.runtime.confine import stream_confined
@@ -50,7 +52,7 @@ __all__ = [
 _MOST_FILES = 200
 """Files of bad rows that are opened for samples; counts are always of all rows."""
 _MOST_ROWS = 1000
-_MOST_DETAIL = 120
+_MOST_DETAIL = 240
 
 _DELIMITERS = {"csv": ",", "csv_semicolon": ";", "tsv": "\t"}
 _REPLACEMENT = "\ufffd"
@@ -242,7 +244,10 @@ def explain_bad_rows(
     sample = line["samples"][0]
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
     causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
-    more = f"first '{line['reason']}': {place}, {sample['detail'][:_MOST_DETAIL]}{causes}"
+    detail = shorten(sample["detail"], _MOST_DETAIL, placeholder="...")
+    known = QUARANTINE_REASONS[line["step"]].get(line["reason"])
+    helps = f"; remedy: {known.remedy}" if known and not causes else causes
+    more = f"first '{line['reason']}': {place}, {detail}{helps}"
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
     return type(error)(
         f"{error}; {more}; to see them: `packhouse quarantine show {target}`",
@@ -357,18 +362,9 @@ def _shards_of(config: str) -> Sequence[SourceShard]:
 
 
 def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:
-    return SourceConfig.model_validate(
-        {
-            **config.model_dump(),
-            "path": "",
-            "name": f"{name[:50]}-mended",
-            "format": row_format,
-            "file_format": "jsonl",
-            "encoding": "utf-8",
-            "rows_at": None,
-            "table": None,
-        }
-    )
+    own = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
+    lines = {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
+    return SourceConfig.model_validate(config.model_dump() | own | lines)
 
 
 def _read_again(

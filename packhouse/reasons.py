@@ -54,7 +54,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "type": Reason("a value has another type than it must", "write text where text is due"),
         "media": Reason(
             "the row holds an image, a video or sound",
-            "name its field in `allowed_fields` to train the text alone; packhouse packs text",
+            "packhouse packs text: to train it alone, name the field in `allowed_fields`, or take "
+            "such parts out of contents",
         ),
         "label": Reason(
             "a label is no class", "write 0, 1, ... or one of `label_names`, all in one way"

@@ -17,7 +17,8 @@ from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
-from packhouse.steps.pack import Side, SplitCounts
+from packhouse.steps.eval_side import SplitCounts
+from packhouse.steps.pack import Side
 from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
@@ -95,11 +96,11 @@ def print_report(prepared: Prepared) -> None:
         print_text(f"{found['plugin']}: {found['failed']:,} of {counted(found['rows'], 'row')}")
     if "contamination" in published.audit:
         found = published.audit["contamination"]
-        done = {"drop": ": left out", "same_side": ": put into eval"}
+        outcome = {"drop": ": left out", "same_side": ": put into eval"}
         print_text(
             f"contamination: {found['contaminated']:,} of {counted(found['rows'], 'row')} share "
             f"{found['ngram']} words in a row with a benchmark"
-            f"{done.get(found['on_match'], '') * bool(found['contaminated'])}"
+            f"{outcome.get(found['on_match'], '') * bool(found['contaminated'])}"
         )
         for name, number in found["by_benchmark"].items():
             print_text(f"{name}: {counted(number, 'row')}", 2)
@@ -124,22 +125,18 @@ def _ref(prepared: Prepared, uri: str) -> str:
     ref, at = prepared.published.ref, prepared.published.ref_version
     if at == prepared.version:
         return f"ref '{ref}'"
+    move = f"packhouse ref set {uri} {ref} {prepared.version}"
     if prepared.published.held_back:
         reasons = "; ".join(prepared.published.held_back)
-        return (
-            f"but ref '{ref}' was held back: {reasons}; to move it all the same: "
-            f"packhouse ref set {uri} {ref} {prepared.version}"
-        )
+        return f"but ref '{ref}' was held back: {reasons}; to move it all the same: {move}"
     if prepared.published.is_ref_left:
         return (
             f"and ref '{ref}' stays at {at}: the recipe was changed for this run (--set), or says "
-            "publish.move_ref: false; to move it, add --move-ref, or: "
-            f"packhouse ref set {uri} {ref} {prepared.version}"
+            f"publish.move_ref: false; to move it, add --move-ref, or: {move}"
         )
     return (
         f"but ref '{ref}', which pointed to it before, points to {at} now and stays there; "
-        "to move it: "
-        f"packhouse ref set {uri} {ref} {prepared.version}"
+        f"to move it: {move}"
     )
 
 
@@ -160,12 +157,8 @@ def print_ledger(lines: list[dict[str, Any]], sources: Iterable[Mapping[str, Any
 
 def ledger_table(lines: list[dict[str, Any]]) -> Any:
     """Return the ledger as a rich table: rows and tokens into and out of each step."""
-    from rich.table import Table
-
-    table = Table(title="ledger", title_justify="left", box=None, pad_edge=False)
-    table.add_column("step")
-    for name in ("rows in", "rows out", "quarantined", "dropped", "tokens in", "tokens out"):
-        table.add_column(name, justify="right")
+    numbers = ("rows in", "rows out", "quarantined", "dropped", "tokens in", "tokens out")
+    table = _table("ledger", "step", numbers)
     for line in lines:
         table.add_row(
             str(line.get("step", "-")),  # a store's manifest may lack any of these
@@ -179,11 +172,22 @@ def ledger_table(lines: list[dict[str, Any]]) -> Any:
     return table
 
 
+def _table(title: str, name: str, numbers: Iterable[str]) -> Any:
+    """An empty table with a column of names, and columns of numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column(name)
+    for number in numbers:
+        table.add_column(number, justify="right")
+    return table
+
+
 def print_quality(audit: Mapping[str, Any]) -> None:
     """Print what the quality counters found; nothing where they found nothing."""
     found = audit.get("quality")
     if found and (lines := quality_lines(found)):
-        echo(f"\nquality (of {counted(found['dataset']['rows'], 'row')})")
+        echo(f"\nquality (of {counted(found['dataset'].get('rows', 0), 'row')})")
         for line in lines:
             print_text(line, 2)
 
@@ -199,10 +203,7 @@ def audit_table(audit: dict[str, Any]) -> Any:
     for name in rows[0]:
         is_name = name == "source"  # cut where the terminal is narrow; a pipe gets all of it
         table.add_column(
-            name,
-            justify="left" if is_name else "right",
-            overflow="ellipsis",
-            no_wrap=not is_name,
+            name, justify="left" if is_name else "right", overflow="ellipsis", no_wrap=not is_name
         )
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
@@ -319,9 +320,8 @@ def _print_repeats(published: Published) -> None:
         split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
         print_text(
             f"{kind}: {counted(repeats.rows, 'row repeats', 'rows repeat')} another, "
-            f"{repeats.dropped:,} dropped; "
-            f"{split}such as {row['source']} row {row['row']:,} of {first['source']} row "
-            f"{first['row']:,} ({row['similarity']:.0%})",
+            f"{repeats.dropped:,} dropped; {split}such as {row['source']} row {row['row']:,} of "
+            f"{first['source']} row {first['row']:,} ({row['similarity']:.0%})",
             2,
         )
 
@@ -330,10 +330,9 @@ def _print_uneven_split(split: SplitCounts | None) -> None:
     """Say so where eval has far more or fewer records than were asked for."""
     if split is None or not is_uneven(split):
         return
-    joined = (
-        f"; {counted(split.joined, 'record was', 'records were')} joined to others' groups"
-        * bool(split.joined)
-    )
+    joined = ""
+    if split.joined:
+        joined = f"; {counted(split.joined, 'record was', 'records were')} joined to others' groups"
     print_text(
         f"note: eval has {split.eval:,} of {counted(split.records, 'record')}, {split.asked:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",
@@ -356,12 +355,8 @@ def is_uneven(split: SplitCounts) -> bool:
 
 
 def _splits_table(statistics: Mapping[Side, PackStatistics]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="\nsplits", title_justify="left", box=None, pad_edge=False)
-    table.add_column("split")
-    for name in ("packs", "records", "tokens", "trained", "fill", "lower bound"):
-        table.add_column(name, justify="right")
+    numbers = ("packs", "records", "tokens", "trained", "fill", "lower bound")
+    table = _table("\nsplits", "split", numbers)
     for split in sorted(statistics, reverse=True):  # train before eval
         side = statistics[split]
         if not side.num_packs:
@@ -398,10 +393,7 @@ def _steps_line(prepared: Prepared) -> str:
     for row in _steps(prepared):
         if row["cached"] == row["jobs"]:
             parts.append(f"{row['step']} cached")
-        elif row["cached"]:
-            parts.append(
-                f"{row['step']} {row['cached']} of {row['jobs']} cached, {row['seconds']:.1f} s"
-            )
         else:
-            parts.append(f"{row['step']} {row['seconds']:.1f} s")
+            cached = f"{row['cached']} of {row['jobs']} cached, " if row["cached"] else ""
+            parts.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
     return ", ".join(parts)

@@ -25,19 +25,19 @@ from packhouse.records.hex_keys import NUM_DIGITS, Keys, as_arrow, is_among, key
 from packhouse.records.lists import one_chunk
 
 __all__ = [
-    "Disjoint",
+    "LeakCheck",
+    "goes_to_eval",
     "join_equal",
     "join_groups",
     "mixed_keys",
-    "sides",
 ]
 
 VERSION = 1
 """Of the assignment; part of the step's cache key."""
 
 
-def sides(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]:
-    """Tell which records go to eval.
+def goes_to_eval(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]:
+    """Return which records go to eval, by the hash of their group.
 
     Args:
         group_keys: 20 hex digits a record, shape [num_records], Arrow or numpy strings.
@@ -51,9 +51,9 @@ def sides(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]:
 
     Example:
         >>> keys = pa.array(["00000000000000000000", "ffffffffffffffffffff"] * 2)
-        >>> sides(keys, SplitConfig(eval_count=1)).tolist()
+        >>> goes_to_eval(keys, SplitConfig(eval_count=1)).tolist()
         [False, True, False, True]
-        >>> sides(keys, SplitConfig(eval_fraction=0.0)).any()
+        >>> goes_to_eval(keys, SplitConfig(eval_fraction=0.0)).any()
         np.False_
     """
     if not config.eval_count and not config.eval_fraction:
@@ -75,7 +75,7 @@ def join_groups(group_keys: Keys, pairs: npt.NDArray[np.int64], seed: int) -> pa
 
     Of joined groups the key that goes to eval last stands for all: they are in eval only if each
     of them would be. With `eval_fraction`, a record that joins groups may so take some from eval to
-    train, never from train to eval. Hence joined groups are in eval more seldom than others.
+    train, never from train to eval. So joined groups are less likely to be in eval than others.
 
     Args:
         group_keys: of every record.
@@ -156,8 +156,8 @@ def _mix(bits: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
     return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)
 
 
-class Disjoint:
-    """The proof that no key is on both sides, chunk by chunk: all of eval first, then train.
+class LeakCheck:
+    """Looks for keys that are on both sides, chunk by chunk: all of eval first, then train.
 
     Memory: 18 bytes per key of the eval side and one chunk of the train side.
 
@@ -165,10 +165,10 @@ class Disjoint:
         what: name of the key in the error: `group_key` or `record_id`.
 
     Example:
-        >>> proof = Disjoint("record_id")
-        >>> proof.hold(pa.array(["0" * 20]))
-        >>> proof.look(pa.array(["1" * 20, "0" * 20]))
-        >>> proof.end()
+        >>> check = LeakCheck("record_id")
+        >>> check.add_eval(pa.array(["0" * 20]))
+        >>> check.check_train(pa.array(["1" * 20, "0" * 20]))
+        >>> check.finish()
         Traceback (most recent call last):
             ...
         packhouse.errors.ContractError: 1 of train's records have a record_id that is in eval ...
@@ -180,32 +180,32 @@ class Disjoint:
         self._num_shared = 0
         self._first = b""
 
-    def hold(self, keys: Keys) -> None:
+    def add_eval(self, keys: Keys) -> None:
         """Take in keys (20 hex digits each) of the eval side."""
         self._chunks.append(key_bytes(keys))
 
     @cached_property
-    def _held(self) -> npt.NDArray[Any]:
+    def _eval_keys(self) -> npt.NDArray[Any]:
         return np.unique(np.concatenate(self._chunks))
 
     @cached_property
-    def _held_bits(self) -> npt.NDArray[np.uint64]:
-        leading = self._held.view(np.uint8).reshape(-1, NUM_DIGITS // 2)[:, :8]
+    def _eval_bits(self) -> npt.NDArray[np.uint64]:
+        leading = self._eval_keys.view(np.uint8).reshape(-1, NUM_DIGITS // 2)[:, :8]
         return np.ascontiguousarray(leading).view(">u8").reshape(-1).astype(np.uint64)
 
-    def look(self, keys: Keys) -> None:
-        """Look for keys of the train side among those held."""
-        likely = np.flatnonzero(is_among(leading_bits(keys), self._held_bits))
+    def check_train(self, keys: Keys) -> None:
+        """Look for keys of the train side among those of eval."""
+        likely = np.flatnonzero(is_among(leading_bits(keys), self._eval_bits))
         if not len(likely):  # bytes compare ten times slower than numbers
             return
         parsed = key_bytes(keys)[likely]
-        shared = parsed[np.isin(parsed, self._held)]
+        shared = parsed[np.isin(parsed, self._eval_keys)]
         if len(shared):
             self._first = self._first or bytes(shared[0]).ljust(NUM_DIGITS // 2, b"\0")
             self._num_shared += len(shared)
 
-    def end(self) -> None:
-        """End the proof.
+    def finish(self) -> None:
+        """Refuse what was found.
 
         Raises:
             ContractError: a key is on both sides; says which, and how many of the train side's are.

@@ -1,8 +1,8 @@
-"""Numbers with what they count, for messages."""
+"""Words of messages: numbers with what they count, and what libraries say."""
 
 from collections.abc import Mapping
 
-__all__ = ["by_name", "counted"]
+__all__ = ["by_name", "counted", "first_line"]
 
 
 def counted(number: int, what: str, plural: str | None = None) -> str:
@@ -34,3 +34,14 @@ def by_name(counts: Mapping[str, int]) -> str:
         'encoding 2, json 1,000'
     """
     return ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items()))
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    r"""Return the first line of a library's message, cut after `most` characters; or its class.
+
+    Example:
+        >>> first_line(ValueError("no such table\nLINE 1: ...")), first_line(TimeoutError())
+        ('no such table', 'TimeoutError')
+    """
+    lines = str(error).splitlines()
+    return lines[0][:most] if lines else type(error).__name__

@@ -93,7 +93,7 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "same-side": ("gsm8k-test", ["dedup.near=same_side", "dedup.near_threshold=0.5"]),
     "control-allowed": ("forged", ["tokenize.control_text=allow"]),
     "control-refused": ("forged", ["tokenize.control_text=quarantine"]),
-    "alpaca-newline": ("gpt4", ["format.template={templates}/alpaca_newline.jinja"]),
+    "alpaca-newline": ("gpt4", ["format.template=alpaca_newline"]),
     "mistral-system": ("tools", ["format.template={templates}/mistral_system.jinja"]),
     "mistral-bos": ("gpt4", ["format.template={folder}/bos.jinja"]),
 }

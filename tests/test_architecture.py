@@ -1,6 +1,7 @@
 """Promises about the packages themselves."""
 
 import ast
+import doctest
 import importlib
 import pkgutil
 import subprocess
@@ -52,6 +53,16 @@ def test_every_module_says_what_is_public(name):
     assigned = {ast.unparse(n.targets[0]) for n in tree.body if isinstance(n, ast.Assign)}
     only_docstring = len(tree.body) == 1
     assert only_docstring or "__all__" in assigned
+
+
+@pytest.mark.parametrize("name", sorted(set(packhouse.__all__) - {"__version__"}))
+def test_every_public_object_has_an_example_that_runs(name):
+    """Its examples are tests themselves: `--doctest-modules` runs them in their module."""
+    public = getattr(packhouse, name)
+    module = importlib.import_module(public.__module__)
+    found = doctest.DocTestFinder(recurse=False).find(public, name, module=module)
+    assert [example for test in found for example in test.examples]
+    assert public.__doc__.splitlines()[0].endswith((".", ":", "?"))
 
 
 @pytest.mark.parametrize("path", FLOW_FILES, ids=lambda path: path.name)

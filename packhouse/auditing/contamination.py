@@ -28,6 +28,7 @@ from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.lists import list_offsets, one_chunk
 from packhouse.records.ngrams import Hashes, Int64s, Words, run_hashes, words_of
 from packhouse.sources import read_shard, scan_source
+from packhouse.templates.chat_messages import parsed_arguments
 from packhouse.wording import counted
 
 __all__ = [
@@ -176,17 +177,22 @@ _TEXTS = ("content", "context", "reasoning")
 
 
 def _words_of_calls(calls: str) -> str:
-    """Names of functions and arguments, and what they are given, without JSON's own signs.
+    r"""Names of functions and arguments, and what they are given, without JSON's own signs.
 
     Example:
         >>> _words_of_calls('[{"function": {"name": "add", "arguments": {"n": [1, {"of": 2}]}}}]')
         'add n 1 of 2'
+        >>> _words_of_calls('[{"function": {"name": "add", "arguments": "{\\"n\\":1}"}}]')
+        'add n 1'
     """
     said: list[str] = []
     for call in json.loads(calls):
         function = call.get("function", call)
         said.append(str(function.get("name", "")))
-        _add_words(function.get("arguments"), said)
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = parsed_arguments(arguments) or arguments
+        _add_words(arguments, said)
     return " ".join(said)
 
 

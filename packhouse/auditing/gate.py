@@ -27,7 +27,12 @@ _SHARES = {
     "max_missing_headers": (
         "missing_headers",
         "rows",
-        "rows have no header before their answer: the prompt was cut",
+        "rows lack a header before their answer, or the begin of a conversation: prompts were cut",
+    ),
+    "max_untrained_starts": (
+        "untrained_starts",
+        "rows",
+        "rows have an answer whose first tokens are not trained: the mask begins late",
     ),
     "max_leaks": (
         "leaks",
@@ -110,18 +115,22 @@ def _results(findings: Sequence[_Finding]) -> tuple[GateResult, ...]:
         seen = worst.get(name)
         if seen is None or rank > (seen.is_breach, -seen.value if is_minimum else seen.value):
             worst[name] = finding
-    return tuple(
-        GateResult(
-            name=f"audit.{name}",
-            outcome="failed" if finding.is_breach else "passed",
-            value=finding.value,
-            limit=finding.allowed,
-            total=finding.total,
-            is_minimum=name.startswith("min_"),
-            detail=(f"source '{finding.source}': " if finding.source else "")
-            + (finding.text if finding.is_breach else f"{finding.number:,} of {finding.total:,}"),
-        )
-        for name, finding in worst.items()
+    return tuple(_result(name, finding) for name, finding in worst.items())
+
+
+def _result(name: str, finding: _Finding) -> GateResult:
+    is_minimum = name.startswith("min_")
+    # Of a minimum the number is what is missing: 3 of 100 are untrained, so 97 of 100 are trained.
+    number = finding.total - finding.number if is_minimum else finding.number
+    detail = finding.text if finding.is_breach else f"{number:,} of {finding.total:,}"
+    return GateResult(
+        name=f"audit.{name}",
+        outcome="failed" if finding.is_breach else "passed",
+        value=finding.value,
+        limit=finding.allowed,
+        total=finding.total,
+        is_minimum=is_minimum,
+        detail=f"source '{finding.source}': {detail}" if finding.source else detail,
     )
 
 

@@ -29,6 +29,7 @@ _FINDINGS = {
     "leaked_headers": ("trained_headers",),
     "trained_prompt_bytes": ("trained_prompts",),
     "missing_headers": ("missing_headers",),
+    "untrained_starts": ("untrained_starts",),
     "leaks": ("leaks",),
     "untrained_rows": ("untrained",),
     "double_bos": ("double_bos",),

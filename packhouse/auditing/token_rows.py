@@ -1,9 +1,10 @@
 """Rows that another tool tokenized, as flat arrays: ids, what is trained, where records begin.
 
-A mask is whatever says so: `labels` (-100 and below: not trained), `completion_mask`,
-`assistant_masks`, `loss_mask`; a token is trained if all that are there say so. Without any of them
-every token is. Records of a row are parted by `seq_lengths`, else `cu_seqlens`, else `position_ids`
-that do not rise by one, else the segment numbers of an `attention_mask`; otherwise the row is one.
+A mask is whatever says so: `labels` (below 0: not trained, and wrong above -100), `loss_mask`,
+`completion_mask`, `assistant_masks`; a token is trained if all that are there say so. Without any
+of them every token is. Records of a row are parted by `seq_lengths`, else `cu_seqlens`, else
+`position_ids` that do not rise by one, else the segment numbers of an `attention_mask`; otherwise
+the row is one.
 """
 
 from collections.abc import Mapping
@@ -149,7 +150,8 @@ class _Found:
         if not is_token.any():
             self.fault("untrained", number, -1)
             return 0
-        if len(labels) and (wrong := trained & is_token & (labels != ids)).any():
+        stated = trained | ((labels < 0) & (labels > -100)) if len(labels) else trained
+        if len(labels) and (wrong := stated & is_token & (labels != ids)).any():
             self.fault("mislabeled", number, at + int(np.argmax(wrong[is_token])))
         positions = row.get("position_ids", values[:0])
         own = _Own(number, at, is_token, attention[is_token] if len(attention) else attention)

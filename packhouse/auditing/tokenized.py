@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.auditing.answer_places import AnswerPlaces
 from packhouse.auditing.ends import bos_and_unknown
 from packhouse.auditing.token_rows import Padding, TokenRows, read_token_rows
 from packhouse.auditing.tokens import Intervals, Tokens
@@ -33,7 +34,6 @@ Bools = npt.NDArray[np.bool_]
 NUM_SAMPLES = 3
 _BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong
 _MOST = 0.9  # of all rows
-_LEAST_PROMPT = 8  # tokens before an answer; fewer are no conversation's
 _PREFIX = 8  # tokens that records begin with, where no template says how they do
 
 
@@ -89,13 +89,18 @@ class _Scan:
         self.bos_id = snapshot.added_tokens.get(bos, -1) if turns.bos_opens else -1
         self.is_end = np.zeros(len(pipeline.is_control), np.bool_)
         self.is_end[[i for i in turns.end_ids if i < len(self.is_end)]] = True
-        self.opens = _any_of(turns.answer_opens)
+        self.thought_tags = tuple(
+            self.table.texts[snapshot.added_tokens[tag]]
+            if tag in snapshot.added_tokens
+            else tag.encode()
+            for tag in ("<think>", "</think>")
+        )
         self.found = TokenAudit()
         self.seen: set[bytes] = set()
         self.unended: dict[int, tuple[int, list[Sample]]] = {}
         self.several: dict[int, tuple[int, list[Sample]]] = {}
         self.lengths: Counter[int] = Counter()
-        self.headless: tuple[int, list[Sample]] = (0, [])
+        self.cut: tuple[int, list[Sample]] = (0, [])
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -226,25 +231,22 @@ class _Scan:
         data = self.table.join(ids)
         edges = np.append(0, np.cumsum(self.table.widths[rows.ids]))
         self._leaks(rows, data, edges, joined)
-        if self.opens is None:
+        if not self.turns.answer_opens:
             return
-        headers = [match.span() for match in self.opens.finditer(data)]
-        self._headless(rows, edges, headers)
-        if not headers:
+        answers = AnswerPlaces.of(rows, data, edges, self.turns, self.table)
+        cut = answers.cut_prompts(_runs(rows)[0], self.bos_id)
+        number, kept = self.cut
+        kept += [self._sample(rows, at) for at in cut[: NUM_SAMPLES - len(kept)].tolist()]
+        self.cut = number + len(cut), kept
+        if not len(answers.headers):
             return
         self.found.has_turns = True
-        spans = np.array(headers, np.int64)
-        first = np.searchsorted(edges, spans[:, 0])
-        answer = np.searchsorted(edges, spans[:, 1])
-        record = self._record_of(rows, np.minimum(first, len(ids) - 1))
-        limit = np.minimum(rows.starts[record + 1], np.append(first[1:], len(ids)))
-        ends = np.flatnonzero(self.is_end[rows.ids])
-        at = np.append(ends, len(ids))[np.searchsorted(ends, answer)]
-        stop = np.minimum(np.where(at < limit, at + 1, limit), len(ids))
-        is_header = _cover(first, answer, len(ids))
-        is_answer = _cover(answer, np.maximum(stop, answer), len(ids))
+        late = answers.untrained_starts(self.thought_tags)
+        self._note(rows, "untrained_starts", *_first_of_each(self._record_of(rows, late), late))
+        is_header = _cover(answers.headers, answers.begins, len(ids))
+        is_answer = _cover(answers.begins, answers.stops, len(ids))
         looked_at = np.zeros(len(rows.rows), np.bool_)
-        looked_at[record] = True
+        looked_at[answers.records] = True
         wrong = rows.trained & ~self.table.is_blank[rows.ids] & ~is_answer
         wrong &= np.repeat(looked_at, np.diff(rows.starts))
         prompts = self.table.widths[rows.ids[wrong & ~is_header]]
@@ -254,20 +256,6 @@ class _Scan:
             ("trained_prompts", np.flatnonzero(wrong & ~is_header)),
         ):
             self._note(rows, name, *_first_of_each(self._record_of(rows, where), where))
-
-    def _headless(self, rows: TokenRows, edges: Int64s, headers: list[tuple[int, int]]) -> None:
-        """Count records with an answer behind a prompt and no header between: it was cut."""
-        begins, _ = _runs(rows)
-        record, first = np.unique(self._record_of(rows, begins), return_index=True)
-        begins = begins[first]
-        spans = np.array(headers, np.int64).reshape(-1, 2)
-        opened = self._record_of(rows, np.searchsorted(edges, spans[:, 0]))
-        is_bare = ~np.isin(record, opened) & (begins - rows.starts[record] >= _LEAST_PROMPT)
-        number, kept = self.headless
-        kept += [
-            self._sample(rows, at) for at in begins[is_bare][: NUM_SAMPLES - len(kept)].tolist()
-        ]
-        self.headless = number + int(is_bare.sum()), kept
 
     def _leaks(
         self, rows: TokenRows, data: bytes, edges: Int64s, joined: list[tuple[int, int]]
@@ -329,14 +317,10 @@ class _Scan:
         if joined > counts["leaks"] and alike >= max(_MOST * counts["rows"], 5):
             counts["leaks"], samples["leaks"] = joined, shown
         if self.found.has_turns:  # else the template is another one
-            counts["missing_headers"], samples["missing_headers"] = self.headless
+            counts["missing_headers"], samples["missing_headers"] = self.cut
         counts["unended"] = sum(each for each, _ in others)
         samples["unended"] = [s for _, some in others for s in some][:NUM_SAMPLES]
         return self.found
-
-
-def _any_of(texts: tuple[bytes, ...]) -> re.Pattern[bytes] | None:
-    return re.compile(b"|".join(map(re.escape, texts))) if texts else None
 
 
 def _first_of_each(owners: Int64s, places: Int64s) -> tuple[Int64s]:

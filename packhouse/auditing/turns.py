@@ -100,6 +100,10 @@ class Turns:
     """Tokens that end answers."""
     after_end: tuple[bytes, ...] | None = None
     """What may follow an end token beside white space and control tokens; None: not known."""
+    begins_with_control: bool = False
+    """True if conversations begin with a control token, behind BOS."""
+    user_opens: bytes = b""
+    """What stands before a user's turn: `### Instruction:`; empty: not known."""
 
 
 def learn_turns(
@@ -114,12 +118,16 @@ def learn_turns(
         bos_id: of the tokenizer, if it has one.
     """
     opens: list[bytes] = []
+    asked: list[bytes] = []  # what stands before questions, backwards
     after_tools: list[bytes] = []
     ends = set() if eos_id is None else {eos_id}
     follows: set[bytes] = set()
     system = b""
     for ids in rendered:
         data = table.join(ids)
+        if _SYSTEM.encode() not in data:  # Mistral's stands in the last user turn
+            before_turns = data.partition(_U1.encode())[0], _between(data, _A1, _U2)
+            asked += [before[::-1] for before in before_turns if before]
         for question, answer in _ANSWERS:
             if before := _between(data, question, answer):
                 opens.append(before)
@@ -134,26 +142,28 @@ def learn_turns(
         head = head.rstrip().removeprefix(b"" if bos_id is None else table.texts[bos_id])
         if head.count(_MARK) and data.count(head) == 1:
             system = head
-    header = _header(opens, ends)
+    header = _header(_common(opens), ends)
     known = [header] if header else []
     for before in after_tools:
         if header and _MARK in before and header not in before:  # Mistral's [/TOOL_RESULTS]
             known.append(before[before.rfind(_MARK, 0, before.rfind(_MARK)) :].rstrip())
     counts = [list(ids).count(bos_id) for ids in rendered if bos_id is not None]
+    bos_opens = bool(counts) and all(n == 1 for n in counts) and bos_id not in ends
+    fronts = [ids[1] if bos_opens and ids[0] == bos_id else ids[0] for ids in rendered]
+    user = _common(asked)[::-1]
+    if user.count(_MARK) % 2:  # of two control tokens, the ends are alike: "\xff1\xff\xff3\xff"
+        user = user.partition(_MARK)[2]
     return Turns(
         answer_opens=tuple(known),
         system_opens=system,
-        bos_opens=bool(counts) and all(n == 1 for n in counts) and bos_id not in ends,
+        bos_opens=bos_opens,
         end_ids=frozenset(ends),
         after_end=tuple(sorted(each[:8] for each in follows if each[:1] not in (b"", _MARK)))
         if rendered
         else None,
+        begins_with_control=bool(fronts) and bool(table.is_control[fronts].all()),
+        user_opens=_header(user, ends),
     )
-
-
-def _texts_of(follows: set[bytes]) -> tuple[bytes, ...]:
-    """The beginnings of those that are text and no control token."""
-    return tuple(sorted(each[:8] for each in follows if each and not each.startswith(_MARK)))
 
 
 def _between(data: bytes, first: str, second: str) -> bytes:
@@ -162,12 +172,16 @@ def _between(data: bytes, first: str, second: str) -> bytes:
     return data[begin + len(first) : end] if 0 <= begin < end else b""
 
 
-def _header(opens: Sequence[bytes], ends: set[int]) -> bytes:
-    """What is common to all that stands between a question and its answer, without its end."""
-    least, most = min(opens, default=b""), max(opens, default=b"")
+def _common(texts: Sequence[bytes]) -> bytes:
+    """What all texts begin with."""
+    least, most = min(texts, default=b""), max(texts, default=b"")
     pairs = zip(least, most, strict=False)
-    same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(least), len(most)))
-    header = least[:same].rstrip()
+    return least[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(least))]
+
+
+def _header(common: bytes, ends: set[int]) -> bytes:
+    """A header, of what is common to all that stands before turns: without the end of the last."""
+    header = common.strip()
     for end in ends:
         rest = header.removeprefix(b"%s%d%s" % (_MARK, end, _MARK)).lstrip()
         header = rest or header

@@ -12,7 +12,6 @@ A step that a run holds (`packhouse.cache.holds`) is never removed. Nothing here
 correctness: a step that is gone is done again, and gives the same bytes.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -22,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import orjson
 
 from packhouse.cache.holds import cache_lock, file_clock, held_keys, hold_files
 from packhouse.errors import ConfigError
@@ -118,7 +119,7 @@ def _last_runs(cache: Path) -> dict[str, float]:
     for path in (cache / "runs").glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             at = path.stat().st_mtime
-            for job in json.loads(path.read_bytes()):
+            for job in orjson.loads(path.read_bytes()):
                 keys[job["key"]] = max(at, keys.get(job["key"], 0.0))
     return keys
 

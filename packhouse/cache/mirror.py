@@ -26,12 +26,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from packhouse.cache.places import CachePlace
 from packhouse.cache.steps import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, StoreError, TransientError
 from packhouse.store.objects import (
+    FileBody,
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
@@ -192,7 +192,7 @@ def open_mirror(cache: CachePlace) -> StepMirror | None:
     return StepMirror(store=store, steps=StepStore(cache.folder / "steps"))
 
 
-def _create(store: ObjectStore, key: str, body: Any) -> None:
+def _create(store: ObjectStore, key: str, body: FileBody) -> None:
     try:
         run(store, ask(ObjectStore.put_create, key, body), retry=_RETRY)
     except PreconditionFailedError:

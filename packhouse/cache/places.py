@@ -56,15 +56,12 @@ def find_cache(setting: str | None = None) -> CachePlace:
     named = [name for name in (setting, os.environ.get("PACKHOUSE_CACHE"), shared) if name]
     folders = [name for name in named if "://" not in name]
     mirrors = [name for name in named if "://" in name]
-    folder = _usual_folder()
+    folder = Path(".packhouse")
     if folders:  # Path.expanduser raises at `~x`, which may be a folder's name
         folder = Path(os.path.expanduser(folders[0]))  # noqa: PTH111 - for that reason
+    elif not (folder / "steps").is_dir():
+        folder = user_cache_path("packhouse", appauthor=False)
     return CachePlace(folder=folder, mirror=(*mirrors, None)[0])
-
-
-def _usual_folder() -> Path:
-    own = Path(".packhouse")
-    return own if (own / "steps").is_dir() else user_cache_path("packhouse", appauthor=False)
 
 
 def default_cache() -> Path:

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -117,7 +117,7 @@ class StepStore:
 
     def peek(self, step: str, key: str, read: ReadFacts = dict) -> AnyReceipt | None:
         """Return the receipt if there is one, without reading the files it lists."""
-        folder = self._folder(step, key)
+        folder = self.root / step / key
         try:
             return parse_receipt((folder / "receipt.json").read_bytes(), step, key, folder, read)
         except (OSError, IntegrityError):
@@ -147,8 +147,7 @@ class StepStore:
             self.sweep()
             start = time.perf_counter()
             facts = compute(work)
-            seconds = time.perf_counter() - start
-            self._write_receipt(work, step, key, facts, seconds)
+            _write_receipt(work, step, key, facts, time.perf_counter() - start)
             return self._commit(work, step, key, read)
 
     @contextmanager
@@ -171,9 +170,6 @@ class StepStore:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    def _folder(self, step: str, key: str) -> Path:
-        return self.root / step / key
-
     def sweep(self) -> int:
         """Remove what killed processes left at work; returns how many folders."""
         tmp = self.root / "tmp"
@@ -183,26 +179,8 @@ class StepStore:
             shutil.rmtree(folder, ignore_errors=True)
         return len(dead)
 
-    def _write_receipt(
-        self, work: Path, step: str, key: str, facts: Mapping[str, Any], seconds: float
-    ) -> None:
-        files = {
-            path.name: asdict(FileFact(size=path.stat().st_size, sha256=file_sha256(path)))
-            for path in sorted(work.iterdir())
-            if path.name != LOCK
-        }
-        receipt = {
-            "step": step,
-            "key": key,
-            "files": files,
-            "facts": dict(facts),
-            "seconds": round(seconds, 3),
-        }
-        body = canonical_json({**receipt, "digest": digest(receipt)})
-        (work / "receipt.json").write_bytes(body)
-
     def _commit(self, work: Path, step: str, key: str, read: ReadFacts) -> AnyReceipt:
-        folder = self._folder(step, key)
+        folder = self.root / step / key
         folder.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(3):
             try:
@@ -219,6 +197,19 @@ class StepStore:
             assert receipt is not None, f"facts of '{step}' cannot be read as they were written"
             return replace(receipt, cached=False)
         raise OSError(f"could not move '{work}' to '{folder}'")
+
+
+def _write_receipt(
+    work: Path, step: str, key: str, facts: Mapping[str, Any], seconds: float
+) -> None:
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
+        for path in sorted(work.iterdir())
+        if path.name != LOCK
+    }
+    about = {"step": step, "key": key, "seconds": round(seconds, 3)}
+    receipt = {**about, "files": files, "facts": dict(facts)}
+    (work / "receipt.json").write_bytes(canonical_json({**receipt, "digest": digest(receipt)}))
 
 
 def parse_receipt(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packhouse.commands.options import set_option
+from packhouse.commands.options import json_option, set_option
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import console, echo
@@ -26,7 +26,7 @@ FOUND = 4
 @click.option("--template", help="Template of the rows. [default: the tokenizer's chat template]")
 @set_option("Any key of a recipe, for raw rows: --set pack.seq_len=4096. May be repeated.")
 @click.option("--cache", metavar="PLACE", help="Folder of finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one line of JSON.")
+@json_option("Print the report as one line of JSON.")
 def audit(
     data: tuple[str, ...],
     tokenizer: str,

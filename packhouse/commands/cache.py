@@ -17,7 +17,8 @@ from packhouse.cache.limits import (
     remove_steps,
 )
 from packhouse.cache.places import check_cache, default_cache
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo, print_text
 from packhouse.wording import counted
@@ -46,7 +47,7 @@ def cache() -> None:
 
 @cache.command("ls")
 @_folder
-@as_json
+@json_option()
 def list_command(folder: Path | None, as_json: bool) -> None:
     """List steps: jobs that are done, their bytes; those that the last runs used, or runs hold."""
     place = check_cache(folder or default_cache())
@@ -79,7 +80,7 @@ def list_command(folder: Path | None, as_json: bool) -> None:
     help="Remove what runs hold that ended without success, whatever the grace.",
 )
 @click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
-@as_json
+@json_option()
 def gc_command(
     folder: Path | None,
     max_gb: float | None,
@@ -128,9 +129,8 @@ def gc_command(
     if kept.steps and not unfinished:
         runs = counted(kept.num_runs, "unfinished run")
         echo(
-            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: held for "
-            f"{runs} to "
-            f"go on from, until {until} at the latest; --unfinished frees them"
+            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: held for {runs} "
+            f"to go on from, until {until} at the latest; --unfinished frees them"
         )
 
 

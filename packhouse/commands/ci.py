@@ -9,7 +9,7 @@ import click
 
 from packhouse.ci import BUG, CiJob, plan_markdown, summary_json, to_junit
 from packhouse.cli import exit_interrupted
-from packhouse.commands.options import run_options, set_option
+from packhouse.commands.options import json_option, run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.runtime.disks import disk_error
 from packhouse.runtime.interrupts import Interrupted, ignore_signals, interruption
@@ -28,7 +28,7 @@ __all__ = ["ci"]
 @click.option("--summary", type=click.Path(path_type=Path), help="Write markdown for a comment.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the gates as JUnit XML.")
 @click.option("--json-file", type=click.Path(path_type=Path), help="Write the summary as JSON.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@json_option("Print the summary as JSON.")
 def ci(
     recipe_path: str,
     overrides: tuple[str, ...],

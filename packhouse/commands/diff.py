@@ -7,13 +7,13 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from packhouse.commands.options import cache_option
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import cache_option, json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.report.tokens import pipeline_of, plain, runs_of
-from packhouse.store import OpenVersion, open_version
-from packhouse.store.address import open_address
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address, open_beside
 from packhouse.terminal import echo, print_text
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
@@ -50,7 +50,7 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 @click.argument("new", metavar="NEW")
 @click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
 @cache_option("Folder of tokenizers and finished steps.")
-@as_json
+@json_option()
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
     """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.
 
@@ -61,9 +61,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
     packhouse diff ./store/alpaca@prod latest
     """
     left = open_address(old)
-    is_name = "/" not in new
-    right = open_version(left.store, left.dataset, new.removeprefix("@")) if is_name else None
-    right = right or open_address(new)
+    right = open_beside(left, new)
     found = diff_versions(left, right, records=not no_records)
     if as_json:
         echo_json(found.to_json())
@@ -112,8 +110,7 @@ def _short(value: Any) -> Any:
 
 def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path) -> None:
     echo(f"\nrecords: {found.num_same:,} are the same")
-    fingerprints = [each.manifest.lineage.get("tokenizer", {}) for each in (old, new)]
-    is_one = fingerprints[0].get("fingerprint") == fingerprints[1].get("fingerprint")
+    is_one = old.manifest.tokenizer_fingerprint == new.manifest.tokenizer_fingerprint
     names = {**_KINDS, "changed_tokens": "other text" if is_one else "other token ids"}
     show = _Texts(found, old, new, tokenizers)
     for kind, name in names.items():

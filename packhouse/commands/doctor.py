@@ -1,6 +1,6 @@
 """`packhouse doctor`: prove that a store can guard a publication, and that the cache has room."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -9,7 +9,8 @@ from packhouse.cache.holds import cache_lock, hold_steps
 from packhouse.cache.limits import cache_room, in_mb
 from packhouse.cache.mirror import open_mirror
 from packhouse.cache.places import CachePlace, check_cache, find_cache
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import DiskError, PackhouseError, StoreRefusedError
 from packhouse.estimate import bytes_needed
@@ -34,15 +35,12 @@ def doctor() -> None:
 @doctor.command("storage")
 @click.argument("root")
 @click.option("--races", default=50, show_default=True, help="Races for one key.")
-@as_json
+@json_option()
 def storage(root: str, races: int, as_json: bool) -> None:
     """Try everything that publication relies on, in a folder of its own under ROOT."""
     store = open_store(root)
     checks = examine(store, num_races=races)
-    if as_json:
-        echo_json([{"name": c.name, "status": c.status, "detail": c.detail} for c in checks])
-    else:
-        print_table(("check", "", "detail"), [(c.name, c.status, c.detail) for c in checks])
+    _print(checks, as_json)
     failed = [check.name for check in checks if check.status == "fail"]
     if failed and not as_json:
         raise StoreRefusedError(
@@ -55,7 +53,7 @@ def storage(root: str, races: int, as_json: bool) -> None:
 @doctor.command("cache")
 @click.argument("recipe_path", metavar="[RECIPE]", type=click.Path(), required=False)
 @click.option("--cache", "setting", metavar="PLACE", help="Folder of finished steps, or a mirror.")
-@as_json
+@json_option()
 def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
     """Say where finished steps lie, what room they have, and what a run of RECIPE would take."""
     place = find_cache(setting)
@@ -70,12 +68,16 @@ def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
         is_enough = needed <= cache_room(folder).free_bytes
         detail = f"a run of {recipe_path} adds about {in_mb(needed)} to the cache"
         checks.append(Check("run", "pass" if is_enough else "fail", detail))
+    _print(checks, as_json)
+    if any(check.status == "fail" for check in checks):
+        raise click.exceptions.Exit(DiskError.exit_code)
+
+
+def _print(checks: Sequence[Check], as_json: bool) -> None:
     if as_json:
         echo_json([{"name": c.name, "status": c.status, "detail": c.detail} for c in checks])
     else:
         print_table(("check", "", "detail"), [(c.name, c.status, c.detail) for c in checks])
-    if any(check.status == "fail" for check in checks):
-        raise click.exceptions.Exit(DiskError.exit_code)
 
 
 def _check(name: str, trial: Callable[[], str]) -> Check:

@@ -11,7 +11,7 @@ import click
 import numpy as np
 import pyarrow.compute as pc
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.last_run import load_last_run
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, PackhouseError
@@ -48,7 +48,7 @@ Rows = list[dict[str, Any]]
 @click.option("--limit", default=5, show_default=True, help="Rows to print of each reason; 0: all.")
 @click.option("--recipe", type=click.Path(), help="Says where the source files lie now.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each row.")
+@json_option("Print JSON, a line for each row.")
 def dropped(
     target: str,
     reason: str | None,

@@ -46,7 +46,9 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
     packed = PACK.peek(plan.pack.key, workspace)
     if packed is None:
         rows = [_explain_job(job, workspace, last) for job in plan]
-        rows += [_unplanned(step) for step in ("gather", "audit", "files")]
+        why = ["how many jobs there are is known when pack is done"]
+        unknown = {"label": "output", "key": None, "cached": False, "why": why}
+        rows += [{"step": step, **unknown} for step in ("gather", "audit", "files")]
     else:
         jobs = (*tuple(plan)[:-1], *output_jobs(plan, recipe, packed.facts))
         rows = [_explain_job(job, workspace, last) for job in jobs]
@@ -57,11 +59,6 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
         (pack,) = [row for row in rows if row["step"] == "pack"]
         pack["why"] = [f"no longer there: {', '.join(sorted(gone)[:3])}", *pack["why"]]
     return rows
-
-
-def _unplanned(step: str) -> dict[str, Any]:
-    why = ["how many jobs there are is known when pack is done"]
-    return {"step": step, "label": "output", "key": None, "cached": False, "why": why}
 
 
 def _explain_job(

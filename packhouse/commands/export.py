@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.exports import FORMATS, export_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
@@ -16,11 +16,17 @@ __all__ = ["export"]
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
-@click.option("--to", "export_format", required=True, type=click.Choice(FORMATS))
+@click.option(
+    "--to",
+    "export_format",
+    required=True,
+    metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
+    help=f"One of {', '.join(FORMATS)}.",
+)
 @click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
 @click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
 @cache_option("Folder of verified copies.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def export(
     address: str,
     dest: Path,
@@ -37,7 +43,8 @@ def export(
     packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
 
     trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
-    Parquet. mds: MosaicML Streaming. msgpack, jsonl: one file. arrow: Dataset.from_file.
+    Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
+    Dataset.from_file.
     """
     exported = export_version(
         open_address(address),

@@ -2,7 +2,8 @@
 
 import click
 
-from packhouse.commands.versions import as_json, echo_json, print_table
+from packhouse.commands.options import json_option
+from packhouse.commands.versions import echo_json, print_table
 from packhouse.errors import IntegrityError
 from packhouse.store.address import open_dataset
 from packhouse.store.gc import GcReport, collect_garbage
@@ -21,7 +22,7 @@ __all__ = ["gc"]
     show_default=True,
     help="Leave uncommitted attempts alone that were written to in the last hours.",
 )
-@as_json
+@json_option()
 def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
     """Reclaim what dead publishers left. Shows what first; committed versions are never touched.
 

@@ -89,8 +89,9 @@ def write(
         return
     echo(f"{len(pinned)} golden conversations in {path}; look at what is trained:")
     for item in pinned:
-        for made in item.get("examples", [item]):
-            echo(f"  {item.get('name', '')}: {made.get('trained_text') or made.get('refused')}")
+        for example in item.get("examples", [item]):
+            shown = example.get("trained_text") or example.get("refused")
+            echo(f"  {item.get('name', '')}: {shown}")
 
 
 def _chosen(

@@ -8,9 +8,12 @@ from typing import Any
 
 import click
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.cache.places import default_cache
+from packhouse.commands.options import json_option
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, SourceError
 from packhouse.proposal.files import Look, look_at
 from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_text
@@ -44,7 +47,7 @@ _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
 @click.option("--answer", metavar="FIELD", help="Field of the answer.")
 @click.option("--yes", is_flag=True, help="Write it without a question.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON; ask nothing.")
+@json_option("Print what was found as JSON; ask nothing.")
 def init(
     data: tuple[str, ...],
     tokenizer: str,
@@ -90,7 +93,8 @@ def init(
         start_phase("rendering the first rows")
         samples = [_sample(recipe, source, cache) for source in recipe.sources]
     lengths = np.concatenate([sample["num_tokens"].to_numpy() for sample in samples])
-    raw["pack"]["seq_len"] = _seq_len(int(lengths.max()))
+    fits = 2 ** int(np.ceil(np.log2(lengths.max())))  # the least power of two for all rows
+    raw["pack"]["seq_len"] = int(np.clip(fits, _LEAST_SEQ_LEN, _MOST_SEQ_LEN))
     folder = out.absolute().parent
     for source in raw["sources"]:
         source["path"] = path_in_recipe(source["path"], folder)
@@ -131,7 +135,6 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.engine.workspace import Workspace
     from packhouse.foreign import has_chat_template, run_tokenizer
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it
@@ -145,7 +148,7 @@ def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
                 "init` for each kind, with -o"
             )
     call = partial(has_chat_template, tokenizer, Workspace(cache=cache).tokenizers)
-    return "chat" if run_tokenizer(call, tokenizer) else "alpaca"
+    return "chat" if run_tokenizer(call, tokenizer) else "alpaca_newline"
 
 
 def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
@@ -154,12 +157,10 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
     Raises:
         SourceError: none of them passes; says why the first did not.
     """
-    from packhouse.engine.workspace import Workspace
     from packhouse.proposal.sampling import try_first_rows
 
-    tokenized, refused = try_first_rows(
-        recipe, source, Workspace(cache=cache).tokenizers, _SAMPLE_ROWS
-    )
+    tokenizers = Workspace(cache=cache).tokenizers
+    tokenized, refused = try_first_rows(recipe, source, tokenizers, _SAMPLE_ROWS)
     num_seen = tokenized.num_rows + len(refused)
     if not tokenized.num_rows:
         raise SourceError(
@@ -175,12 +176,7 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
     return tokenized
 
 
-def _seq_len(longest: int) -> int:
-    """The least power of two that no row is longer than, within bounds."""
-    return int(np.clip(2 ** int(np.ceil(np.log2(longest))), _LEAST_SEQ_LEN, _MOST_SEQ_LEN))
-
-
-def _of_lengths(lengths: Any) -> str:
+def _of_lengths(lengths: npt.NDArray[np.integer[Any]]) -> str:
     median, most = np.percentile(lengths, [50, 99])
     return (
         f"tokens of the first {counted(len(lengths), 'row')}: median {median:,.0f}, 99% have at "
@@ -191,7 +187,6 @@ def _of_lengths(lengths: Any) -> str:
 
 def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
     """Print what was found in a source, and rows of it with trained tokens in green."""
-    from packhouse.engine.workspace import Workspace
     from packhouse.tokenization import load_snapshot
 
     out = console()

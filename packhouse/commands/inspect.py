@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import (
@@ -38,6 +38,11 @@ from packhouse.terminal import console, echo, page, print_note
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
 
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.text import Text
+
 __all__ = ["inspect"]
 
 
@@ -53,8 +58,7 @@ class _Wanted:
 
     @property
     def is_any(self) -> bool:
-        return any(value is not None for value in (self.source, self.row, self.record, self.grep,
-                                                   self.records))  # fmt: skip
+        return any(value is not None for value in astuple(self))
 
     @property
     def limit(self) -> int:
@@ -76,7 +80,7 @@ class _Wanted:
 @click.option("--dropped", is_flag=True, help="Rows that were left out, and why.")
 @click.option("--tokenizer", help="Tokenizer folder, if the store does not keep it.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a pack or record.")
+@json_option("Print JSON, a line a pack or record.")
 def inspect(
     target: str,
     split: str | None,
@@ -135,8 +139,8 @@ def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: boo
     command = show if is_quarantine else dropped
     words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
     parent = click.get_current_context()
-    with command.make_context(command.name, words, parent=parent) as made:
-        command.invoke(made)
+    with command.make_context(command.name, words, parent=parent) as context:
+        command.invoke(context)
 
 
 def _show_packs(
@@ -170,8 +174,8 @@ def _show_packs(
             for run in _runs_json(_runs(row, pipeline, start, end), start)
         ]
         counts = {"pack": number, "num_tokens": len(row["input_ids"])}
-        told = {name: row[name] for name in ("seq_lengths", "record_ids")}
-        echo(json.dumps({**counts, **told, "runs": runs}))
+        records = {name: row[name] for name in ("seq_lengths", "record_ids")}
+        echo(json.dumps({**counts, **records, "runs": runs}))
 
 
 def _show_records(
@@ -192,8 +196,8 @@ def _show_records(
         page(blocks())
         return
     for row in rows:
-        told = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
-        echo(json.dumps({**told, "runs": _runs_json(_runs(row, pipeline))}))
+        facts = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
+        echo(json.dumps({**facts, "runs": _runs_json(_runs(row, pipeline))}))
 
 
 def _runs(
@@ -203,7 +207,7 @@ def _runs(
     return runs_of(row["input_ids"][start:end], mask, pipeline)
 
 
-def _drawn(runs: Sequence[Run]) -> Any:
+def _drawn(runs: Sequence[Run]) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
@@ -211,14 +215,14 @@ def _drawn(runs: Sequence[Run]) -> Any:
     return Group(coloured(runs) if is_terminal else Text(plain(runs)), Text())
 
 
-def _rule(title: str) -> Any:
+def _rule(title: str) -> "Rule":
     from rich.rule import Rule
     from rich.text import Text
 
     return Rule(Text(title))
 
 
-def _cyan(text: str) -> Any:
+def _cyan(text: str) -> "Text":
     from rich.text import Text
 
     return Text(text, "cyan")
@@ -255,15 +259,9 @@ def _of_version(
     only["outcome"] = "kept"
     if wanted.source:
         only["source" if "/" in wanted.source else "source/"] = wanted.source
-    rows: list[dict[str, Any]] = read_view(
-        opened,
-        "records",
-        columns,
-        Workspace(cache=cache).tokenizers,
-        only=only,
-        limit=wanted.limit,
-    ).to_pylist()
-    rows = [row for row in rows if row["input_ids"] is not None]
+    tokenizers = Workspace(cache=cache).tokenizers
+    table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit)
+    rows: list[dict[str, Any]] = [r for r in table.to_pylist() if r["input_ids"] is not None]
     for row in rows:
         about = [f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"]
         about += [label_text(row["label"], opened.manifest.preferences)]
@@ -348,8 +346,7 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:
-        wanted = opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", "")
-        if fingerprint_tokenizer(folder) != wanted:
+        if fingerprint_tokenizer(folder) != opened.manifest.tokenizer_fingerprint:
             print_note("warning: this is not the tokenizer the version was made with")
         return pipeline_of(partial(load_snapshot, folder, tokenizers))
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))

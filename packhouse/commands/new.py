@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 import packhouse
+from packhouse.commands.options import json_option
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo
@@ -37,7 +38,7 @@ _FILLED = {
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def new(folder: Path, as_json: bool) -> None:
     """Write a project of your own to FOLDER: flows, schedules, an image, a recipe with a sample.
 
@@ -74,7 +75,12 @@ def _write(folder: Path) -> None:
     for own, place in _FILLED.items():
         text = (_OWN / own).read_text(encoding="utf-8")
         (folder / place).write_text(_filled(text, folder), encoding="utf-8")
-    (folder / "docker" / "Dockerfile").write_text(_filled(_dockerfile(), folder), encoding="utf-8")
+    # The image's Dockerfile, in which an installed packhouse takes the place of a checkout.
+    text = carried("docker/Dockerfile").read_text(encoding="utf-8")
+    before, _, rest = text.partition("COPY pyproject.toml")
+    _, last_stage, after = rest.partition("FROM ${BASE} AS run")
+    text = before + (_OWN / "Dockerfile.build").read_text("utf-8") + last_stage + after
+    (folder / "docker" / "Dockerfile").write_text(_filled(text, folder), encoding="utf-8")
 
 
 def carried(name: str) -> Path:
@@ -89,14 +95,6 @@ def carried(name: str) -> Path:
         if is_ours and (root / name).exists():
             return root / name
     raise PackhouseError(f"this install of packhouse lacks '{name}'; install its wheel")
-
-
-def _dockerfile() -> str:
-    """The image's Dockerfile, in which an installed packhouse takes the place of a checkout."""
-    text = carried("docker/Dockerfile").read_text(encoding="utf-8")
-    before, _, rest = text.partition("COPY pyproject.toml")
-    _, last_stage, after = rest.partition("FROM ${BASE} AS run")
-    return before + (_OWN / "Dockerfile.build").read_text("utf-8") + last_stage + after
 
 
 def _filled(text: str, folder: Path) -> str:

@@ -8,7 +8,7 @@ import click
 
 from packhouse.cache.places import default_cache
 
-__all__ = ["cache_option", "recipe_options", "run_options", "set_option"]
+__all__ = ["cache_option", "json_option", "recipe_options", "run_options", "set_option"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -28,10 +28,15 @@ def cache_option(what: str = "Folder of finished steps.") -> Decorator:
     )
 
 
+def json_option(what: str = "Print JSON.") -> Decorator:
+    """Return --json."""
+    return click.option("--json", "as_json", is_flag=True, help=what)
+
+
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add RECIPE, --set, --cache and --json."""
     for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        json_option(),
         cache_option(),
         set_option(),
         click.argument("recipe_path", metavar="RECIPE", type=click.Path()),

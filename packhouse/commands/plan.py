@@ -82,29 +82,13 @@ def _print(
     for source, line in facts.sources.items():
         table.add_row(source, f"{about}{line['rows']:,}", f"{line['tokens']:,}")
     print_table(table)
-    _print_seq_lens(facts)
-    print_text(
-        "cached: "
-        + ", ".join(
-            f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()
-        )
-    )
-
-
-def _print_seq_lens(facts: Estimate) -> None:
-    from rich.table import Table
-
-    if not facts.seq_lens:
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in ("pack.seq_len", "packs", "fill", "padding", "rows too long"):
-        table.add_column(name, justify="right")
-    for each in facts.seq_lens:
-        table.add_row(
-            f"{each.seq_len:,}",
-            f"{each.num_packs:,}",
-            f"{each.fill:.1%}",
-            f"{each.num_padding:,}",
-            f"{each.rows_too_long:,}",
-        )
-    print_table(table)
+    if facts.seq_lens:
+        table = Table(box=None, pad_edge=False)
+        for name in ("pack.seq_len", "packs", "fill", "padding", "rows too long"):
+            table.add_column(name, justify="right")
+        for each in facts.seq_lens:
+            counts = (each.seq_len, each.num_packs, each.fill, each.num_padding, each.rows_too_long)
+            table.add_row(*(f"{n:.1%}" if isinstance(n, float) else f"{n:,}" for n in counts))
+        print_table(table)
+    hits = [f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()]
+    print_text(f"cached: {', '.join(hits)}")

@@ -3,7 +3,7 @@
 import click
 
 from packhouse.cli import exit_interrupted
-from packhouse.commands.options import run_options, set_option
+from packhouse.commands.options import json_option, run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.runtime.progress import show_progress, start_phase
@@ -25,7 +25,7 @@ __all__ = ["prepare"]
     help="Move `latest` although --set, --tokenizer or --seq-len changed the RECIPE.",
 )
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
+@json_option("Print the result as one line of JSON.")
 def prepare(
     data: tuple[str, ...],
     tokenizer: str | None,
@@ -90,7 +90,7 @@ def prepare(
                 settings={},
                 overrides=overrides,
             )
-            done, notes = prepare_recipe(
+            prepared, notes = prepare_recipe(
                 recipe, place, workers, file=data[0] if is_recipe else None
             )
     except Interrupted as error:
@@ -99,4 +99,4 @@ def prepare(
 
     for note in notes:
         print_note(f"note: {note}")
-    print_result(done, as_json=as_json)
+    print_result(prepared, as_json=as_json)

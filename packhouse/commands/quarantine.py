@@ -1,6 +1,7 @@
 """`packhouse quarantine ls | show | retry`: what is bad about which rows, and how to mend them."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,15 @@ import click
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+import yaml
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.escaping import for_terminal
 from packhouse.given import read_recipe
 from packhouse.near import near_files
 from packhouse.quarantine import (
-    MendedSource,
     Retried,
     check_mended,
     count_reasons,
@@ -26,6 +27,7 @@ from packhouse.quarantine import (
 )
 from packhouse.reasons import QUARANTINE_REASONS
 from packhouse.recipe import Recipe
+from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.sources.lines import lines_of_rows, place_of
 from packhouse.steps.plan import plan_jobs
@@ -44,7 +46,6 @@ _TARGET_HELP = (
 _MENDED = "_mended.jsonl"
 """Beside mended rows: which bad rows they are. A folder that is a source leaves out such names."""
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _cache = cache_option("Folder of finished steps, for a RECIPE.")
 _target = click.argument("target", metavar="TARGET")
 
@@ -65,7 +66,7 @@ def quarantine() -> None:
 @_target
 @click.option("--samples", default=3, show_default=True, help="Rows to name for each reason.")
 @_cache
-@_as_json
+@json_option()
 def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     """Count bad rows by reason."""
     table = read_quarantine(target, cache)
@@ -94,7 +95,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
 @click.option("--limit", default=5, show_default=True, help="Rows to print.")
 @click.option("--bytes", "num_bytes", default=2000, show_default=True, help="Raw bytes of each.")
 @_cache
-@_as_json
+@json_option()
 def show(
     target: str,
     reason: str | None,
@@ -144,7 +145,7 @@ def show(
 @click.option("--recipe", "recipe_path", help="Recipe of the rows, where TARGET is not one.")
 @click.option("--reason", help="Only rows of this reason.")
 @_cache
-@_as_json
+@json_option()
 def retry(
     target: str,
     edit: Path | None,
@@ -159,12 +160,20 @@ def retry(
     if edit is not None:
         if mended or out:
             raise ConfigError("give --edit alone, mend the file, then give it as --from with --out")
-        _write_editable(_chosen(read_quarantine(target, cache), reason), edit, as_json)
+        rows = _chosen(read_quarantine(target, cache), reason).to_pylist()
+        edit.write_bytes(b"".join(orjson.dumps(editable(row)) + b"\n" for row in rows))
+        if as_json:
+            echo(json.dumps({"rows": len(rows), "file": str(edit)}))
+        else:
+            echo(f"{counted(len(rows), 'row')} in {edit}: mend `raw`, then give it as --from")
         return
     if out is None:
         raise ConfigError("say what to do: --edit FILE, or --out FOLDER (with --from FILE)")
-    recipe = _recipe_of(target, recipe_path)
-    lines = _read_lines(mended) if mended else _lines(read_quarantine(target, cache), reason)
+    if recipe_path is None and not is_recipe_path(target):
+        raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
+    recipe = read_recipe(recipe_path or target)
+    rows = None if mended else _chosen(read_quarantine(target, cache), reason).to_pylist()
+    lines = _read_lines(mended) if mended else [editable(row) for row in rows or ()]
     retried = check_mended(lines, recipe)
     _write_retried(retried, out, as_json)
     _write_mended(lines, retried, out)
@@ -174,7 +183,7 @@ def retry(
 
 def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
     """Lines of the rows of a recipe's files; of another target the files are not known."""
-    if not target.endswith((".yaml", ".yml")):
+    if not is_recipe_path(target):
         return {}
     return lines_of_rows(rows, read_recipe(target).sources)
 
@@ -187,7 +196,7 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
         VersionNotFoundError: no such version.
     """
     path = Path(target)
-    if path.suffix in (".yaml", ".yml"):
+    if is_recipe_path(target):
         return _of_recipe(read_recipe(path), Workspace(cache=cache))
     if path.suffix in (".parquet", ".arrow") and "://" not in target:
         if not path.is_file():
@@ -200,19 +209,15 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     plan = plan_jobs(recipe)
     jobs = (*plan.validate, *plan.format, *plan.tokenize)
     receipts = [workspace.steps.peek(*job.ref) for job in jobs]
-    done = [receipt for receipt in receipts if receipt is not None]
-    if not done:
+    found = [receipt for receipt in receipts if receipt is not None]
+    if not found:
         raise ConfigError(
             f"no run of this recipe, as it is now, in cache '{workspace.cache}'; run it first, or "
             "say --cache"
         )
-    paths = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
+    paths = [r.path("quarantined.arrow") for r in found if "quarantined.arrow" in r.files]
     table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
-    return _without_mended(table, recipe)
-
-
-def _without_mended(table: pa.Table, recipe: Recipe) -> pa.Table:
-    """Leave out the rows whose mended form is a source of the recipe, and say so."""
+    # Rows whose mended form is a source of the recipe are left out.
     mended: set[tuple[str, int, str]] = set()
     for source in recipe.sources:
         path = Path(source.path)
@@ -261,19 +266,6 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _lines(table: pa.Table, reason: str | None) -> list[dict[str, Any]]:
-    return [editable(row) for row in _chosen(table, reason).to_pylist()]
-
-
-def _write_editable(table: pa.Table, path: Path, as_json: bool) -> None:
-    lines = _lines(table, None)
-    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    if as_json:
-        echo(json.dumps({"rows": len(lines), "file": str(path)}))
-    else:
-        echo(f"{counted(len(lines), 'row')} in {path}: mend `raw`, then give it as --from")
-
-
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     try:
@@ -288,12 +280,6 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error}") from None
     return lines
-
-
-def _recipe_of(target: str, path: str | None) -> Recipe:
-    if path is None and not target.endswith((".yaml", ".yml")):
-        raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
-    return read_recipe(path or target)
 
 
 def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
@@ -320,11 +306,5 @@ def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
     if retried.passed:
         echo("\nadd to the recipe's sources:")
         for source in retried.passed:
-            echo(_snippet(source, out / f"{source.name}.jsonl"))
-
-
-def _snippet(source: MendedSource, path: Path) -> str:
-    import yaml
-
-    entry = {"path": str(path.absolute()), **source.settings}
-    return "  " + yaml.safe_dump([entry], sort_keys=False).rstrip().replace("\n", "\n  ")
+            entry = {"path": str((out / f"{source.name}.jsonl").absolute()), **source.settings}
+            echo(textwrap.indent(yaml.safe_dump([entry], sort_keys=False).rstrip(), "  "))

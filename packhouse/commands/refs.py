@@ -2,7 +2,8 @@
 
 import click
 
-from packhouse.commands.versions import as_json, echo_json, print_table, warning_of
+from packhouse.commands.options import json_option
+from packhouse.commands.versions import echo_json, print_table, warning_of
 from packhouse.errors import VersionNotFoundError
 from packhouse.store.address import open_dataset
 from packhouse.store.read import open_version
@@ -29,7 +30,7 @@ def _json(found: Ref) -> dict[str, object]:
 
 @ref.command("ls")
 @click.argument("dataset", metavar="ROOT/DATASET")
-@as_json
+@json_option()
 def ls(dataset: str, as_json: bool) -> None:
     """List the refs of a dataset."""
     found, damaged = scan_refs(*open_dataset(dataset))
@@ -44,7 +45,7 @@ def ls(dataset: str, as_json: bool) -> None:
 @ref.command("log")
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
-@as_json
+@json_option()
 def log(dataset: str, name: str, as_json: bool) -> None:
     """Show where a ref pointed, newest first."""
     store, dataset_name = open_dataset(dataset)
@@ -66,7 +67,7 @@ def log(dataset: str, name: str, as_json: bool) -> None:
 @click.argument("version")
 @click.option("--expected", help="Move only if the ref points to this version now.")
 @click.option("--force", is_flag=True, help="Replace a damaged ref too; its past is lost.")
-@as_json
+@json_option()
 def set_(
     dataset: str, name: str, version: str, expected: str | None, force: bool, as_json: bool
 ) -> None:
@@ -81,7 +82,7 @@ def set_(
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
 @click.option("--steps", default=1, show_default=True, help="How many moves back.")
-@as_json
+@json_option()
 def rollback(dataset: str, name: str, steps: int, as_json: bool) -> None:
     """Point ref NAME to where it pointed before."""
     _say(rollback_ref(*open_dataset(dataset), name, steps), as_json)

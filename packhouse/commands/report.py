@@ -6,15 +6,14 @@ from pathlib import Path
 
 import click
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.given import read_recipe
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.recipe_report import recipe_report
 from packhouse.report.diff_report import diff_report
 from packhouse.report.version_report import version_report
-from packhouse.store import OpenVersion, open_version
-from packhouse.store.address import open_address
+from packhouse.store.address import open_address, open_beside
 from packhouse.terminal import echo
 
 __all__ = ["report"]
@@ -33,7 +32,7 @@ __all__ = ["report"]
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def report(
     targets: tuple[str, ...],
     is_diff: bool,
@@ -58,7 +57,7 @@ def report(
     tokenizers = Workspace(cache=cache).tokenizers
     if is_diff:
         opened = open_address(targets[0])
-        html = diff_report(opened, _other(opened, targets[1]), tokenizers)
+        html = diff_report(opened, open_beside(opened, targets[1]), tokenizers)
     elif is_recipe_path(targets[0]):
         html = recipe_report(read_recipe(targets[0]), cache)
     else:
@@ -70,10 +69,3 @@ def report(
         echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     if is_opened:
         webbrowser.open(output.absolute().as_uri())
-
-
-def _other(opened: OpenVersion, name: str) -> OpenVersion:
-    """Another version: an address, or a ref or version of the same dataset."""
-    if "/" in name:
-        return open_address(name)
-    return open_version(opened.store, opened.dataset, name.removeprefix("@"))

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.store.address import open_address
@@ -28,7 +28,7 @@ _CELL = 400
 @click.command()
 @click.argument("target", metavar="VERSION")
 @click.argument("query", metavar="QUERY")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a row.")
+@json_option("Print JSON, a line a row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--limit", default=50, show_default=True, help="Rows of the table; 0: all.")
 @cache_option("Folder of tokenizers and finished steps.")

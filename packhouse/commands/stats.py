@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.commands.options import json_option
 from packhouse.commands.sql import print_rows
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
@@ -21,7 +22,7 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
 
 @click.command()
 @click.argument("target", metavar="VERSION")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def stats(target: str, as_json: bool) -> None:
     """Print rows, tokens, trained share and lengths by source and split, packs and fill by split.
 

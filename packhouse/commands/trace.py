@@ -7,7 +7,7 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.commands.options import cache_option
+from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
 from packhouse.report.samples import first_split, read_pack, records_in
@@ -40,7 +40,7 @@ _RULES = {
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
 @cache_option("Folder of tokenizers and finished steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def trace(
     target: str,
     split: str | None,
@@ -101,8 +101,8 @@ def _of_token(
     kept = [p for p in places if p["outcome"] == "kept"] or places
     train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
     rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
-    given = [s["file"] for s in opened.manifest.lineage["sources"] if s.get("is_tokenized")]
-    if kept and kept[0]["source"] in given:
+    sources = opened.manifest.lineage["sources"]
+    if kept and kept[0]["source"] in [s["file"] for s in sources if s.get("is_tokenized")]:
         rule = "the mask that the row came with (format: tokenized)"
     answers = trained_ranges(mask)
     inner = token - start

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from packhouse.commands.options import json_option
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
 from packhouse.result import audit_table, print_ledger, print_quality
@@ -24,17 +25,15 @@ from packhouse.wording import counted
 
 __all__ = ["ls", "pull", "show", "verify"]
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-
 
 def echo_json(value: Any) -> None:
     """Print JSON with sorted keys."""
     echo(json.dumps(value, sort_keys=True, indent=2))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table; numbers go to the right."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
@@ -55,7 +54,7 @@ def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
 
 @click.command()
 @click.argument("place", metavar="ROOT[/DATASET]")
-@as_json
+@json_option()
 def ls(place: str, as_json: bool) -> None:
     """List the datasets of a store, or the versions and refs of a dataset.
 
@@ -87,16 +86,15 @@ def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> No
         all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
             rows.append({"dataset": dataset, "refs": {ref.name: ref.version for ref in refs}})
-    lines = [(row["dataset"], "  ".join(f"{k} -> {v}" for k, v in _items(row))) for row in rows]
+    lines = [
+        (row["dataset"], "  ".join(f"{name} -> {version}" for name, version in row["refs"].items()))
+        for row in rows
+    ]
     with warning_of(all_damaged):
         if as_json:
             echo_json(rows)
         else:
             print_table(("dataset", "refs"), lines)
-
-
-def _items(row: Mapping[str, Any]) -> Any:
-    return row["refs"].items()
 
 
 def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
@@ -109,17 +107,12 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
     with warning_of([*damaged_refs, *damaged]):
         if as_json:
             echo_json(rows)
-        else:
-            _print_versions(rows)
-
-
-def _print_versions(rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("version", "refs", "splits", "files", "rows", "tokens", "bytes")
-    lines = [
-        (r["version"], ", ".join(r["refs"]), ", ".join(r["splits"]), *(r[c] for c in columns[3:]))
-        for r in rows
-    ]
-    print_table(columns, lines)
+            return
+        columns = ("version", "refs", "splits", "files", "rows", "tokens", "bytes")
+        cells = [
+            [", ".join(v) if isinstance(v := r[c], list) else v for c in columns] for r in rows
+        ]
+        print_table(columns, cells)
 
 
 def _summary(manifest: Manifest) -> dict[str, Any]:
@@ -138,7 +131,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
 
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
-@as_json
+@json_option()
 def show(address: str, as_json: bool) -> None:
     """Show a version: its files, counts, lineage and settings. NAME is a ref or a version."""
     opened = open_address(address)
@@ -184,7 +177,7 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
-@as_json
+@json_option()
 def verify(address: str, as_json: bool) -> None:
     """Check every byte, schema, count and value of a version, from its store alone."""
     report = verify_version(open_address(address))
@@ -217,7 +210,7 @@ def verify(address: str, as_json: bool) -> None:
 @click.argument("dest", type=click.Path(file_okay=False))
 @click.option("--threads", default=8, show_default=True, help="Files in flight.")
 @click.option("--data-only", is_flag=True, help="Leave out records and quarantine.")
-@as_json
+@json_option()
 def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
     """Copy a version to folder DEST, in parallel and verified; run again to resume."""
     opened = open_address(address)

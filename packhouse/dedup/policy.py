@@ -71,12 +71,6 @@ class Deduplicated:
     """For every row the kept row that it was dropped for, numbered through all shards; -1: none."""
     found: Found
 
-    def num_on_both_sides(self, is_eval: npt.NDArray[np.bool_]) -> int:
-        """Pairs of near rows, both kept, of which one is in train and one in eval."""
-        first, second = self.found.near.T
-        is_kept = (self.repeats_of[first] < 0) & (self.repeats_of[second] < 0)
-        return int(((is_eval[first] != is_eval[second]) & is_kept).sum())
-
 
 def deduplicate(
     fingerprints: Sequence[pa.Table],

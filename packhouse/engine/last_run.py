@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from packhouse.engine.step import AnyJob
 from packhouse.runtime.disks import write_whole
@@ -18,10 +21,10 @@ __all__ = ["changed_parts", "load_last_run", "obsolete_keys", "save_last_run", "
 _OF_ALL_SHARDS = ("quarantine", "dropped")
 
 
-def save_last_run(cache: Path, dataset: str, done: Iterable[AnyJob]) -> None:
+def save_last_run(cache: Path, dataset: str, executed: Iterable[AnyJob]) -> None:
     """Remember every job's key and what it was made of; and where the rows of shards lay."""
     jobs = []
-    for job in done:
+    for job in executed:
         about = {"step": job.step.name, "label": job.label, "key": job.key, "parts": job.parts}
         shard = getattr(job.parameters, "shard", None)
         jobs.append(about | ({"shard": asdict(shard)} if isinstance(shard, SourceShard) else {}))
@@ -31,10 +34,21 @@ def save_last_run(cache: Path, dataset: str, done: Iterable[AnyJob]) -> None:
 def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the jobs of the last run by (step, label); empty when there was none."""
     try:
-        jobs = json.loads(_path(cache, dataset).read_bytes())
-        return {(job["step"], job["label"]): job for job in jobs}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        jobs = orjson.loads(_path(cache, dataset).read_bytes())
+        return {(job["step"], job["label"]): job for job in jobs if _is_job(job)}
+    except (FileNotFoundError, ValueError, TypeError):
         return {}
+
+
+def _is_job(job: Any) -> bool:
+    """Return True if a job is as `save_last_run` wrote it; its key is the name of a folder."""
+    return (
+        isinstance(job, dict)
+        and all(isinstance(job.get(name), str) for name in ("step", "label", "key"))
+        and re.fullmatch("[0-9a-f]{64}", job["key"]) is not None
+        and isinstance(job.get("parts"), dict)
+        and isinstance(job["parts"].get("shard", {}), dict)
+    )
 
 
 def touch_last_run(cache: Path, dataset: str) -> None:

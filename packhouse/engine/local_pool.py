@@ -44,10 +44,10 @@ def local_runner(recipe: Recipe, workspace: Workspace, workers: int) -> Iterator
     if workers == 1:
         yield LocalRunner(recipe=recipe, workspace=workspace)
         return
-    given = [plugin for plugin in plugins_of(recipe) if not plugin.distribution]
-    if given:
+    unshared = [plugin for plugin in plugins_of(recipe) if not plugin.distribution]
+    if unshared:
         raise ConfigError(
-            f"{given[0]} is known to this process alone; leave `workers` at 1, or offer it by "
+            f"{unshared[0]} is known to this process alone; leave `workers` at 1, or offer it by "
             "entry point, which every process finds"
         )
     with PoolRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
@@ -103,24 +103,24 @@ class PoolRunner:
             TransientError: processes were killed again and again.
         """
         groups = group_jobs(jobs, self.workers, _LEAST_BYTES)
-        done: dict[int, list[AnyReceipt]] = {}
+        receipts: dict[int, list[AnyReceipt]] = {}
         with step_progress(jobs[0].step.name if jobs else "", len(jobs)):
             for _ in range(1 + _MOST_RESTARTS):
                 try:
-                    self._do(groups, done)
+                    self._do(groups, receipts)
                 except BrokenProcessPool:
                     self.close()
                     continue
-                return [receipt for number in range(len(groups)) for receipt in done[number]]
+                return [receipt for number in range(len(groups)) for receipt in receipts[number]]
         raise TransientError(
             f"processes of step '{jobs[0].step.name}' were killed {1 + _MOST_RESTARTS} times; is "
             f"there enough memory for {self.workers} shards at a time? What was done is cached: "
             "run again, with fewer --workers"
         )
 
-    def _do(self, groups: list[JobGroup], done: dict[int, list[AnyReceipt]]) -> None:
+    def _do(self, groups: list[JobGroup], receipts: dict[int, list[AnyReceipt]]) -> None:
         if len(groups) == 1 and self._pool is None:
-            done[0] = _do_group(groups[0], self.recipe, self.workspace)
+            receipts[0] = _do_group(groups[0], self.recipe, self.workspace)
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
@@ -134,13 +134,13 @@ class PoolRunner:
             futures = {
                 number: self._pool.submit(_do_group, group, self.recipe, self.workspace)
                 for number, group in enumerate(groups)
-                if number not in done
+                if number not in receipts
             }
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, future in futures.items():
-            done[number] = future.result()
-            job_done(sum(map(len, done.values())))
+            receipts[number] = future.result()
+            job_done(sum(map(len, receipts.values())))
 
 
 def end_with_parent() -> None:

@@ -125,21 +125,19 @@ class Step(Generic[P, F]):
             ValueError: a field is missing or has another type, as in a receipt of another release.
         """
         # Strict JSON: "5" is no number, and a list is fine where the class has a tuple.
-        parsed: F = _adapter(cast("Any", self.facts)).validate_json(
-            canonical_json(facts), strict=True
-        )
+        adapter = _adapter(cast("Any", self.facts))
+        parsed: F = adapter.validate_json(canonical_json(facts), strict=True)
         return parsed
 
     def write_facts(self, facts: F) -> dict[str, Any]:
         """Return facts as plain JSON, as receipts hold them."""
-        written: dict[str, Any] = _adapter(cast("Any", self.facts)).dump_python(
-            facts, mode="json", by_alias=True
-        )
+        adapter = _adapter(cast("Any", self.facts))
+        written: dict[str, Any] = adapter.dump_python(facts, mode="json", by_alias=True)
         return written
 
 
 @cache
-def _adapter(facts: type[Any]) -> TypeAdapter[Any]:
+def _adapter(facts: Any) -> TypeAdapter[Any]:
     return TypeAdapter(facts)
 
 
@@ -188,9 +186,7 @@ class Work(Generic[P_co]):
         for name, key in self.job.inputs:
             if name == step.name:
                 receipt = step.peek(key, self.workspace)
-                assert receipt is not None, (
-                    f"{self.job.ref} was started before {(name, key)} was done"
-                )
+                assert receipt, f"{self.job.ref} was started before {(name, key)} was done"
                 receipts.append(receipt)
         return receipts
 

@@ -28,14 +28,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import cache_folder, read_rows, verified_file
+from packhouse.near import near_name
 from packhouse.packing.layout import preference_names
+from packhouse.recipe.publish import NO_NPY, ExportConfig, ExportFormat, shard_names
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
 
@@ -44,6 +46,8 @@ __all__ = [
     "FORMAT_KEYS",
     "VERSION",
     "Export",
+    "check_shards",
+    "export_key",
     "export_version",
     "set_name",
     "write_export",
@@ -52,7 +56,7 @@ __all__ = [
 VERSION = 1
 """Raised whenever an export of the same rows has other bytes in every format."""
 
-FORMATS = ("trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow")
+FORMATS: tuple[str, ...] = get_args(ExportFormat)
 """Names that `export_version` takes."""
 
 FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
@@ -105,12 +109,10 @@ def export_version(
         IntegrityError: the store's bytes are not the published ones.
     """
     if export_format == "npy":
-        raise ConfigError(
-            "packed .npy files are pickles, which run code when they are read, and Megatron-Bridge "
-            "will read them no longer; export to 'megatron', the packed Parquet that it reads"
-        )
+        raise ConfigError(NO_NPY)
     if export_format not in FORMATS:
-        raise ConfigError(f"no export format '{export_format}'; known: {', '.join(FORMATS)}")
+        near = near_name(export_format, FORMATS) or f"; known: {', '.join(FORMATS)}"
+        raise ConfigError(f"no export format '{export_format}'{near}")
     if num_shards < 1 or (num_shards > 1 and export_format == "mds"):
         raise ConfigError(
             f"num_shards is {num_shards}: at least 1, and 1 for mds, which has its own"
@@ -166,8 +168,14 @@ def _write_split(
 ) -> None:
     """Copy what the version carries of this export, or make it from the rows."""
     home = f"exports/{export_format}/"
-    carried = [e for e in opened.files("exports", split) if e.key.startswith(home)]
-    carried = carried if num_shards == 1 else []
+    listed = opened.manifest.configuration.get("publish", {}).get("exports", ())
+    as_asked: Any = {"format": export_format, "shards": num_shards}
+    as_asked = as_asked if num_shards > 1 else export_format
+    carried = [
+        entry
+        for entry in opened.files("exports", split)
+        if entry.key.startswith(home) and as_asked in listed
+    ]
     for entry in carried:
         opened.fetch(entry, folder / entry.key.removeprefix(home))
     if carried:
@@ -181,24 +189,19 @@ def _write_split(
     pack = opened.manifest.configuration.get("pack", {})
     multiple = pack.get("pad_record_to_multiple_of", 1)
     for source, group in groupby(entries, key=lambda entry: entry.source):
-        own, name = list(group), set_name(split, source)
-        num_rows = sum(entry.rows for entry in own)
-        if num_shards > num_rows:
-            raise ConfigError(
-                f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
-                f"{num_shards:,}"
-            )
-        rows = chain.from_iterable(read_rows(verified_file(opened, entry, cache)) for entry in own)
-        for number, part in enumerate(_parts(rows, num_rows, num_shards)):
-            write_export(
-                part,
-                export_format,
-                f"{name}-{number:05d}-of-{num_shards:05d}" if num_shards > 1 else name,
-                folder,
-                multiple,
-                pack.get("seq_len"),
-                preferences=opened.manifest.preferences,
-            )
+        own = list(group)
+        paths = (verified_file(opened, entry, cache) for entry in own)
+        write_export(
+            chain.from_iterable(read_rows(path, opened.manifest) for path in paths),
+            export_format,
+            set_name(split, source),
+            folder,
+            multiple,
+            pack.get("seq_len"),
+            preferences=opened.manifest.preferences,
+            num_shards=num_shards,
+            num_rows=sum(entry.rows for entry in own),
+        )
 
 
 def _parts(
@@ -239,6 +242,8 @@ def write_export(
     seq_len: int | None = None,
     *,
     preferences: str | None = None,
+    num_shards: int = 1,
+    num_rows: int = 0,
 ) -> list[Path]:
     """Write one split of expanded rows in a trainer's format into an existing folder.
 
@@ -252,13 +257,18 @@ def write_export(
         seq_len: `pack.seq_len`, for `megatron`'s metadata; None: that of the longest pack.
         preferences: what the rows prefer, as `Recipe.preferences`. `trl` has the columns of its
             trainers then, `arrow` all columns; the others would train bad answers like good ones.
+        num_shards: files, `train-00000-of-00004` and so on: rows in order, in each as many, but for
+            one.
+        num_rows: of all batches, where there are several shards.
 
     Returns:
         The files, by name.
 
     Raises:
-        ConfigError: the format cannot hold the rows' class, or what they prefer.
+        ConfigError: the format cannot hold the rows' class, or what they prefer; more shards than
+            rows.
     """
+    check_shards(split, num_rows, num_shards)
     if preferences and export_format not in ("arrow", "trl"):
         raise ConfigError(
             f"format '{export_format}' would train the bad answers of `format: {preferences}` like "
@@ -272,8 +282,38 @@ def write_export(
         batches = map(preference_columns if export_format == "trl" else preference_names, batches)
     else:
         batches = _refuse_lossy(batches, export_format)
-    write(batches, split, folder, **settings)
+    parts = _parts(batches, num_rows, num_shards)
+    for name, part in zip(shard_names(split, num_shards), parts, strict=True):
+        write(part, name, folder, **settings)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
+
+
+def export_key(export: ExportConfig) -> Any:
+    """Return the JSON of an export in the keys of a run: its name, where it has no other setting.
+
+    Example:
+        >>> [export_key(ExportConfig(format="megatron", shards=n)) for n in (1, 2)]
+        ['megatron.2', {'format': 'megatron.2', 'shards': 2}]
+    """
+    name = FORMAT_KEYS.get(export.format, export.format)
+    return name if export.shards == 1 else {"format": name, "shards": export.shards}
+
+
+def check_shards(name: str, num_rows: int, num_shards: int) -> None:
+    """Refuse more files than a set has rows.
+
+    Raises:
+        ConfigError: says how many rows the set has.
+
+    Example:
+        >>> check_shards("eval", num_rows=3, num_shards=3)
+    """
+    if num_shards > max(num_rows, 1):
+        raise ConfigError(
+            f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
+            f"{num_shards:,}; take fewer, or cut one split alone: `packhouse export --split train "
+            "--shards N`"
+        )
 
 
 def _check_place(opened: OpenVersion, dest: Path) -> None:

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from packhouse.errors import IntegrityError
+from packhouse.loaders.row_groups import RowGroups
 from packhouse.loaders.rows import ArrowRows
-from packhouse.loaders.versions import mapped_file, verified_file
 from packhouse.packing.shuffle import permutation, splitmix64
-from packhouse.store import FileEntry
 
 if TYPE_CHECKING:
     from packhouse.loaders.streaming import StreamingPackedDataset
@@ -54,7 +51,7 @@ class Reader:
         lengths = [shorter + (lane < num_longer) for lane in range(data._order["lanes"])]
         self._lane_starts = np.cumsum([0, *lengths])
         self._groups: dict[int, _Group] = {}
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, RowGroups] = {}
 
     @staticmethod
     def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[Any]:
@@ -78,7 +75,10 @@ class Reader:
     def _read_group(self, number: int, within: int) -> _Group:
         """Read the row group that holds row `within` of a file, in the epoch's order of groups."""
         if number not in self._files:
-            self._files[number] = _File(self._data, self._entries[number])
+            data = self._data
+            self._files[number] = RowGroups(
+                data._opened, self._entries[number], data._cache, data._verify
+            )
         file = self._files[number]
         groups = np.arange(len(file.sizes))
         if self._seed is not None:
@@ -91,38 +91,6 @@ class Reader:
             order = permutation(int(file.sizes[group]), _mix(self._seed, number, group))
         rows = self.view(file.read(group, self.columns), order)
         return _Group(file=number, first=int(starts[slot]), rows=rows)
-
-
-class _File:
-    """A published file, read a row group at a time."""
-
-    def __init__(self, data: "StreamingPackedDataset", entry: FileEntry) -> None:
-        self._batches: list[pa.RecordBatch] = []
-        self._parquet: pq.ParquetFile | None = None
-        if entry.key.endswith(".parquet"):
-            path = verified_file(data._opened, entry, data._cache, data._verify)
-            self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
-            about = self._parquet.metadata
-            sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
-        else:
-            path = mapped_file(data._opened, entry, data._cache, data._verify)
-            with pa.memory_map(str(path)) as source:
-                self._batches = pa.ipc.open_stream(source).read_all().to_batches()
-            sizes = [batch.num_rows for batch in self._batches]
-        self.sizes: npt.NDArray[np.int64] = np.array(sizes, dtype=np.int64)
-        """Rows of each group."""
-        if sum(sizes) != entry.rows:
-            raise IntegrityError(
-                f"'{data._opened.uri(entry)}' holds {sum(sizes):,} rows, and its version counts "
-                f"{entry.rows:,}; publish the version again",
-                key=entry.key,
-            )
-
-    def read(self, group: int, columns: list[str] | None) -> pa.Table:
-        if self._parquet is not None:
-            return self._parquet.read_row_group(group, columns)
-        table = pa.Table.from_batches([self._batches[group]])
-        return table if columns is None else table.select(columns)
 
 
 def _mix(*parts: int) -> int:

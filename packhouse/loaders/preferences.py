@@ -66,6 +66,19 @@ def load_preferences(
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
         IntegrityError: the store's bytes are not the published ones.
+
+    Example:
+        >>> import json
+        >>> from packhouse import Recipe, prepare
+        >>> row = {"prompt": "1 + 1?", "chosen": " 2", "rejected": " 3"}
+        >>> folder = getfixture("tmp_path")
+        >>> written = (folder / "pairs.jsonl").write_text(json.dumps(row))
+        >>> recipe = Recipe.model_validate({"dataset": "pairs",
+        ...     "sources": [{"path": str(folder / "pairs.jsonl"), "format": "pairs"}],
+        ...     "tokenizer": "deployments/demo/tokenizer", "format": {"template": "alpaca"}})
+        >>> version = prepare(recipe, store=folder, progress=False, cache=folder / "cache")
+        >>> load_preferences(folder / "pairs", cache=folder / "cache").column_names
+        ['prompt_ids', 'chosen_ids', 'rejected_ids', 'record_id']
     """
     check_verify(verify)
     opened, entries = open_split(uri, version, split, preferences=True)

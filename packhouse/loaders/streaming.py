@@ -280,10 +280,11 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             ConfigError: the state is of another version, order or split, or is no state.
         """
         for name in (*self._order, "epoch", "packs"):
-            if name not in state:
+            if not isinstance(state, Mapping) or name not in state:
                 raise ConfigError(f"the state has no '{name}'; give what state_dict() returned")
         epoch, packs, skip = state["epoch"], state["packs"], state.get("worker_rows", 0)
-        if any(not isinstance(count, int) or count < 0 for count in (epoch, packs, skip)):
+        counts = (epoch, packs, skip)
+        if any(not isinstance(count, int) or not 0 <= count < 2**63 for count in counts):
             raise ConfigError(
                 "the state counts less than 0 packs, or in no whole numbers; give what "
                 "state_dict() returned"
@@ -291,8 +292,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         for name, own in self._order.items():
             if state[name] != own:
                 raise ConfigError(
-                    f"the state was taken with {name} {state[name]!r}, this dataset has {own!r}; "
-                    "give the same, or start a new epoch"
+                    f"the state was taken with {name} {state[name]!r:.100}, this dataset has "
+                    f"{own!r}; give the same, or start a new epoch"
                 )
         if "worker_rows" in state:
             self._check_worker_state(state)
@@ -308,9 +309,9 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         for name, own in self._dealing().items():
             if state.get(name) != own:
                 raise ConfigError(
-                    f"the state of a worker was taken with {name} {state.get(name)}, and here it "
-                    f"is {own}; give the same, or keep state_dict(rows_seen=...), which goes on "
-                    "with any"
+                    f"the state of a worker was taken with {name} {state.get(name)!r:.100}, and "
+                    f"here it is {own}; give the same, or keep state_dict(rows_seen=...), which "
+                    "goes on with any"
                 )
 
 

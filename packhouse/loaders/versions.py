@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
+import orjson
 import pyarrow as pa
 from typing_extensions import override
 
@@ -44,7 +45,7 @@ from packhouse.runtime.disks import disk_errors, write_whole
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.address import parse_address
-from packhouse.store.contracts import read_batches
+from packhouse.store.contracts import checked_rows, read_batches
 from packhouse.store.local import LocalStore
 from packhouse.store.manifest import Manifest, parse_slot
 
@@ -122,6 +123,16 @@ def load_packed(
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
         IntegrityError: the store's bytes are not the published ones.
+
+    Example:
+        >>> from packhouse import prepare
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(9)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     format={"template": "alpaca"}, store=folder, progress=False, cache=folder / "cache")
+        >>> packs = load_packed(folder / "numbers", cache=folder / "cache")
+        >>> packs.num_rows, sum(packs[0]["seq_lengths"]) == len(packs[0]["input_ids"])
+        (1, True)
     """
     check_verify(verify)
     folder = cache_folder(cache)
@@ -324,7 +335,8 @@ def mapped_file(
         writer = None
         try:
             with pa.OSFile(str(staged), "wb") as sink:
-                for rows in map(columns, read_rows(source)) if columns else read_rows(source):
+                found = read_rows(source, opened.manifest)
+                for rows in map(columns, found) if columns else found:
                     writer = writer or pa.ipc.new_stream(sink, rows.schema)
                     writer.write_batch(rows)
                 if writer is None:
@@ -377,7 +389,7 @@ def _verified(
 def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> bool:
     state = _state(path)
     try:
-        verified = json.loads(receipt.read_bytes())
+        verified = orjson.loads(receipt.read_bytes())
     except (FileNotFoundError, ValueError):
         verified = {}
     verified = verified if isinstance(verified, dict) else {}
@@ -412,13 +424,20 @@ def _locked(receipt: Path) -> Iterator[None]:
         yield
 
 
-def read_rows(path: Path) -> Iterator[pa.RecordBatch]:
+def read_rows(path: Path, rules: Manifest | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a published file of any format, with `labels` and `position_ids`.
 
+    Args:
+        path: the file.
+        rules: manifest of its version, to check them by; None: a run has just made them.
+
     Raises:
-        IntegrityError: the file is damaged.
+        IntegrityError: the file is damaged, or its rows are not those of a run.
     """
-    for batch in read_batches(path):
+    batches = read_batches(path)
+    for batch in batches if rules is None else checked_rows(batches, rules, path.name):
         names = batch.schema.names
+        if "input_ids" not in names:
+            raise IntegrityError(f"'{path.name}' holds no input_ids: its columns are {names}")
         schema = published_schema("labels", True, "label" in names, "loss_weights" in names)
         yield to_layout(batch, schema)

@@ -116,14 +116,12 @@ class _Rows:
         ranges = read_ranges(self.batch["trained_ranges"])
         row = ranges.row_of_each()
         is_first = np.diff(row, prepend=-1) != 0
+        is_over = ranges.ends > np.diff(self.offsets)[row]
         end_before = np.where(is_first, 0, np.concatenate([[0], ranges.ends])[:-1])
         for bad, limit in (
             (ranges.starts < end_before, "begins before the range before it ends, or below 0"),
             (ranges.starts >= ranges.ends, "begins a range without a token"),
-            (
-                ranges.ends > np.diff(self.offsets)[row],
-                "begins a range that ends behind the row's tokens",
-            ),
+            (is_over, "begins a range that ends behind the row's tokens"),
         ):
             self._refuse_first("trained_ranges", bad, ranges.starts, ranges.offsets, limit)
         base = self.offsets[:-1][row]
@@ -146,14 +144,11 @@ class _Rows:
             self._refuse_first("position_ids", bad, positions, self.offsets, limit)
         if "loss_weights" in self.names:
             weights = self._per_token("loss_weights")
-            for bad, limit in (
-                (~np.isfinite(weights) | (weights < 0), "is not a weight"),
-                (
-                    (weights > 0) != trained,
-                    "is over 0 where the token is not trained, or 0 where it is",
-                ),
-            ):
-                self._refuse_first("loss_weights", bad, weights, self.offsets, limit)
+            odd, limit = ~np.isfinite(weights) | (weights < 0), "is not a weight"
+            self._refuse_first("loss_weights", odd, weights, self.offsets, limit)
+            bad = (weights > 0) != trained
+            limit = "is over 0 where the token is not trained, or 0 where it is"
+            self._refuse_first("loss_weights", bad, weights, self.offsets, limit)
         if "range_weights" in self.names:
             column = one_chunk(self.batch["range_weights"])
             is_given = column.is_valid().to_numpy(zero_copy_only=False)

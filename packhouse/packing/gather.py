@@ -60,8 +60,6 @@ def gather(
     lengths: npt.NDArray[np.int32],
     rows: npt.NDArray[np.integer[Any]] | None = None,
     *,
-    first_pack: int = 0,
-    last_pack: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
     tally: GatherTally | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -75,13 +73,11 @@ def gather(
         plan: a plan over `lengths`.
         lengths: tokens to take of each planned sequence, from its first one (`concat`: its length).
         rows: record number of each planned sequence; by default sequence `i` is record `i`.
-        first_pack: the first pack to gather.
-        last_pack: the pack to stop before; by default all.
         batch_tokens: tokens of a batch, about.
         tally: is counted up while batches are yielded.
 
     Yields:
-        Batches that stay valid; together they hold packs [first_pack, last_pack) in order.
+        Batches that stay valid; together they hold all packs in order.
 
     Example:
         >>> from packhouse.packing.plan import plan_packs
@@ -99,12 +95,10 @@ def gather(
     """
     records = _Records(shards)
     tally = GatherTally() if tally is None else tally
-    last_pack = plan.num_packs if last_pack is None else last_pack
     step = max(1, batch_tokens * plan.num_packs // max(1, plan.num_tokens))
-    for first in range(first_pack, last_pack, step):
-        yield _gather_batch(
-            records, plan, lengths, rows, (first, min(first + step, last_pack)), tally
-        )
+    for first in range(0, plan.num_packs, step):
+        packs = first, min(first + step, plan.num_packs)
+        yield _gather_batch(records, plan, lengths, rows, packs, tally)
 
 
 class _Records:

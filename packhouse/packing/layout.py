@@ -155,13 +155,14 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 array = list_array(pa.array(values, item), starts, item)
             arrays.append(array.cast(field.type))
             continue
+        of_tokens: npt.NDArray[Any]
         if field.name == "labels":
-            made: npt.NDArray[Any] = expand_labels(batch)
+            of_tokens = expand_labels(batch)
         elif field.name == "position_ids":
-            made = position_ids(zero_based(*flat_list(batch["seq_lengths"]))[0])
+            of_tokens = position_ids(zero_based(*flat_list(batch["seq_lengths"]))[0])
         else:
-            made = expand_weights(batch)
-        arrays.append(list_array(pa.array(made), offsets, field.type.value_type))
+            of_tokens = expand_weights(batch)
+        arrays.append(list_array(pa.array(of_tokens), offsets, field.type.value_type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -224,12 +225,11 @@ def expand_weights(batch: pa.RecordBatch) -> npt.NDArray[np.float32]:
     ranges = read_ranges(batch["trained_ranges"])
     base = offsets[:-1][ranges.row_of_each()].astype(np.int64)
     weights = np.zeros(int(offsets[-1]), np.float32)
-    given = flat_weights(batch["range_weights"], ranges.counts())
-    given = np.ones(len(ranges.starts), np.float32) if given is None else given
+    of_ranges = flat_weights(batch["range_weights"], ranges.counts())
+    of_ranges = np.ones(len(ranges.starts), np.float32) if of_ranges is None else of_ranges
     lengths = ranges.ends - ranges.starts
-    weights[np.repeat(ranges.starts + base, lengths) + count_up(lengths)] = np.repeat(
-        given, lengths
-    )
+    tokens = np.repeat(ranges.starts + base, lengths) + count_up(lengths)
+    weights[tokens] = np.repeat(of_ranges, lengths)
     return weights
 
 

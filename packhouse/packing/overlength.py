@@ -54,11 +54,6 @@ class Admitted:
         """Mask over the shard's rows."""
         return np.asarray(self.reasons != _KEPT)
 
-    @property
-    def num_truncated(self) -> int:
-        """Kept records that lost tokens."""
-        return int(np.count_nonzero(self.lengths < self.num_tokens[self.rows]))
-
     def without(self, is_out: npt.NDArray[np.bool_], reason: str) -> "Admitted":
         """Leave out the kept ones of some of the shard's rows."""
         is_out = is_out & (self.reasons == _KEPT)

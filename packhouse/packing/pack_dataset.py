@@ -12,6 +12,7 @@ for Alpaca, and 2,501 are enough. Cost: 40 ns a token, 8 bytes of each of 2 mill
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -44,7 +45,15 @@ _BLOCK_TOKENS = 2**21
 
 @dataclass(slots=True)
 class PackTally:
-    """Counts of the rows that were packed; those of several calls add up."""
+    """Counts of the rows that were packed; those of several calls add up.
+
+    Example:
+        >>> tally = PackTally()
+        >>> rows = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7, 8]}]
+        >>> packed = pack_dataset(rows, 4, over_length="drop", tally=tally)
+        >>> print(tally)
+        2 rows of 8 tokens: 0 empty, 1 dropped, 0 cut to 0 pieces, 5 tokens lost
+    """
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -127,19 +136,19 @@ def pack_dataset(
     """
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-    given: dict[str, Any] = {
-        "over_length": over_length,
-        "seed": seed,
-        "balance": balance,
-        "tally": tally,
-    }
     if isinstance(dataset, DatasetDict | IterableDatasetDict):
-        parts = {
-            name: pack_dataset(part, seq_length, strategy, map_kwargs, **given)
-            for name, part in dataset.items()
-        }
-        return type(dataset)(parts)
-    settings = _Settings.of(seq_length, strategy, over_length, seed, balance)
+        pack: Any = partial(
+            pack_dataset,
+            seq_length=seq_length,
+            strategy=strategy,
+            map_kwargs=map_kwargs,
+            over_length=over_length,
+            seed=seed,
+            balance=balance,
+            tally=tally,
+        )
+        return type(dataset)({name: pack(part) for name, part in dataset.items()})
+    settings = _settings(seq_length, strategy, over_length, seed, balance)
     tally = PackTally() if tally is None else tally
     options: dict[str, Any] = dict(map_kwargs or {}) | {"batched": True}
     if isinstance(dataset, IterableDataset):
@@ -154,14 +163,9 @@ def pack_dataset(
     rows = dataset.with_format("arrow")
     settings.count(_lengths(rows[:]), tally)  # `map` may find its answer in the cache
     packed = rows.map(_Packing(settings), **{"batch_size": None} | options)
-    columns = (
-        packed.column_names
-        if len(form["columns"]) == len(rows.column_names)
-        else [
-            *form["columns"],
-            *({"seq_lengths"} & set(packed.column_names)),
-        ]
-    )
+    columns = packed.column_names
+    if len(form["columns"]) < len(rows.column_names):
+        columns = [*form["columns"], *({"seq_lengths"} & set(columns))]
     return packed.with_format(form["type"], columns, **form["format_kwargs"])
 
 
@@ -175,7 +179,7 @@ def _from_rows(rows: Iterable[Any]) -> "datasets.Dataset":
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Settings:
     """What decides the packs of given rows; part of the fingerprint of `map`."""
 
@@ -188,35 +192,6 @@ class _Settings:
     """Of the strategy, as it was given."""
     version: int = 1
     """Raised whenever the same rows give other packs: `map` keeps its answers by it."""
-
-    @classmethod
-    def of(
-        cls,
-        seq_length: int,
-        strategy: str,
-        over_length: OverLength | None,
-        seed: int | None,
-        balance: int,
-    ) -> "_Settings":
-        if strategy not in _KNOWN:
-            raise ConfigError(f"no strategy '{strategy}'; known: {', '.join(_KNOWN)}")
-        if over_length not in (None, "error", "drop", "truncate", "split"):
-            raise ConfigError(
-                f"over_length '{over_length}' is not known; use error, drop, truncate or split"
-            )
-        if over_length and strategy in ("concat", *_OF_TRL):
-            raise ConfigError(f"strategy '{strategy}' says by itself what is cut: no over_length")
-        if seq_length < 1:
-            raise ConfigError(f"seq_length must be positive, got {seq_length}")
-        ours, policy = _OF_TRL.get(strategy, (strategy, over_length or "error"))
-        return cls(
-            seq_length=seq_length,
-            strategy=ours,
-            over_length=policy,
-            seed=seed,
-            balance=balance,
-            name=strategy,
-        )
 
     def plan(self, lengths: IntArray) -> tuple[PackPlan, IntArray, IntArray, IntArray]:
         """Return a plan over pieces, and row, first token and length of each piece."""
@@ -251,11 +226,9 @@ class _Settings:
         """Add to a tally what becomes of rows of these lengths, and warn if any is cut."""
         plan, rows, _, sizes = self.plan(lengths)
         num_pieces = np.bincount(rows[plan.order], minlength=len(lengths))
-        taken = plan.num_tokens
+        kept = lengths  # with `concat`: it cuts, and loses nothing
         if plan.starts is None:
             kept = np.bincount(rows, sizes, len(lengths)).astype(np.int64)
-        else:
-            kept = lengths
         is_cut = (num_pieces > 1) | ((kept < lengths) & (num_pieces > 0))
         found = PackTally(
             num_rows=len(lengths),
@@ -264,7 +237,7 @@ class _Settings:
             num_dropped=int(((lengths > 0) & (num_pieces == 0)).sum()),
             num_cut=int(is_cut.sum()),
             num_pieces=int(num_pieces[is_cut].sum()),
-            num_lost_tokens=int(lengths.sum()) - taken,
+            num_lost_tokens=int(lengths.sum()) - plan.num_tokens,
         )
         for each in fields(PackTally):
             setattr(tally, each.name, getattr(tally, each.name) + getattr(found, each.name))
@@ -274,6 +247,23 @@ class _Settings:
                 f"without their question: {found}. best_fit with over_length='drop' cuts none",
                 stacklevel=3,
             )
+
+
+def _settings(
+    seq_length: int, name: str, over_length: OverLength | None, seed: int | None, balance: int
+) -> _Settings:
+    if name not in _KNOWN:
+        raise ConfigError(f"no strategy '{name}'; known: {', '.join(_KNOWN)}")
+    if over_length not in (None, "error", "drop", "truncate", "split"):
+        raise ConfigError(
+            f"over_length '{over_length}' is not known; use error, drop, truncate or split"
+        )
+    if over_length and name in ("concat", *_OF_TRL):
+        raise ConfigError(f"strategy '{name}' says by itself what is cut: no over_length")
+    if seq_length < 1:
+        raise ConfigError(f"seq_length must be positive, got {seq_length}")
+    strategy, policy = _OF_TRL.get(name, (name, over_length or "error"))
+    return _Settings(seq_length, strategy, policy, seed, balance, name)
 
 
 class _Packing:

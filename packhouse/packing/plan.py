@@ -107,16 +107,17 @@ def plan_packs(
         index = int(np.argmax(lengths > seq_len))
         raise SequenceTooLongError(
             f"sequence {index} has {lengths[index]:,} tokens, over seq_len {seq_len:,}. "
-            "Apply an over_length policy before planning, or raise seq_len.",
+            "Leave it out before planning (`over_length='drop'` where that is taken), or raise "
+            "seq_len.",
             index=index,
             num_tokens=int(lengths[index]),
             seq_len=seq_len,
         )
     padded = round_up(lengths, multiple) if multiple > 1 else lengths
-    made = plan(padded, seq_len, seed)
+    packs = plan(padded, seq_len, seed)
     if multiple > 1:
-        made = replace(made, num_tokens=int(lengths.sum(dtype=np.int64)))
-    return balance_packs(made, padded, balance, seed) if balance > 1 else made
+        packs = replace(packs, num_tokens=int(lengths.sum(dtype=np.int64)))
+    return balance_packs(packs, padded, balance, seed) if balance > 1 else packs
 
 
 def round_up(lengths: npt.NDArray[_Length], multiple: int) -> npt.NDArray[_Length]:
@@ -225,8 +226,8 @@ def _row_blocks(num_packs: IntArray) -> Iterator[slice]:
     ends = np.cumsum(num_packs)
     first = 0
     while first < len(ends):
-        done = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, done + _BLOCK_RUNS, side="right"))
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + _BLOCK_RUNS, side="right"))
         yield slice(first, max(last, first + 1))
         first = max(last, first + 1)
 
@@ -339,11 +340,9 @@ def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPl
     function = plugin.load()
 
     def plan(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-        given = lengths.copy()  # the plug-in may sort it in place
+        own = lengths.copy()  # the plug-in may sort it in place
         with plugin.named_in_errors(f" on {len(lengths):,} lengths"):
-            packs = [
-                np.asarray(pack, dtype=np.int64) for pack in function(given, seq_len, seed or 0)
-            ]
+            packs = [np.asarray(pack, np.int64) for pack in function(own, seq_len, seed or 0)]
         sizes = np.array([pack.size for pack in packs], dtype=np.int64)
         order = np.concatenate([np.zeros(0, np.int64), *packs])
         outside = (order < 0) | (order >= len(lengths))

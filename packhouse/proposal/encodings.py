@@ -29,7 +29,10 @@ def guess_encoding(data: bytes) -> str | None:
     runs = re.findall(rb"[\x80-\xff]+", data)
     stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # an accent in a Latin word
     names = [name for name in _COMMON if (name == "cp1252") == stand_alone]
-    scores = {name: _share_of_common(data, name) for name in names}
+    scores = {}
+    for name in names:
+        letters = _letters_beyond_ascii(data, name)
+        scores[name] = sum(map(_COMMON[name], letters)) / max(1, len(letters))
     best = max(scores, key=lambda name: scores[name])
     return best if scores[best] >= _ENOUGH else None
 
@@ -37,12 +40,6 @@ def guess_encoding(data: bytes) -> str | None:
 def _letters_beyond_ascii(data: bytes, encoding: str) -> str:
     text = codecs.getincrementaldecoder(encoding)("replace").decode(data)  # may end in a letter
     return "".join(letter for letter in text if letter > "\x7f")
-
-
-def _share_of_common(data: bytes, encoding: str) -> float:
-    letters = _letters_beyond_ascii(data, encoding)
-    is_common = _COMMON[encoding]
-    return sum(map(is_common, letters)) / max(1, len(letters))
 
 
 def _lead_byte(first: int, last: int, encoding: str) -> Callable[[str], bool]:
@@ -54,10 +51,6 @@ def _lead_byte(first: int, last: int, encoding: str) -> Callable[[str], bool]:
         return first <= letter.encode(encoding, "replace")[0] <= last
 
     return is_common
-
-
-def _is_japanese(letter: str) -> bool:
-    return "\u3040" <= letter <= "\u30ff" or _KANJI(letter)
 
 
 _KANJI = _lead_byte(0x88, 0x97, "cp932")
@@ -73,7 +66,7 @@ _COMMON: dict[str, Callable[[str], bool]] = {
     "cp949": _lead_byte(0xB0, 0xC8, "euc_kr"),
     "gb18030": _lead_byte(0xB0, 0xD7, "gb2312"),
     "big5": _lead_byte(0xA4, 0xC6, "big5"),
-    "cp932": _is_japanese,
+    "cp932": lambda letter: "\u3040" <= letter <= "\u30ff" or _KANJI(letter),
     "cp1251": lambda letter: "\u0410" <= letter <= "\u044f",
     "cp1252": lambda letter: letter in _LATIN,
 }

@@ -162,13 +162,10 @@ def _read_rows(file: SourceFile) -> tuple[list[Any], FileFormat, dict[str, Any]]
             rows, file_format = _rows_of(file, "json", head, is_whole=is_whole, field=field), "json"
     if not rows:
         text = head.decode("utf-8", "replace")
-        if file_format in ("json", "jsonl", "objects") and (
-            remedy := remedy_for_text(text, file.uri)
-        ):
-            raise _refusal(file, remedy)
-        raise _refusal(
-            file, f"no row of its first {len(head):,} bytes can be read as {file_format}"
-        )
+        is_json = file_format in ("json", "jsonl", "objects")
+        remedy = remedy_for_text(text, file.uri) if is_json else None
+        why = f"no row of its first {len(head):,} bytes can be read as {file_format}"
+        raise _refusal(file, remedy or why)
     if all(isinstance(row, list) and len(row) == 1 for row in rows) and not _is_known(rows):
         settings["unwrap"] = True
         rows = unwrapped(rows, SourceConfig(path="", unwrap=True))
@@ -230,16 +227,12 @@ def _is_known(rows: Sequence[Any]) -> bool:
 def _field_with_rows(head: bytes) -> str | None:
     """The field of the file's one object that holds a list of objects, if there is one."""
     text = head.removeprefix(BOM).lstrip()
-    for name in _names_before_lists(text):
+    found: list[bytes] = re.findall(rb'"([^"\\]{1,60})"\s*:\s*\[', text[: 2**16])
+    for name in list(dict.fromkeys(each.decode("utf-8", "replace") for each in found))[:50]:
         start = find_list(text, name)
         if start is not None and text[start:].lstrip()[:1] == b"{":
             return name
     return None
-
-
-def _names_before_lists(text: bytes) -> list[str]:
-    found = re.findall(rb'"([^"\\]{1,60})"\s*:\s*\[', text[: 2**16])
-    return list(dict.fromkeys(name.decode("utf-8", "replace") for name in found))[:50]
 
 
 def _shape_of_all(rows: Sequence[Any], file: SourceFile, file_format: FileFormat) -> Shape:

@@ -21,6 +21,11 @@ __all__ = [
 
 _MAX_CHARS = 20_000
 """Of a line that is tried as Python: its parser takes 1,000 times the memory of its text."""
+_ROWS = {
+    "json": "row in json.load(sys.stdin)",
+    "jsonl": "row in map(json.loads, filter(str.strip, sys.stdin))",
+}
+"""Python that goes through the rows of a file on stdin."""
 
 
 def remedy_for_text(head: str, path: str) -> str | None:
@@ -34,9 +39,8 @@ def remedy_for_text(head: str, path: str) -> str | None:
     if first.rstrip().endswith("},") and rest.lstrip().startswith("{"):
         out = _out(path, ".json")
         command = f"(echo '['; sed '$ s/,[[:space:]]*$//' {shlex.quote(path)}; echo ']') > {out}"
-        return _told(
-            "its objects are divided by commas, with no brackets around them", command, out
-        )
+        why = "its objects are divided by commas, with no brackets around them"
+        return _mending(why, command, out)
     if first.startswith("{'") and len(first) < _MAX_CHARS:
         try:
             ast.literal_eval(first.strip())
@@ -57,7 +61,7 @@ def remedy_for_header(names: Sequence[str], path: str) -> str | None:
         return f"{why}; put a row with their names (question, answer) above it"
     between = "\\t" if path.endswith(".tsv") else ","
     wanted = between.join(["question", "answer", *(f"column{n}" for n in range(3, len(names) + 1))])
-    return _told(why, f"sed -i '1i {wanted}' {shlex.quote(path)}", "the file again")
+    return _mending(why, f"sed -i '1i {wanted}' {shlex.quote(path)}", "the file again")
 
 
 def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | None:
@@ -76,9 +80,7 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
             return _rewriting(why, "dict(zip(columns, row))", each, path)
     if file_format == "objects":
         return None
-    each = "row in map(json.loads, filter(str.strip, sys.stdin))"
-    if file_format == "json":
-        each = "row in json.load(sys.stdin)"
+    each = _ROWS[file_format]
     if all(is_calls(row) for row in rows):
         call = "{'type': 'function', 'function': call}"
         calls = f"[{call} for call in json.loads(row['answers'])]"
@@ -130,9 +132,7 @@ def remedy_for_answers_elsewhere(rows: Sequence[Any], file_format: str, path: st
         said = f"{before}row['input'] + [{{{answer} row['output']}}]"
     else:
         return None
-    each = "row in json.load(sys.stdin)"
-    if file_format == "jsonl":
-        each = "row in map(json.loads, filter(str.strip, sys.stdin))"
+    each = _ROWS[file_format]
     if "responses" in said:
         each += " if row['responses']"
     return _rewriting(why, f"{{'messages': {said}}}", each, path)
@@ -177,9 +177,7 @@ def remedy_for_transcripts(
             f"'{name}' holds whole talks, with marks of speakers and of functions; write rows with "
             "messages ([{role, content}]), those of FUNCTION RESPONSE with the role `tool`"
         )
-    each = "row in map(json.loads, filter(str.strip, sys.stdin))"
-    if file_format == "json":
-        each = "row in json.load(sys.stdin)"
+    each = _ROWS[file_format]
     parts = f"re.split({_SPEAKER_MARK!r}, row[{name!r}])[1:]"
     text = "text.replace('<|endoftext|>', '').strip()"
     message = f"{{'role': ('user', 'assistant')[n % 2], 'content': {text}}}"
@@ -202,10 +200,10 @@ def _rewriting(why: str, row: str, each: str, path: str) -> str:
     """Say how to write each row of a file as a line of JSON."""
     code = f"import ast, json, re, sys; list(map(print, (json.dumps({row}) for {each})))"
     out = _out(path, ".jsonl")
-    return _told(why, f"python3 -c {shlex.quote(code)} < {shlex.quote(path)} > {out}", out)
+    return _mending(why, f"python3 -c {shlex.quote(code)} < {shlex.quote(path)} > {out}", out)
 
 
-def _told(why: str, command: str, then: str) -> str:
+def _mending(why: str, command: str, then: str) -> str:
     return f"{why}. This mends it; then give {then}:\n{command}"
 
 

@@ -147,11 +147,11 @@ def quality_lines(found: Mapping[str, Any]) -> list[str]:
     """
     lines = []
     for counter, rows in found["worst"].items():
-        number, file = found["dataset"][counter], rows[0]["source"]
+        number, file = found["dataset"].get(counter, 0), rows[0]["source"]
         first = [f"{row['row']:,}" for row in rows if row["source"] == file][:3]
         named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
         more = ", ..." * (number > len(first))
-        share = f"{number / max(found['dataset']['rows'], 1):.2%}"
+        share = f"{number / max(found['dataset'].get('rows', 0), 1):.2%}"
         lines.append(f"{counter}: {number:,} ({share}) {COUNTERS.get(counter, '')}: {named}{more}")
     return lines
 

@@ -85,8 +85,12 @@ class AuditConfig(Section):
     """Share of trained turns that begin with their own header or with BOS."""
 
     max_missing_headers: Share = 0.0
-    """Share of rows of format `tokenized` whose answer has no header before it, as others have: the
-    prompt was cut."""
+    """Share of rows of format `tokenized` whose answer has no header before it, as others have, or
+    that do not begin as the template's conversations do: the prompt was cut."""
+
+    max_untrained_starts: Share = 0.0
+    """Share of rows of format `tokenized` with an answer whose first tokens are not trained, as a
+    mask that begins late leaves it. Thoughts may be left out."""
 
     max_leaks: Share = 0.0
     """Share of rows of format `tokenized` that read like several records and say nothing of where

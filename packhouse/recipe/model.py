@@ -27,7 +27,21 @@ Preferences = Literal["pairs", "kto"]
 
 
 class Recipe(Section):
-    """Everything that decides what a version holds."""
+    """Everything that decides what a version holds.
+
+    Frozen and checked when it is made. Paths are relative to the working directory; `load_recipe`
+    makes those of a file relative to it.
+
+    Raises:
+        pydantic.ValidationError: an unknown key, or a value out of bounds; `load_recipe` and
+            `prepare` say it as a ConfigError with line and remedy.
+
+    Example:
+        >>> recipe = Recipe.model_validate({"dataset": "sums", "sources": [{"path": "rows.jsonl"}],
+        ...     "tokenizer": "Qwen/Qwen2.5-0.5B-Instruct", "pack": {"seq_len": 4096}})
+        >>> recipe.pack.seq_len, recipe.pack.strategy, recipe.validate_.max_quarantined
+        (4096, 'best_fit', 0.01)
+    """
 
     dataset: Name
     """Name of the dataset in the store."""
@@ -110,7 +124,7 @@ class Recipe(Section):
             raise ValueError(f"{setting} is not for sources of format {kind}: each answer is whole")
         if kind == "kto" and pack.strategy != "none":
             raise ValueError("format kto needs pack.strategy none: a pack has no one label")
-        for name in set(self.publish.exports) - {"arrow", "trl"}:
+        for name in {each.format for each in self.publish.exports} - {"arrow", "trl"}:
             raise ValueError(f"export {name} would train rejected answers like chosen ones")
         return self
 

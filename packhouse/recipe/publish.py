@@ -1,18 +1,82 @@
 """The `publish` section: where a version goes, and in which files."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from packhouse.recipe.section import Name, Section, Share, Uri
 
-__all__ = ["PublishConfig"]
+__all__ = ["MAX_SHARDS", "NO_NPY", "ExportConfig", "ExportFormat", "PublishConfig", "shard_names"]
 
 Target = Annotated[
     str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+(\?files=true)?)$")
 ]
 
-ExportFormat = Literal["arrow", "axolotl", "jsonl", "mds", "megatron", "msgpack", "trl"]
+ExportFormat = Literal["trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow"]
+
+NO_NPY = (
+    "packed .npy files are pickles, which run code when they are read, and Megatron-Bridge will "
+    "read them no longer; export to 'megatron', the packed Parquet that it reads"
+)
+
+MAX_SHARDS = 10_000
+
+
+def shard_names(name: str, num_shards: int) -> list[str]:
+    """Return the names of a set's files, without endings.
+
+    Example:
+        >>> shard_names("eval", 1), shard_names("train", 2)
+        (['eval'], ['train-00000-of-00002', 'train-00001-of-00002'])
+    """
+    if num_shards == 1:
+        return [name]
+    return [f"{name}-{number:05d}-of-{num_shards:05d}" for number in range(num_shards)]
+
+
+class ExportConfig(Section):
+    """A trainer's format, and in how many files: `trl`, `{format: megatron, shards: 4}`."""
+
+    format: ExportFormat
+    """As `packhouse export --to` takes it."""
+
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
+    """Files of each split, which must have as many packs. `mds` has shards of its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, value: Any) -> Any:
+        return {"format": value} if isinstance(value, str) else value
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _is_no_pickle(cls, name: Any) -> Any:
+        if name == "npy":
+            raise ValueError(NO_NPY)
+        return name
+
+    @model_validator(mode="after")
+    def _has_no_shards_of_its_own(self) -> Self:
+        if self.shards > 1 and self.format == "mds":
+            raise ValueError("mds has shards of its own, so it takes no `shards`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_a_name(self, write: SerializerFunctionWrapHandler) -> Any:
+        """Write what has no other setting as its name, as before there were any."""
+        return self.format if self.shards == 1 else write(self)
+
+
+def _or_a_name(schema: dict[str, Any]) -> None:
+    """Let forms and editors take the name of a format, too."""
+    names = {"type": "string", "enum": list(get_args(ExportFormat))}
+    schema["items"] = {"anyOf": [names, schema["items"]]}
 
 
 class PublishConfig(Section):
@@ -65,8 +129,9 @@ class PublishConfig(Section):
     max_file_mb: Annotated[int, Field(gt=0)] = 256
     """Upper size of one published file in MiB of token data, before compression."""
 
-    exports: list[ExportFormat] = []
-    """Also carry the rows in these trainers' formats, as `packhouse export` writes them."""
+    exports: Annotated[list[ExportConfig], Field(json_schema_extra=_or_a_name)] = []
+    """Also carry the rows in these trainers' formats, as `packhouse export` writes them: `trl`, or
+    `{format: megatron, shards: 4}` for several files a split."""
 
     report: bool = True
     """Publish `report.html`, a page with charts and samples (1 to 3 MB), in the version."""
@@ -82,9 +147,12 @@ class PublishConfig(Section):
 
     @field_validator("exports")
     @classmethod
-    def _each_once(cls, formats: list[ExportFormat]) -> list[ExportFormat]:
+    def _each_once(cls, exports: list[ExportConfig]) -> list[ExportConfig]:
         """In order of name: what is listed decides the version, how it is listed does not."""
-        return sorted(set(formats))
+        named = {each.format: each for each in exports}
+        if twice := [each.format for each in exports if each != named[each.format]]:
+            raise ValueError(f"{twice[0]} stands there with different numbers of shards")
+        return [named[name] for name in sorted(named)]
 
 
 def _address(target: Any) -> Any:

@@ -55,6 +55,11 @@ def load_recipe(
 
     Raises:
         ConfigError: no such file, not YAML, a key twice, an unknown key or a value out of bounds.
+
+    Example:
+        >>> recipe = load_recipe("deployments/demo/recipe.yaml", ["pack.seq_len=4096"])
+        >>> recipe.dataset, recipe.pack.seq_len
+        ('demo', 4096)
     """
     path = Path(path)
     text, where = _read_text(path), f"recipe '{path}'"

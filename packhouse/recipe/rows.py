@@ -44,6 +44,7 @@ class ValidateConfig(Section):
 TEMPLATES = (
     "chat",
     "alpaca",
+    "alpaca_newline",
     "completion",
     "classification",
     "sequence_classification",
@@ -79,7 +80,7 @@ class FormatConfig(Section):
     """How a conversation becomes text, and which of it is trained."""
 
     template: str = "chat"
-    """`alpaca`, `chat` (the tokenizer's own), `completion`, `classification`,
+    """`alpaca`, `alpaca_newline`, `chat` (the tokenizer's own), `completion`, `classification`,
     `sequence_classification`, `text`, one of dart-math's (`dart-math/alpaca`, ...), or a path to a
     Jinja file."""
 

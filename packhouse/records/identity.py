@@ -60,10 +60,11 @@ def conversation_ids(
         of any collision is 4e-11.
 
     Example:
-        >>> from packhouse.records.messages import MessageColumns
-        >>> columns = MessageColumns(role=["user", "assistant"], content=["Hi", "Hello"], count=[2])
+        >>> from packhouse.records.tables import CONVERSATION
+        >>> turns = ("user", "Hi"), ("assistant", "Hello")
+        >>> messages = [{"role": role, "content": text} for role, text in turns]
         >>> none = pa.array([None])
-        >>> conversation_ids(columns.to_arrow(), none, none).to_pylist()
+        >>> conversation_ids(pa.array([messages], CONVERSATION), none, none).to_pylist()
         ['c6c3e5adcc25374549f0']
     """
     flat = FlatMessages.of(messages)
@@ -163,13 +164,10 @@ def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> p
         Array of strings, 20 hex digits each.
 
     Example:
-        >>> from packhouse.records.messages import MessageColumns
-        >>> columns = MessageColumns(
-        ...     role=["user", "assistant"] * 2,
-        ...     content=["Hi  there", "A", "hi there ", "B"],
-        ...     count=[2, 2],
-        ... )
-        >>> group_keys(columns.to_arrow(), pa.array(["x", "y"]), "prompt").unique().to_pylist()
+        >>> from packhouse.records.tables import CONVERSATION
+        >>> prompts = [[{"role": "user", "content": text}] for text in ("Hi  there", "hi there ")]
+        >>> messages = pa.array(prompts, CONVERSATION)
+        >>> group_keys(messages, pa.array(["x", "y"]), "prompt").unique().to_pylist()
         ['9b96a1fe1d548cbbc960']
     """
     if group_by == "record":

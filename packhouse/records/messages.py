@@ -10,7 +10,7 @@ a role that is none of the four makes the conversation bad, it is never dropped 
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +27,6 @@ __all__ = [
     "TEXT_FIELDS",
     "Answers",
     "FlatMessages",
-    "MessageColumns",
     "role_violations",
     "string_buffers",
 ]
@@ -70,39 +69,6 @@ _CODES = list(REASONS)
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class MessageColumns:
-    """Flat columns of messages under construction, and how many each conversation has.
-
-    A column that stays empty is null throughout.
-
-    Example:
-        >>> columns = MessageColumns(role=["user", "assistant"], content=["Hi", "Hello"], count=[2])
-        >>> [m["role"] for m in columns.to_arrow()[0].as_py()]
-        ['user', 'assistant']
-    """
-
-    role: list[str] = field(default_factory=list)
-    content: list[str] = field(default_factory=list)
-    context: list[str | None] = field(default_factory=list)
-    reasoning: list[str | None] = field(default_factory=list)
-    tool_calls: list[str | None] = field(default_factory=list)
-    tool_call_id: list[str | None] = field(default_factory=list)
-    name: list[str | None] = field(default_factory=list)
-    weight: list[float | None] = field(default_factory=list)
-    count: list[int] = field(default_factory=list)
-
-    def to_arrow(self) -> pa.Array:
-        """Messages as an array of `list<MESSAGE>`, one item per conversation."""
-        columns = {"role": self.role, "content": self.content, "context": self.context}
-        columns |= {"reasoning": self.reasoning, "tool_calls": self.tool_calls}
-        columns |= {"tool_call_id": self.tool_call_id, "name": self.name, "weight": self.weight}
-        return assemble(
-            {name: pa.array(v, MESSAGE.field(name).type) for name, v in columns.items() if v},
-            np.asarray(self.count, np.int64),
-        )
 
 
 def assemble(columns: dict[str, pa.Array], counts: Ints) -> pa.Array:
@@ -209,8 +175,8 @@ def role_violations(
         Index of each bad conversation -> (reason code of `REASONS`, sentence), in rising order.
 
     Example:
-        >>> columns = MessageColumns(role=["user", "user"], content=["Hi", "Hi?"], count=[2])
-        >>> role_violations(columns.to_arrow(), refused_orders=["consecutive_user"])
+        >>> messages = [{"role": "user", "content": text} for text in ("Hi", "Hi?")]
+        >>> role_violations(pa.array([messages], CONVERSATION), refused_orders=["consecutive_user"])
         {0: ('consecutive_user', 'message 1 is a user turn right after a user turn')}
     """
     flat = FlatMessages.of(messages)

@@ -5,7 +5,7 @@ Spans and ranges are half-open `[start, end)`. Text spans count **UTF-8 bytes** 
 characters: byte offsets add up without decoding, and Arrow strings are UTF-8 already.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ __all__ = [
     "WEIGHTS",
     "read_table",
     "refused_rows",
+    "write_batches",
     "write_table",
 ]
 
@@ -155,6 +156,13 @@ def write_table(path: Path, table: pa.Table) -> None:
     """Write a table as an uncompressed Arrow IPC file, which readers map instead of loading."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.unify_dictionaries())  # a file holds one dictionary per column
+
+
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches as such a file, one after another."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def read_table(path: Path) -> pa.Table:

@@ -34,11 +34,15 @@ MEANINGS = {
         "cut in the middle of an answer; the row is as long as the longest",
         "drop them or raise the limit of tokens: the model would not learn to stop",
     ),
+    "untrained_starts": (
+        "the first tokens of an answer are not trained",
+        "begin the mask right behind the header",
+    ),
     "untrained_answers": ("bytes of answers are not trained", "look at the template"),
     "trained_prompts": ("tokens of prompts are trained", "mask what the assistant does not say"),
     "trained_headers": ("the header of an answer is trained", "begin the mask behind the header"),
     "missing_headers": (
-        "no header stands before the answer, as in other records",
+        "the record does not begin as the template does, or no header stands before the answer",
         "drop them or raise the limit of tokens: the prompt was cut",
     ),
     "double_bos": ("two BOS", "tokenize rendered text with add_special_tokens=False"),
@@ -104,7 +108,16 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditReport:
-    """What data would teach. Prints as text, and shows itself in a notebook."""
+    """What data would teach. Prints as text, and shows itself in a notebook.
+
+    Example:
+        >>> from packhouse import audit
+        >>> rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, -100, 8]}]
+        >>> report = audit(rows, "deployments/demo/tokenizer", progress=False,
+        ...     cache=getfixture("tmp_path"))
+        >>> report.summary()[0]
+        '1 tokenized rows, 1 records, 4 tokens, 25.0% of them trained'
+    """
 
     data: str
     """What was audited: `tokenized` or `raw` rows."""

@@ -1,19 +1,18 @@
 """Two versions side by side, as one HTML file: numbers, lengths, rows, masks token by token.
 
 Records are compared by id, as `packhouse diff` does. Of each kind of change some records are shown
-with their tokens: up to 5 of a kind, 1,500 tokens of each.
+with their tokens: those that `packhouse diff` names, 1,500 tokens of each.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from packhouse.pages import html_text
-from packhouse.records.ledger import sum_by_reason
-from packhouse.report.counts import splits_of
 from packhouse.report.figures import compare_figure
 from packhouse.report.html import details, figure, header, page, section, table
 from packhouse.report.samples import label_text, weights_text
@@ -21,7 +20,8 @@ from packhouse.report.tokens import pipeline_of, token_texts
 from packhouse.report.version_report import measured_of
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
-from packhouse.store.manifest import FileEntry
+from packhouse.store.counts import totals_of
+from packhouse.store.manifest import Manifest
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views import find_records
@@ -32,7 +32,6 @@ __all__ = ["diff_report", "mask_runs"]
 
 _NAMES = ("old", "new")
 _TOKENS = 1500  # of a record
-_PER_KIND = 5
 _MEANINGS = {
     "added": "only in the new version",
     "removed": "only in the old version",
@@ -61,11 +60,7 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
         IntegrityError: a file is damaged.
     """
     found = diff_versions(old, new)
-    with temporary_folder("report") as folder:
-        versions = [
-            _Version(each, folder / str(number), pipeline_of(tokenizer_of(each, tokenizers)), found)
-            for number, each in enumerate((old, new))
-        ]
+    versions = [_read(each, found, tokenizers) for each in (old, new)]
     parts = [
         _numbers_section(versions),
         _settings_section(found),
@@ -82,41 +77,14 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
     return page(f"{title} - packhouse report", header(title, told), parts, {})
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
     """What is read of one of the versions."""
 
-    def __init__(
-        self, opened: OpenVersion, folder: Path, pipeline: Pipeline | None, found: Diff
-    ) -> None:
-        folder.mkdir()
-        self.opened, self.pipeline = opened, pipeline
-        self.manifest = opened.manifest
-        paths: dict[str, Path] = {}
-
-        def fetch(entry: FileEntry) -> Path:
-            if entry.key not in paths:
-                paths[entry.key] = opened.fetch(entry, folder / Path(entry.key).name)
-            return paths[entry.key]
-
-        self.measured = measured_of(self.manifest, fetch)
-        examples = found.records.examples if found.records else {}
-        changes = [each for found in examples.values() for each in found[:_PER_KIND]]
-        self.records: Mapping[str, Record] = find_records(
-            opened, {name for each in changes for name in (each.record_id, each.old_id)}
-        )
-
-    def numbers(self) -> dict[str, int]:
-        """Counts of the whole version."""
-        ledger = self.manifest.counts.get("ledger", [])
-        counts: Counter[str] = Counter({"rows read": ledger[0].get("rows_in", 0) if ledger else 0})
-        for kind in ("quarantined", "dropped"):
-            counts[kind] = sum_by_reason(ledger, kind).total()
-        for split in splits_of(self.manifest).values():
-            counts["records packed"] += split.num_sequences
-            counts["packs"] += split.num_packs
-            counts["tokens"] += split.num_tokens
-            counts["trained tokens"] += split.num_trained
-        return dict(counts)
+    manifest: Manifest
+    pipeline: Pipeline | None
+    measured: Mapping[str, Any]
+    records: Mapping[str, Record]
 
     def mean_weight(self) -> float:
         """Mean loss weight of the trained tokens that were read."""
@@ -127,30 +95,32 @@ class _Version:
         total = counts.total()
         return sum(weight * number for weight, number in counts.items()) / total if total else 1.0
 
-    def lengths(self) -> dict[int, int]:
-        """Records by length."""
-        counts: Counter[int] = Counter()
-        for _, _, length, number in self.measured["lengths"]:
-            counts[length] += number
-        return dict(counts)
 
-    def trained(self) -> dict[int, int]:
-        """Records by trained tokens."""
-        counts: Counter[int] = Counter()
-        for split in self.measured["splits"].values():
-            counts.update(dict(split["trained"]))
-        return dict(counts)
+def _read(opened: OpenVersion, found: Diff, tokenizers: Path) -> _Version:
+    examples = found.records.examples.values() if found.records else ()
+    names = {name for kind in examples for each in kind for name in (each.record_id, each.old_id)}
+    with temporary_folder("report") as folder:
+        measured = measured_of(
+            opened.manifest, lambda entry: opened.fetch(entry, folder / Path(entry.key).name)
+        )
+    return _Version(
+        manifest=opened.manifest,
+        pipeline=pipeline_of(tokenizer_of(opened, tokenizers)),
+        measured=measured,
+        records=find_records(opened, names),
+    )
 
 
 def _numbers_section(versions: Sequence[_Version]) -> str:
-    before, after = (version.numbers() for version in versions)
-    rows = []
-    for name in before:
-        change = after.get(name, 0) - before[name]
-        rows.append([name, before[name], after.get(name, 0), f"{change:+,}" if change else "same"])
+    before, after = (totals_of(version.manifest) for version in versions)
+    rows: list[list[Any]] = []
+    for name, number in before.items():
+        change = after[name] - number
+        rows.append([name, number, after[name], f"{change:+,}" if change else "same"])
     means = [round(version.mean_weight(), 4) for version in versions]
     if {*means} != {1}:
-        rows.append(["mean loss weight", *means, "same" if means[0] == means[1] else ""])
+        moved = means[1] - means[0]
+        rows.append(["mean loss weight", *means, f"{moved:+.4g}" if moved else "same"])
     return section("numbers", "Numbers", table(("what", *_NAMES, "change"), rows, "Numbers"))
 
 
@@ -164,7 +134,8 @@ def _settings_section(found: Diff) -> str:
     lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
     if lineage:
         inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
-        parts.append(details("Sources and tokenizer differ", inner))
+        is_open = len(lineage) <= 12  # a version of 10,000 files has as many digests
+        parts.append(details("Sources and tokenizer differ", inner, is_open=is_open))
     return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
 
 
@@ -174,8 +145,13 @@ def _short(value: Any) -> str:
 
 
 def _lengths_section(versions: Sequence[_Version]) -> str:
-    lengths = {name: version.lengths() for name, version in zip(_NAMES, versions, strict=True)}
-    trained = {name: version.trained() for name, version in zip(_NAMES, versions, strict=True)}
+    lengths = {name: Counter[int]() for name in _NAMES}
+    trained = {name: Counter[int]() for name in _NAMES}
+    for name, version in zip(_NAMES, versions, strict=True):
+        for _, _, length, number in version.measured["lengths"]:
+            lengths[name][length] += number
+        for split in version.measured["splits"].values():
+            trained[name].update(dict(split["trained"]))
     figures = []
     if any(lengths.values()):
         says = "Shares of each version's own records; bins double in width every four."
@@ -199,8 +175,7 @@ def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
         if number is None:
             continue
         rows.append([name.replace("_", " "), number, meaning])
-        changes = found.records.examples.get(name, ())[:_PER_KIND]
-        if name != "same" and changes:
+        if changes := found.records.examples.get(name):
             parts.append(f"<h3>{html_text(name.replace('_', ' '))}</h3>")
             parts += [_record(each, versions) for each in changes]
     legend = (

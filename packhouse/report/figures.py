@@ -64,6 +64,10 @@ def _q(field: str, title: str, **more: Any) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
+def _name(field: str, title: str) -> dict[str, Any]:
+    return {"field": field, "type": "nominal", "title": title}
+
+
 def class_counts(lengths: Mapping[int, int], *, weigh: bool = False) -> dict[int, int]:
     """Count lengths by class: largest length -> records, or tokens in them.
 
@@ -112,10 +116,10 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
         if len(bins) > 1:
             says = f"Bars are stacked by source. {says}"
         if weigh:
-            says = "Where the tokens are: few long records may hold most of them."
+            says = "Few long records may hold most of them."
         found.append(
             _histogram(
-                f"lengths-{name}", title, says, bins, name, "tokens in a record", seq_len, "source"
+                f"lengths-{name}", title, says, bins, "tokens in a record", "source", name, seq_len
             )
         )
     return found
@@ -124,16 +128,8 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
 def trained_figure(splits: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     """Records by number of trained tokens, by split."""
     bins = {name: class_counts(dict((a, b) for a, b in each)) for name, each in splits.items()}
-    return _histogram(
-        "trained-lengths",
-        "Records by trained tokens",
-        "How much of a record counts in the loss.",
-        bins,
-        "records",
-        "trained tokens in a record",
-        None,
-        "split",
-    )
+    title, says = "Records by trained tokens", "How much of a record counts in the loss."
+    return _histogram("trained-lengths", title, says, bins, "trained tokens in a record", "split")
 
 
 def _histogram(
@@ -141,10 +137,10 @@ def _histogram(
     title: str,
     says: str,
     bins: Bins,
-    counts: str,
     measured: str,
-    seq_len: int | None,
     series: str,
+    counts: str = "records",
+    seq_len: int | None = None,
 ) -> Figure:
     values: list[dict[str, Any]] = [
         {"from": _left(top), "to": max(top, 0.7), "n": n, "of": each, "bin": _range(top)}
@@ -185,13 +181,13 @@ def _bars(
             "x2": {"field": "to"},
             "y": _q("n", counts, stack="zero", axis=_counts(counts)),
             "color": _color(series, names),
-            "tooltip": [
-                {"field": "of", "title": series, "type": "nominal"},
-                {"field": "bin", "title": measured, "type": "nominal"},
-                _q("n", counts, format=","),
-            ],
+            "tooltip": _tooltip(series, measured, counts),
         },
     }
+
+
+def _tooltip(series: str, measured: str, counts: str) -> list[dict[str, Any]]:
+    return [_name("of", series), _name("bin", measured), _q("n", counts, format=",")]
 
 
 def _rule(seq_len: int) -> Spec:
@@ -244,7 +240,7 @@ def seq_len_figure(
                     "shape": {"field": "of", "type": "nominal", "legend": None},
                     "tooltip": [
                         _q("seq_len", "seq_len", format=","),
-                        {"field": "of", "title": "what", "type": "nominal"},
+                        _name("of", "what"),
                         _q("share", "share", format=".2%"),
                         _q("packs", "packs", format=","),
                     ],
@@ -275,21 +271,22 @@ def seq_len_figure(
 def compare_figure(
     name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
 ) -> Figure:
-    """Two distributions of lengths, each as shares of its own records."""
+    """Two distributions of lengths, each as shares of its own records.
+
+    A line keeps its height until its next point, so it falls to 0 where a class ends: 5 and 100
+    give 1/2 from 4 to 5, 0 from there to 96, 1/2 to 112.
+    """
     bins = {each: class_counts(own) for each, own in series.items()}
     tops = sorted({top for own in bins.values() for top in own})
-    totals = {each: max(sum(own.values()), 1) for each, own in bins.items()}
-    values: list[dict[str, Any]] = [
-        {
-            "from": at,
-            "bin": _range(top),
-            "of": each,
-            "n": own.get(top, 0),
-            "share": own.get(top, 0) / totals[each],
-        }
-        for each, own in bins.items()
-        for at, top in (*((_left(top), top) for top in tops), *((top, top) for top in tops[-1:]))
-    ]
+    values: list[dict[str, Any]] = []
+    for each, own in bins.items():
+        total = max(sum(own.values()), 1)
+        points = {max(top, 0.7): (0, "") for top in tops}
+        points |= {_left(top): (own.get(top, 0), _range(top)) for top in tops}
+        values += [
+            {"from": at, "bin": shown, "of": each, "n": n, "share": n / total}
+            for at, (n, shown) in sorted(points.items())
+        ]
     spec = _spec(
         values,
         mark={"type": "line", "interpolate": "step-after", "strokeWidth": 2},
@@ -302,11 +299,7 @@ def compare_figure(
             "y": _q("share", "share of records", axis=_axis("share of records", format="~%")),
             "color": _color("version", bins),
             "strokeDash": {"field": "of", "type": "nominal", "legend": None},
-            "tooltip": [
-                {"field": "of", "title": "version", "type": "nominal"},
-                {"field": "bin", "title": measured, "type": "nominal"},
-                _q("n", "records", format=","),
-            ],
+            "tooltip": _tooltip("version", measured, "records"),
         },
     )
     return Figure(
@@ -357,11 +350,6 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
         for i, (tokens, n) in enumerate(turns)
         if n
     ]
-    tooltip = [
-        {"field": "turn", "title": "answer", "type": "nominal"},
-        _q("tokens", "trained tokens", format=","),
-        _q("n", "answers", format=","),
-    ]
     spec = _spec(
         values,
         mark="bar",
@@ -369,7 +357,11 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
             "x": {"field": "turn", "type": "ordinal", "sort": {"field": "at"},
                   "axis": _axis("answer of its record", labelAngle=0)},
             "y": _q("tokens", "trained tokens", axis=_counts("trained tokens")),
-            "tooltip": tooltip,
+            "tooltip": [
+                _name("turn", "answer"),
+                _q("tokens", "trained tokens", format=","),
+                _q("n", "answers", format=","),
+            ],
         },
     )  # fmt: skip
     return Figure(
@@ -388,21 +380,17 @@ def reasons_figure(
     """Bars of (name, kind, count), such as rows by reason."""
     rows = list(counts)
     kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
-    values = [{"reason": reason, "of": kind, "n": n} for reason, kind, n in rows]
+    values = [{"bin": reason, "of": kind, "n": n} for reason, kind, n in rows]
     spec = _spec(
         values,
         height=26 * len({reason for reason, _, _ in rows}) + 10,
         mark={"type": "bar", "height": {"band": 0.75}},
         encoding={
-            "y": {"field": "reason", "type": "nominal", "sort": "-x", "title": None,
+            "y": {"field": "bin", "type": "nominal", "sort": "-x", "title": None,
                   "axis": {"labelLimit": 130}},
             "x": _q("n", "rows", axis=_counts("rows")),
             "color": _color("kind", kinds, range=[KIND_COLORS.get(kind, "#888") for kind in kinds]),
-            "tooltip": [
-                {"field": "reason", "type": "nominal"},
-                {"field": "of", "title": "kind", "type": "nominal"},
-                _q("n", "rows", format=","),
-            ],
+            "tooltip": _tooltip("kind", "reason", "rows"),
         },
     )  # fmt: skip
     return Figure(

@@ -8,6 +8,7 @@ and nothing else: no text of a row can run or fetch anything, even if one of the
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -77,10 +78,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool | str) or value is None:
-        text = "" if value is None else str(value)
-        return f"<td{' class=wide' * (len(text) > 25)}>{html_text(text)}</td>"
-    return f"<td class=number>{value:,}</td>"
+    is_number = type(value) in (int, float)
+    text = f"{value:,}" if is_number else "" if value is None else str(value)
+    is_number = is_number or re.fullmatch(r"[0-9.,]+%", text) is not None
+    kind = " class=number" if is_number else " class=wide" * (len(text) > 25)
+    return f"<td{kind}>{html_text(text)}</td>"
 
 
 def details(summary: str, inner: str, *, is_open: bool = False) -> str:

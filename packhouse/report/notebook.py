@@ -14,8 +14,6 @@ import numpy as np
 
 from packhouse.packing import PackStatistics
 from packhouse.pages import PAGE_STYLE, html_table, html_text
-from packhouse.records.ledger import sum_by_reason
-from packhouse.report.counts import splits_of
 from packhouse.report.pictures import lengths_svg
 from packhouse.report.samples import (
     PackRecord,
@@ -26,12 +24,12 @@ from packhouse.report.samples import (
 )
 from packhouse.report.tokens import html_runs, pipeline_of, runs_of
 from packhouse.store import OpenVersion
-from packhouse.store.manifest import Manifest
+from packhouse.store.counts import numbers_of, splits_of
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
-from packhouse.wording import by_name, counted
+from packhouse.wording import counted
 
-__all__ = ["FramedPage", "Record", "cell", "numbers_of", "version_cell"]
+__all__ = ["FramedPage", "Record", "cell", "version_cell"]
 
 _RECORDS = 3
 _TOKENS = 240  # of a record
@@ -109,24 +107,6 @@ def _record_of(number: int, row: Mapping[str, Any], record: PackRecord) -> Recor
     parts = (f"pack {number}", side, weights_text(row["loss_weights"][start:end]))
     title = ", ".join(part for part in parts if part)
     return Record(title, row["input_ids"][start:end], row["trained"][start:end])
-
-
-def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return what a manifest says of rows and splits: names and values."""
-    ledger = manifest.counts.get("ledger", [])
-    lines = [("rows read", f"{ledger[0].get('rows_in', 0):,}" if ledger else "0")]
-    for kind in ("quarantined", "dropped"):
-        sums = sum_by_reason(ledger, kind)
-        lines.append((kind, f"{sums.total():,} ({by_name(sums)})" if sums else "0"))
-    for name, side in splits_of(manifest).items():
-        share = side.num_trained / max(side.num_tokens, 1)
-        said = (
-            f"{counted(side.num_packs, 'pack')} of {side.seq_len:,} tokens, {side.fill:.1%} full; "
-            f"{counted(side.num_sequences, 'record')}, {counted(side.num_tokens, 'token')}, "
-            f"{share:.1%} trained"
-        )
-        lines.append((name, said))
-    return lines
 
 
 @dataclass(frozen=True, slots=True)

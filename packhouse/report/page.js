@@ -103,8 +103,9 @@
   };
   const show = (pack, record, query) => {
     const head = make("h3");
-    head.append("record ", make("b", record.id || "without id"), record.side ? `, ${record.side}` : "", ` ${record.place || ""} · `);
-    head.append(`${count(record.length)} tokens, ${count(record.num_trained)} trained · ${label(pack)}`);
+    const size = `${count(record.length)} tokens, ${count(record.num_trained)} trained`;
+    const said = [record.side, record.place, size, label(pack)].filter(Boolean).join(" · ");
+    head.append("record ", make("b", record.id || "without id"), ` · ${said}`);
     const body = make("p");
     body.dir = "auto";
     const marked = hits(record, query);

@@ -7,8 +7,6 @@ from typing import Any
 
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.pages import html_text
-from packhouse.records.ledger import sum_by_reason
-from packhouse.report.counts import splits_of
 from packhouse.report.figures import (
     fill_figure,
     length_figures,
@@ -27,6 +25,7 @@ from packhouse.report.html import (
     table,
     tiles,
 )
+from packhouse.store.counts import splits_of, totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.wording import counted
 
@@ -54,33 +53,39 @@ def heading(manifest: Manifest) -> str:
     seq_len, template = pack.get("seq_len", 0), form.get("template", "")
     said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
     said += f", template '{template}'" if template else ""
-    trained = form.get("train_on")
+    trained = "labels" if _is_of_classes(manifest) else form.get("train_on")
     said += f", preferences as {manifest.preferences}" if manifest.preferences else ""
     said += f", trained on: {trained}." if trained else "."
     version = f"<code class=quiet>{html_text(manifest.version)}</code>"
     return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
 
 
+def _is_of_classes(manifest: Manifest) -> bool:
+    """Return True if a classifier is trained on the labels of rows, and on no token."""
+    return bool(manifest.configuration.get("format", {}).get("template") == _OF_CLASSES)
+
+
+_OF_CLASSES = "sequence_classification"
+
+
 def overview(manifest: Manifest) -> str:
     """Numbers of the whole."""
-    ledger = manifest.counts.get("ledger", [])
+    rows, quarantined, dropped, records, packs, tokens, trained, padding = totals_of(
+        manifest
+    ).values()
     splits = splits_of(manifest)
-    rows = ledger[0]["rows_in"] if ledger else 0
-    packs, records, tokens, trained, padding = (
-        sum(getattr(each, name) for each in splits.values())
-        for name in ("num_packs", "num_sequences", "num_tokens", "num_trained", "num_padding")
-    )
-    lost = {kind: sum(sum_by_reason(ledger, kind).values()) for kind in ("quarantined", "dropped")}
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
             ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
             ("Records packed", f"{records:,}", ""),
-            ("Quarantined", f"{lost['quarantined']:,}", _share(lost["quarantined"], rows)),
-            ("Dropped", f"{lost['dropped']:,}", _share(lost["dropped"], rows)),
+            ("Quarantined", f"{quarantined:,}", _share(quarantined, rows)),
+            ("Dropped", f"{dropped:,}", _share(dropped, rows)),
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
-            ("Trained", _share(trained, tokens), counted(trained, "token")),
+            ("Trained", "labels", "no token is in the loss")
+            if _is_of_classes(manifest)
+            else ("Trained", _share(trained, tokens), counted(trained, "token")),
             (
                 "Fill",
                 _share(tokens, tokens + padding, 2),
@@ -227,7 +232,26 @@ def _median(counts: Mapping[int, int]) -> int:
 
 
 def trained_section(manifest: Manifest, measured: Measured) -> str:
-    """Trained share by source, by record and by answer."""
+    """Trained share by source, by record and by answer; labels and loss weights."""
+    splits = measured["splits"]
+    labels, weights = Counter[str](), Counter[float]()
+    for each in splits.values():
+        labels.update(dict(each["labels"]))
+        weights.update(dict(each["weights"]))
+    tables = [table(("label", "records"), sorted(labels.items()), "Labels")] if labels else []
+    if weights:
+        told = [[f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]]
+        tables.append(table(("loss weight", "trained tokens", "share"), told, "Loss weights"))
+    said = "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
+    figures: list[str] = []
+    if not _is_of_classes(manifest):
+        said, figures = _trained_by_source(manifest), _trained_figures(splits)
+    grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
+    part = _part(measured) if grid or tables else ""
+    return section("trained", "What is trained", said, *tables, grid, part)
+
+
+def _trained_by_source(manifest: Manifest) -> str:
     rows = []
     for name, counts in manifest.audit.get("sources", {}).items():
         tokens, trained = counts.get("tokens", 0), counts.get("trained_tokens", 0)
@@ -236,7 +260,19 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         rows.append([name, records, tokens, trained, _share(trained, tokens), num_turns, each])
     columns = ("source", "records", "tokens", "trained", "share", "trained turns",
                "trained tokens a record")  # fmt: skip
-    splits = measured["splits"]
+    notes = []
+    totals = totals_of(manifest)
+    if totals["dropped"] and rows:
+        share = _share(totals["trained tokens"], totals["tokens"])
+        notes.append("Counted before rows were dropped and copied; of the version's tokens "
+                     f"{share} are trained.")  # fmt: skip
+    if manifest.preferences == "pairs":
+        notes.append("Charts count the chosen and the rejected answer of a pair each by itself.")
+    said = f"<p class=quiet>{' '.join(notes)}</p>" if notes else ""
+    return (table(columns, rows, "Trained tokens by source") if rows else "") + said
+
+
+def _trained_figures(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     turns: list[tuple[int, int]] = [(0, 0)] * 12
     for split in splits.values():
         for i, (tokens, n) in enumerate(split["turns"]):
@@ -247,26 +283,7 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         figures.append(figure(trained_figure({n: e["trained"] for n, e in splits.items()})))
     if sum(1 for _, n in turns if n) > 1:
         figures.append(figure(turns_figure(turns)))
-    grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
-    inner = table(columns, rows, "Trained tokens by source") if rows else ""
-    notes = []
-    if sum_by_reason(manifest.counts.get("ledger", []), "dropped"):
-        notes.append("Counted before rows were dropped and copied.")
-    if manifest.preferences == "pairs":
-        notes.append("Charts count the chosen and the rejected answer of a pair each by itself.")
-    inner += f"<p class=quiet>{' '.join(notes)}</p>" if notes else ""
-    labels = Counter[str]()
-    for each in splits.values():
-        labels.update(dict(each["labels"]))
-    if labels:
-        inner += table(("label", "records"), sorted(labels.items()), "Labels")
-    weights = Counter[float]()
-    for each in splits.values():
-        weights.update(dict(each["weights"]))
-    if weights:
-        told = [[f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]]
-        inner += table(("loss weight", "trained tokens", "share"), told, "Loss weights")
-    return section("trained", "What is trained", inner, grid, _part(measured) if grid else "")
+    return figures
 
 
 def samples_section(

@@ -58,11 +58,12 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
     uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
     with temporary_folder("report") as folder:
-
-        def fetch(entry: FileEntry) -> Path:
-            return opened.fetch(entry, folder / Path(entry.key).name)
-
-        return report_of(opened.manifest, fetch, pipeline, uri=uri)
+        return report_of(
+            opened.manifest,
+            lambda entry: opened.fetch(entry, folder / Path(entry.key).name),
+            pipeline,
+            uri=uri,
+        )
 
 
 def unpublished_report(

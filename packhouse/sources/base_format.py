@@ -53,6 +53,12 @@ class Adapted:
     dropped: list[tuple[int, str, str]] = field(default_factory=list)
     """(index of the row, reason, detail) of rows that are part of another row's conversation."""
 
+    def take(self, places: Ints) -> "Adapted":
+        """Some of the conversations."""
+        at = pa.array(places)
+        messages, tools, labels = (x.take(at) for x in (self.messages, self.tools, self.labels))
+        return Adapted(messages, tools, labels, self.origin[places])
+
 
 def aliases(text: str) -> dict[str, tuple[str, ...]]:
     """Read `"text|sentence label"` as fields with the names that files give them."""

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.rows import check_arguments
 from packhouse.sources.chat_messages import BadRowError, kind_of, parse_field, read_tools
+from packhouse.sources.message_weights import MAX_WEIGHT
 from packhouse.sources.records import Ints, Rows
 
 __all__ = ["BESIDE", "Beside", "names_beside", "read_beside"]
@@ -25,7 +26,7 @@ BESIDE = (*_ARGUMENTS, "loss_weight")
 """Our names of these fields."""
 
 _LEAVE_OUT = "if it is not for the chat template, name it in `allowed_fields`"
-_WEIGHTS = (1e-6, 1e6)  # a product of two, and of a message's own, is a float32 over 0
+_WEIGHTS = (1e-6, MAX_WEIGHT)  # a product of two, and of a message's own, is a float32 over 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,14 @@ def read_beside(rows: Rows, config: SourceConfig) -> Beside:
     naming = {keys: names_beside(keys, config) for keys in rows.layouts}
     for index, row in enumerate(rows) if any(naming.values()) else ():
         names = naming[tuple(row)] if isinstance(row, dict) else {}
-        given = {ours: row[theirs] for ours, theirs in names.items() if row[theirs] is not None}
+        present = {ours: row[theirs] for ours, theirs in names.items() if row[theirs] is not None}
         try:
-            if "loss_weight" in given:
-                own = _read_weight(given.pop("loss_weight"), names["loss_weight"])
+            if "loss_weight" in present:
+                own = _read_weight(present.pop("loss_weight"), names["loss_weight"])
                 weight = own * config.loss_weight
                 weights[index] = None if weight == 1 else weight
-            if given:
-                arguments[index], tools[index] = _read_arguments(given, names)
+            if present:
+                arguments[index], tools[index] = _read_arguments(present, names)
         except BadRowError as bad:
             failures[index] = bad.reason, bad.detail
     return Beside(
@@ -101,11 +102,11 @@ def _read_weight(value: object, name: str) -> float:
     return weight
 
 
-def _read_arguments(given: dict[str, Any], names: dict[str, str]) -> tuple[str | None, str | None]:
+def _read_arguments(fields: dict[str, Any], names: dict[str, str]) -> tuple[str | None, str | None]:
     """Arguments and tools as JSON."""
     values: dict[str, Any] = {}
     for ours in _ARGUMENTS:
-        value, name = given.get(ours), names.get(ours)
+        value, name = fields.get(ours), names.get(ours)
         if isinstance(value, str) and value.strip():  # a column of text that holds JSON
             value = parse_field(value, f"{name} ({_LEAVE_OUT})", reason="arguments")
         if not value:
@@ -115,7 +116,12 @@ def _read_arguments(given: dict[str, Any], names: dict[str, str]) -> tuple[str |
         if not isinstance(value, dict):
             raise BadRowError("arguments", f"{name} is {kind_of(value)}, no object; {_LEAVE_OUT}")
         if "documents" in value:
-            value = value | {"documents": _read_documents(value["documents"], name)}
+            documents = value["documents"]
+            if not isinstance(documents, list) or not all(type(each) is dict for each in documents):
+                what = f"{name} is no list of objects, such as {{title, text}}"
+                raise BadRowError("arguments", f"{what}; {_LEAVE_OUT}")
+            own = [{key: v for key, v in each.items() if v is not None} for each in documents]
+            value = value | {"documents": own}
         # A null is none: Arrow fills the keys of other rows with them.
         values |= {key: item for key, item in value.items() if item is not None}
     tools = read_tools(values.pop("tools", None))
@@ -127,10 +133,3 @@ def _read_arguments(given: dict[str, Any], names: dict[str, str]) -> tuple[str |
     if text is not None and "\\u0000" in text:
         raise BadRowError("control", "an argument of the chat template holds the NUL character")
     return text, tools
-
-
-def _read_documents(documents: object, name: str | None) -> list[dict[str, Any]]:
-    if not isinstance(documents, list) or not all(isinstance(each, dict) for each in documents):
-        what = f"{name} is no list of objects, such as {{title, text}}"
-        raise BadRowError("arguments", f"{what}; {_LEAVE_OUT}")
-    return [{key: v for key, v in each.items() if v is not None} for each in documents]

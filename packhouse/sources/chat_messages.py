@@ -1,10 +1,12 @@
 """Messages in the forms that files write them in -> turns of a conversation.
 
 Tool calls and tool definitions become JSON text in one form: compact, keys in the file's order
-(templates print them in that order), call arguments as objects whether the file wrote them as
-objects or as text, bare definitions (`{"name": ..., "parameters": ...}`) in OpenAI's wrapping.
+(templates print them in that order), call arguments as objects where the file wrote these, or text
+in the usual form (`{"a": 1}`), else as text, bare definitions (`{"name": ..., "parameters": ...}`)
+in OpenAI's wrapping.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,6 +17,8 @@ from packhouse.plugins import BadRowError
 from packhouse.sources.message_weights import (
     SPANS,
     WEIGHTS,
+    Pieces,
+    part_sizes,
     read_spans,
     read_weight,
     weigh_parts,
@@ -32,12 +36,19 @@ __all__ = [
     "read_tools",
     "rename_messages",
     "speaker_key",
+    "text_turn",
 ]
 
 _Text = str | None
 Turn = tuple[str, str, _Text, _Text, _Text, _Text, _Text, float | None, _Text]
 """The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,
 name, weight, part_weights."""
+
+
+def text_turn(role: str, content: str, context: str | None = None) -> Turn:
+    """Return a turn of text alone."""
+    return role, content, context, None, None, None, None, None, None
+
 
 # Role in the file -> role. Any other name is kept, and the rules then refuse the conversation.
 _ROLES = {
@@ -102,7 +113,7 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
     turns = [_read_message(message, number) for number, message in enumerate(messages)]
     if system and not (turns and turns[0][:2] == ("system", system)):
-        turns.insert(0, ("system", system, None, None, None, None, None, None, None))
+        turns.insert(0, text_turn("system", system))
     unread: frozenset[str] = frozenset()
     for message in messages:
         if len(message) > 2:
@@ -206,16 +217,14 @@ def _read_message(message: object, number: int) -> Turn:
     weight = read_weight(message, number)
     if weight and role != "assistant" and message.get("loss_scale") not in (None, 1, []):
         raise BadRowError("type", f"message {number}: loss_scale is of answers, not of {role}")
-    sizes = [(len(text), own) for text, own in said]
     is_weighed = any(own is not None for _, own in thought)
     if (spans := read_spans(message, content, number)) is not None:
         if calls or isinstance(value, list) or is_weighed:
             detail = "spans beside tool calls or parts; say with `train` of parts what is trained"
             raise BadRowError("type", f"message {number}: {detail}")
-        sizes, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
+        said, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
         thought = [(reasoning, 0.0)]
-    if is_weighed:
-        sizes = [*((len(text), own) for text, own in thought), *sizes]
+    sizes = [*(part_sizes(thought) if is_weighed else ()), *part_sizes(said)]
     weight, part_weights = weigh_parts(sizes, weight, role, number)
     return (
         role,
@@ -230,13 +239,9 @@ def _read_message(message: object, number: int) -> Turn:
     )
 
 
-_Pieces = list[tuple[str, float | None]]
-"""Texts, and the weight that each has of its own."""
-
-
 def _read_content(
     value: object, calls: list[object], number: int
-) -> tuple[_Pieces, _Pieces, list[object]]:
+) -> tuple[Pieces, Pieces, list[object]]:
     """Return text, reasoning and tool calls: `calls`, and those among the content's parts."""
     if type(value) is str:
         return [(value, None)], [], calls
@@ -245,7 +250,7 @@ def _read_content(
     if not isinstance(value, list):
         what = "null without tool calls" if value is None else f"{kind_of(value)}, not text"
         raise BadRowError("type", f"message {number}: content is {what}")
-    pieces: dict[str, _Pieces] = {"text": [], "reasoning": []}
+    pieces: dict[str, Pieces] = {"text": [], "reasoning": []}
     calls = list(calls)
     for part in value:
         kind, text = _read_part(part, number)
@@ -259,7 +264,7 @@ def _read_content(
     return pieces["text"], pieces["reasoning"], calls
 
 
-def _read_reasoning(message: dict[str, Any], name: str, number: int) -> _Pieces:
+def _read_reasoning(message: dict[str, Any], name: str, number: int) -> Pieces:
     """Return reasoning that stands beside the content, as text or in parts."""
     value = message.get(name)
     if not isinstance(value, list):
@@ -288,13 +293,13 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
     if not isinstance(part, dict):
         what = kind_of(part)
         raise BadRowError("type", f"message {number}: a content part is {what}, not an object")
-    given = part.get("type", "text")
-    kind = _PART_KINDS.get(str(given))
+    part_type = part.get("type", "text")
+    kind = _PART_KINDS.get(str(part_type))
     if kind is None:
-        what = str(given)[:40]
+        what = str(part_type)[:40]
         reason = "media" if re.search("image|audio|video|file", what) else "type"
         raise BadRowError(reason, f"message {number}: content part of type {what!r}, not text")
-    keys = ("text", "value", "content", given)
+    keys = ("text", "value", "content", part_type)
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
     if kind != "tool_call" and type(value) is not str:
         what = kind_of(value)
@@ -325,11 +330,13 @@ def _read_calls(value: object, number: int) -> list[object]:
 
 
 def _read_arguments(text: str, what: str) -> object:
-    """Return an object, or the text where it is none, as a model may have written it.
+    """Return an object; a text that is none, or is one written another way, is kept as it is.
+
+    A template that joins texts writes the row's own; others get the object that it says.
 
     Example:
-        >>> _read_arguments('{"a": 1}', ""), _read_arguments('{"a": ', "")
-        ({'a': 1}, '{"a": ')
+        >>> [_read_arguments(text, "") for text in ('{"a": 1}', '{"a":1}', '{"a": ')]
+        [{'a': 1}, '{"a":1}', '{"a": ']
     """
     try:
         value = parse_field(text or "{}", what)
@@ -337,7 +344,8 @@ def _read_arguments(text: str, what: str) -> object:
         if error.reason != "tool_calls":  # JSON, but with a fault such as a key given twice
             raise
         return text
-    return value if isinstance(value, dict) else text
+    is_usual = isinstance(value, dict) and json.dumps(value, ensure_ascii=False) == (text or "{}")
+    return value if is_usual else text
 
 
 def read_tools(tools: object) -> str | None:

@@ -20,6 +20,7 @@ from packhouse.sources.chat_messages import (
     read_messages,
     rename_messages,
     speaker_key,
+    text_turn,
 )
 from packhouse.sources.message_trees import Said, build_trees, tree_paths
 from packhouse.sources.preference_formats import PREFERENCE_FORMATS
@@ -97,8 +98,7 @@ class MessageTree(RowFormat):
 
 
 def _spoken(path: list[Said]) -> Conversation:
-    rest = (None,) * 7
-    return Conversation([(said.role, said.text, *rest) for said in path])
+    return Conversation([text_turn(said.role, said.text) for said in path])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +121,9 @@ class FlatMessages(RowFormat):
         self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
     ) -> "Found":
         """Read the trees of a whole file, in the order of their first messages."""
-        trees = build_trees(rows, lambda row: naming[tuple(row)])
-        found = Found(failures=trees.failures)
-        for root in trees.roots:
+        roots, failures = build_trees(rows, lambda row: naming[tuple(row)])
+        found = Found(failures=failures)
+        for root in roots:
             conversations: list[Conversation] = []
             joined: set[int] = set()
             try:
@@ -169,8 +169,7 @@ class Transcript(RowFormat):
             raise BadRowError("type", f"{names['transcript']} is {kind_of(text)}, not text")
         system = optional_text(row, names, "system")
         turns = [("system", system)] if system else []
-        rest = (None,) * 7
-        return [Conversation([(*turn, *rest) for turn in turns + read_transcript(text)])]
+        return [Conversation([text_turn(*turn) for turn in turns + read_transcript(text)])]
 
 
 _TALK = "tools|functions system|system_prompt"

@@ -27,6 +27,7 @@ from packhouse.near import near_name
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
 from packhouse.sources.faults import fault_column, fault_field
+from packhouse.wording import first_line
 
 __all__ = ["DATABASES", "read_database", "refuse_unsaved"]
 
@@ -167,14 +168,11 @@ def _text(value: Any, name: str, row: int, faults: dict[int, tuple[str, str]]) -
         return value.decode()
     except UnicodeDecodeError as error:
         around = value[max(error.start - 20, 0) : error.start + 20]
-        faults.setdefault(
-            row,
-            (
-                "encoding",
-                f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}; "
-                "mend the value, or take the row out",
-            ),
+        detail = (
+            f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}; mend "
+            "the value, or take the row out"
         )
+        faults.setdefault(row, ("encoding", detail))
         return None
 
 
@@ -233,8 +231,8 @@ def _quoted(name: str) -> str:
 
 
 def _damaged(uri: str, what: str, error: Exception) -> SourceError:
-    said = str(error).split("\n", 1)[0][:300]
-    return SourceError(f"source file '{uri}' cannot be read as {what}: {said}", uri=uri)
+    problem = first_line(error)
+    return SourceError(f"source file '{uri}' cannot be read as {what}: {problem}", uri=uri)
 
 
 def refuse_unsaved(uri: str, path: str) -> None:

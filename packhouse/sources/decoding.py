@@ -12,7 +12,7 @@ names it, and so does one that crashes the decoder.
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import IO, Any
@@ -29,6 +29,7 @@ from packhouse.sources.databases import DATABASES, read_database
 from packhouse.sources.faults import WITH_FAULTS
 from packhouse.sources.files import file_errors, open_file
 from packhouse.sources.workbooks import read_workbook
+from packhouse.wording import first_line
 
 __all__ = ["MAX_COLUMNS", "decode_head", "decode_rows"]
 
@@ -85,7 +86,7 @@ def decode_rows(
     return _decode(uri, partial(_rows, uri, file_format, first, end, table))
 
 
-def _decode(uri: str, call: Any) -> Iterator[Any]:
+def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:
     with file_errors(uri), open_file(uri) as file:
         yield from stream_confined(
             call,
@@ -130,11 +131,8 @@ def _damage(uri: str, file_format: str) -> Iterator[None]:
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, RecursionError) as damage:
-        said = str(damage).splitlines()[0] if str(damage) else type(damage).__name__
-        raise SourceError(
-            f"source file '{uri}' is damaged {_NAMES.get(file_format, file_format)}: {said[:500]}",
-            uri=uri,
-        ) from None
+        what = f"damaged {_NAMES.get(file_format, file_format)}: {first_line(damage, 500)}"
+        raise SourceError(f"source file '{uri}' is {what}", uri=uri) from None
 
 
 class _Decoder:
@@ -179,12 +177,12 @@ class _Decoder:
     def refusal(self, why: str) -> SourceError:
         return SourceError(f"source file '{self.uri}', {self.place}: {why}", uri=self.uri)
 
-    def plain(self, kind: Any, column: str, depth: int = 0) -> Any:
+    def plain(self, kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
         """Type in which a value lies once for each row that has it, and in its own bytes."""
         if depth > _MAX_DEPTH:
             raise self.refusal(f"column '{column}' nests deeper than {_MAX_DEPTH}")
 
-        def inner(field: Any) -> Any:
+        def inner(field: pa.Field) -> pa.Field:
             return field.with_type(self.plain(field.type, column, depth + 1))
 
         types = pa.types
@@ -329,7 +327,7 @@ def _as_arrow(table: pa.Table) -> IO[bytes]:
     return written
 
 
-def _decoded_bytes(array: Any) -> int:
+def _decoded_bytes(array: pa.Array) -> int:
     """Bytes of the values of a plain array, 8 for each value beside those of its text."""
     size: int = 8 * len(array)
     kind = array.type

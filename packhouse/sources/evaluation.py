@@ -10,7 +10,7 @@ matter which rows are evaluated together: where an expression fails on some, the
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,10 @@ from packhouse.runtime.confined import at
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
 from packhouse.sources.expressions import in_parentheses, parse_expression
-from packhouse.wording import counted
+from packhouse.wording import counted, first_line
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 __all__ = ["MAX_FAILED", "analyse", "bind", "evaluate"]
 
@@ -69,7 +72,7 @@ def bind(where: list[str], select: dict[str, str], rows: pa.RecordBatch) -> None
         try:
             kind = _run(in_parentheses(text), rows).type
         except _duckdb().Error as error:
-            raise ConfigError(f"`{text}`: {_first_line(error)}") from None
+            raise ConfigError(f"`{text}`: {_problem(error)}") from None
         if is_where and kind != pa.bool_():
             raise ConfigError(f"`{text}` gives {_sql(kind)}, not true or false; compare it")
         if not is_where and not _is_plain(kind):
@@ -132,7 +135,7 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
     except _row_errors():
         pass
     except _duckdb().Error as error:
-        raise SourceError(f"{what}: {_first_line(error)}; make it simpler") from None
+        raise SourceError(f"{what}: {_problem(error)}; make it simpler") from None
     fails = [value is None for value in _run(f"TRY({expression} IS NULL)", rows).to_pylist()]
     if sum(fails) > MAX_FAILED:
         raise SourceError(
@@ -145,7 +148,7 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
         try:
             _run(expression, rows.slice(index, 1))
         except _row_errors() as error:
-            why[index] = f"{what}: {_first_line(error)}"
+            why[index] = f"{what}: {_problem(error)}"
     return _run(f"TRY({expression})", rows), why
 
 
@@ -158,8 +161,8 @@ def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
 
 
 @cache
-def _connection() -> Any:
-    connection = _duckdb().connect(":memory:", config=_SETTINGS)
+def _connection() -> "DuckDBPyConnection":
+    connection: DuckDBPyConnection = _duckdb().connect(":memory:", config=_SETTINGS)
     add_functions(connection)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET TimeZone = 'UTC'")
@@ -192,5 +195,5 @@ def _sql(kind: pa.DataType) -> str:
     return "text" if pa.types.is_string(kind) else str(kind)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0][:300].replace("Error: ", "error: ", 1)
+def _problem(error: Exception) -> str:
+    return first_line(error).replace("Error: ", "error: ", 1)

@@ -132,18 +132,19 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
     Raises:
         ConfigError: it is no expression, or holds what is not allowed.
     """
-    ((answer,),) = connection.execute(
-        "SELECT json_serialize_sql($1, skip_null := true, skip_empty := true)",
-        [f"SELECT {in_parentheses(text)}"],
-    ).fetchall()
-    try:
-        tree = json.loads(answer)
-    except RecursionError:
-        raise ConfigError("it is nested too deeply; make it simpler") from None
-    if tree.get("error"):
-        said = str(tree.get("error_message", "")).splitlines()[0]
-        what = "it is no expression" if "Only SELECT" in said else said
-        raise ConfigError(f"{what}; give one expression over the row's columns")
+    # Alone as well: `a) or (b` is an expression only because parentheses are put around it.
+    for query in (f"SELECT\n{text}", f"SELECT {in_parentheses(text)}"):
+        ((answer,),) = connection.execute(
+            "SELECT json_serialize_sql($1, skip_null := true, skip_empty := true)", [query]
+        ).fetchall()
+        try:
+            tree = json.loads(answer)
+        except RecursionError:
+            raise ConfigError("it is nested too deeply; make it simpler") from None
+        if tree.get("error"):
+            said = str(tree.get("error_message", "")).splitlines()[0]
+            what = "it is no expression" if "Only SELECT" in said else said
+            raise ConfigError(f"{what}; give one expression over the row's columns")
     statements = tree["statements"]
     node = statements[0]["node"] if len(statements) == 1 else {}
     selected = node.get("select_list", [])
@@ -199,8 +200,8 @@ def _column_names(tree: Any) -> Iterator[str]:
             rest.append((value["expr"], parameters.union(own), False))
             continue
         if kind == "FUNCTION" and value["function_name"].lower() in _WITH_LAMBDA:
-            given = value.get("arguments") or value.get("children") or []
-            rest += [(given[1:], parameters, True), (given[:1], parameters, False)]
+            passed = value.get("arguments") or value.get("children") or []
+            rest += [(passed[1:], parameters, True), (passed[:1], parameters, False)]
         else:
             rest += ((item, parameters, is_given and kind is None) for item in value.values())
 

@@ -194,8 +194,8 @@ def _remedy(row: Mapping[str, Any], name: str, row_format: str) -> str:
     if not (is_pair and fields["question"] and fields["answer"]):
         return f"Join it with another field, or, {leave_out}"
     named = {part: found[0] for part, found in fields.items() if found}
-    if not any(name == given for given in named.values()):
+    if not any(name == key for key in named.values()):
         return leave_out.capitalize()
-    mapping = ", ".join(f"{part}: {given}" for part, given in named.items())
+    mapping = ", ".join(f"{part}: {key}" for part, key in named.items())
     train = f"`format: question_answer` and `fields: {{{mapping}}}`"
     return f"To train with it, write {train}; {leave_out}"

@@ -111,9 +111,7 @@ def format_of_name(name: str) -> FileFormat | None:
     for _, _, ending in _COMPRESSIONS:
         plain = plain.removesuffix(ending)
     _, dot, ending = plain.rpartition(".")
-    if not dot:
-        return None
-    return (FORMATS_BY_ENDING | _NAMED_ONLY).get(ending)
+    return (FORMATS_BY_ENDING | _NAMED_ONLY).get(ending) if dot else None
 
 
 def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri: str) -> FileFormat:
@@ -129,23 +127,20 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         SourceError: the bytes are not of that format, or nothing tells the format.
     """
     named = format_of_name(name) if wanted == "auto" else wanted
+    what = _what_is(head) if head else "empty"
     if named == "xlsx":
         if not head.startswith(_ZIP_MAGIC):
-            raise SourceError(
-                f"source file '{uri}' is not XLSX or ODS: it is "
-                f"{_what_is(head) if head else 'empty'}",
-                uri=uri,
-            )
+            raise SourceError(f"source file '{uri}' is not XLSX or ODS: it is {what}", uri=uri)
         return "xlsx"
-    database = _database_of(head)
+    database: FileFormat | None = "duckdb" if head[8:12] == b"DUCK" else None
+    if head.startswith(_SQLITE_MAGIC):
+        database = "sqlite"
     if named in ("sqlite", "duckdb") and database is None:
-        what = _what_is(head) if head else "empty"
         raise SourceError(f"source file '{uri}' is no database: it is {what}", uri=uri)
     if database is not None and named in (None, "sqlite", "duckdb"):
         return database
     is_parquet, is_arrow = head.startswith(b"PAR1"), head.startswith(_ARROW_MAGICS)
     if (named == "parquet" and not is_parquet) or (named == "arrow" and not is_arrow):
-        what = _what_is(head) if head else "empty"
         raise SourceError(f"source file '{uri}' is not {named.capitalize()}: it is {what}", uri=uri)
     if is_parquet or is_arrow:
         return "parquet" if is_parquet else "arrow"
@@ -158,8 +153,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         found = named
         if named == "jsonl" and wanted == "auto" and num_rows:
             found = "json"
-        elif named == "jsonl" and wanted == "auto" and _opens_object(first, rest):
-            found = "objects"
+        elif named == "jsonl" and wanted == "auto" and first.rstrip() == b"{":
+            found = "objects" if rest.lstrip().startswith(b'"') else named  # its first key
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
         is_lines = _is_json(first) and (has_more or (named is None and not rest.strip()))
@@ -186,17 +181,6 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             uri=uri,
         )
     return found
-
-
-def _database_of(head: bytes) -> FileFormat | None:
-    if head.startswith(_SQLITE_MAGIC):
-        return "sqlite"
-    return "duckdb" if head[8:12] == b"DUCK" else None
-
-
-def _opens_object(first: bytes, rest: bytes) -> bool:
-    """Return True if a line is the brace before an object's first key, which is on the next."""
-    return first.rstrip() == b"{" and rest.lstrip().startswith(b'"')
 
 
 def _rows_of_array(text: bytes) -> int:

@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 _SCHEMES = ("file", "s3", "hf")
-_MAGIC = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +66,10 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     else:
         files = _find_on_s3(path)
     if not files:
-        endings_of_data = [f".{ending}" for ending in FORMATS_BY_ENDING]
-        endings = ", ".join(endings_of_data)
+        endings = [f".{ending}" for ending in FORMATS_BY_ENDING]
         raise SourceError(
-            f"source '{path}' names no files (a folder is searched for {endings}, plain, .gz or "
-            f".zst){near_files(path, *endings_of_data) if scheme == '' else ''}",
+            f"source '{path}' names no files (a folder is searched for {', '.join(endings)}, "
+            f"plain, .gz or .zst){near_files(path, *endings) if scheme == '' else ''}",
             path=path,
         )
     return sorted(_without_saved_state(files), key=lambda file: file.uri)
@@ -201,7 +199,7 @@ def _check_uri(path: str) -> str:
 def _find_local(path: Path) -> list[SourceFile]:
     text = str(path)
     with file_errors(text):
-        if _MAGIC.search(text) and not path.exists():
+        if hub.GLOB.search(text) and not path.exists():
             return _local_glob(path)
         if path.is_dir():
             found = sorted(path.rglob("*"))
@@ -211,7 +209,7 @@ def _find_local(path: Path) -> list[SourceFile]:
 
 def _local_glob(pattern: Path) -> list[SourceFile]:
     parts = pattern.parts
-    first = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
+    first = next(i for i, part in enumerate(parts) if hub.GLOB.search(part))
     root = Path(*parts[:first])
     found = sorted(root.glob("/".join(parts[first:])))
     shows_hidden = any(part.startswith(".") for part in parts[first:])
@@ -277,7 +275,7 @@ def _find_on_hub(uri: str) -> list[SourceFile]:
         for file in found
     ]
     is_one = len(found) == 1 and hub.parse_uri(uri).path == found[0].path
-    is_stated = is_one or _MAGIC.search(uri)
+    is_stated = is_one or hub.GLOB.search(uri)
     return [file for file in files if is_stated or _is_data(Path(file.name))]
 
 
@@ -286,8 +284,8 @@ def _find_on_s3(uri: str) -> list[SourceFile]:
         filesystem = _s3(uri)
         path = filesystem._strip_protocol(uri)
         folder = path.rsplit("/", 1)[0]
-        if _MAGIC.search(path):
-            folder = _MAGIC.split(path)[0].rsplit("/", 1)[0]
+        if hub.GLOB.search(path):
+            folder = hub.GLOB.split(path)[0].rsplit("/", 1)[0]
             found = filesystem.glob(path, detail=True).values()
             infos = [info for info in found if info["type"] == "file"]
         elif filesystem.isdir(path):

@@ -17,15 +17,17 @@ from typing import Any
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.runtime.hub_access import hub_options, silent_bar
+from packhouse.wording import first_line
 
-__all__ = ["HubFile", "fetch", "find_hub_files", "parse_uri"]
+__all__ = ["GLOB", "HubFile", "fetch", "find_hub_files", "parse_uri"]
 
 _URI = re.compile(
     r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<path>.*))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MAGIC = re.compile(r"[*?\[]")
 _CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client, by its version
+GLOB = re.compile(r"[*?\[]")
+"""What makes a path a glob."""
 _FORM = "hf://datasets/ORG/NAME[@REVISION]/PATH"
 
 
@@ -82,7 +84,7 @@ def find_hub_files(uri: str) -> tuple[list[HubFile], str]:
             commit = str(api.repo_info(repo, repo_type="dataset", revision=commit).sha)
         of_commit: Any = {"repo_type": "dataset", "revision": commit}
         pinned = replace(wanted, revision=commit)
-        pattern = _MAGIC.search(path)
+        pattern = GLOB.search(path)
         folder = path[: pattern.start()].rpartition("/")[0] if pattern else path
         if path and not pattern:
             parent = path.rpartition("/")[0]
@@ -92,9 +94,8 @@ def find_hub_files(uri: str) -> tuple[list[HubFile], str]:
                     return [replace(pinned, size=Path(cached).stat().st_size)], parent
             [*found] = api.get_paths_info(repo, [path], **of_commit)
             if not found:
-                raise SourceError(
-                    f"source '{pinned.uri}': the repository holds no such file", uri=pinned.uri
-                )
+                why = "the repository holds no such file"
+                raise SourceError(f"source '{pinned.uri}': {why}", uri=pinned.uri)
             if not isinstance(found[0], RepoFolder):
                 return [replace(pinned, size=int(found[0].size))], parent
         files = [
@@ -172,10 +173,9 @@ def _translate(error: Any, wanted: HubFile) -> PackhouseError | None:
         isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
         or type(error).__module__.split(".")[0] in _CLIENTS
     ):
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
         return TransientError(
             f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the cache "
-            f"({said}); check the network and HF_ENDPOINT"
+            f"({first_line(error)}); check the network and HF_ENDPOINT"
         )
     elif isinstance(error, errors.EntryNotFoundError):
         why = "the repository holds no such file"

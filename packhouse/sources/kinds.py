@@ -17,7 +17,6 @@ different keys, or with keys that differ by case alone, which SQL cannot tell ap
 some rows lack is null there.
 """
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import orjson
@@ -60,10 +59,10 @@ def kind_of_values(values: list[Any], known: Kind = "null") -> Kind:
     kinds = set(map(type, values)) - {type(None)}
     if kinds <= _SCALARS.keys() - {int}:
         for kind in kinds:
-            known = _joined(known, _SCALARS[kind])
+            known = joined_kinds(known, _SCALARS[kind])
         return known
     for value in values:
-        known = _joined(known, _kind_of(value))
+        known = joined_kinds(known, _kind_of(value))
     return known
 
 
@@ -79,17 +78,23 @@ def _kind_of(value: object) -> Kind:
     return _SCALARS.get(type(value), "text")
 
 
-def _joined(one: Kind, other: Kind) -> Kind:
-    """Return the kind that holds for the values of both."""
+def joined_kinds(one: Kind, other: Kind) -> Kind:
+    """Return the kind that holds for the values of both.
+
+    Example:
+        >>> joined_kinds("int", "float"), joined_kinds("null", ["text"])
+        ('float', ['text'])
+    """
     if one == other or other == "null":
         return one
     if one == "null":
         return other
     if isinstance(one, list) and isinstance(other, list):
-        return [_joined(one[0], other[0])]
+        return [joined_kinds(one[0], other[0])]
     if isinstance(one, dict) and isinstance(other, dict):
+        keys = {**one, **other}
         return _object(
-            {key: _joined(one.get(key, "null"), other.get(key, "null")) for key in {**one, **other}}
+            {key: joined_kinds(one.get(key, "null"), other.get(key, "null")) for key in keys}
         )
     if isinstance(one, str) and isinstance(other, str) and {one, other} == {"int", "float"}:
         return "float"
@@ -122,19 +127,6 @@ def kind_of_type(kind: pa.DataType) -> Kind:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return [kind_of_type(kind.value_type)]
     return "text"
-
-
-def joined_kinds(kinds: Iterable[Kind]) -> Kind:
-    """Return the kind that holds for the values of all.
-
-    Example:
-        >>> joined_kinds(["int", "null", "float"])
-        'float'
-    """
-    found: Kind = "null"
-    for kind in kinds:
-        found = _joined(found, kind)
-    return found
 
 
 def column_of(values: list[Any], kind: Kind) -> pa.Array:
@@ -173,7 +165,9 @@ def _conform(value: Any, kind: Kind) -> Any:
     if value is None:
         return None
     if kind in ("text", {}):
-        return value if isinstance(value, str) else _as_text(value)
+        if isinstance(value, bool | int | float | list | dict):
+            return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     if isinstance(kind, list) and isinstance(value, list):
         return [_conform(item, kind[0]) for item in value]
     if isinstance(kind, dict) and isinstance(value, dict) and value.keys() <= kind.keys():
@@ -183,13 +177,6 @@ def _conform(value: Any, kind: Kind) -> Any:
     if (kind, type(value)) in (("bool", bool), ("int", int)):
         return value
     raise ValueError(f"a value of type {type(value).__name__} where {shown_kind(kind)} is due")
-
-
-def _as_text(value: Any) -> str:
-    """A value as JSON, or as Python writes it where JSON cannot."""
-    if isinstance(value, bool | int | float | list | dict):
-        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def shown_kind(kind: Kind) -> str:

@@ -84,9 +84,8 @@ def place_of(row: Mapping[str, Any], lines: Mapping[tuple[str, int], int]) -> st
         ('a/a.jsonl line 18', 'a/a.jsonl row 17')
     """
     line = lines.get((row["source"], row["row"]))
-    return (
-        f"{row['source']} row {row['row']:,}" if line is None else f"{row['source']} line {line:,}"
-    )
+    place = f"row {row['row']:,}" if line is None else f"line {line:,}"
+    return f"{row['source']} {place}"
 
 
 def name_row(uri: str, row: int, byte_offset: int | None, encoding: str = "utf-8") -> str:

@@ -1,13 +1,12 @@
 """Message trees (OpenAssistant): their paths, and trees made of a row for each message."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from packhouse.sources.chat_messages import BadRowError, kind_of
 from packhouse.sources.strict import parse_text
 
-__all__ = ["FlatTrees", "Said", "build_trees", "tree_paths"]
+__all__ = ["Said", "build_trees", "tree_paths"]
 
 
 class Said(NamedTuple):
@@ -67,23 +66,15 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
         raise BadRowError("type", "replies is not a list of objects")
 
     def rank(reply: dict[str, Any]) -> float:
-        given = reply.get("rank")
-        return given if isinstance(given, int | float) else float("inf")
+        value = reply.get("rank")
+        return value if isinstance(value, int | float) else float("inf")
 
     return sorted(replies, key=rank)
 
 
-@dataclass(slots=True)
-class FlatTrees:
-    """Trees, put together from the rows of a file."""
-
-    roots: list[dict[str, Any]] = field(default_factory=list)
-    """With `row`, the index of their row, in every message."""
-    failures: list[tuple[int, str, str]] = field(default_factory=list)
-    """(index, reason, detail) of rows that are no messages, or of no tree."""
-
-
-def build_trees(rows: Sequence[Any], names_of: Callable[[Any], Mapping[str, str]]) -> FlatTrees:
+def build_trees(
+    rows: Sequence[Any], names_of: Callable[[Any], Mapping[str, str]]
+) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
     """Put trees together from rows that name the message which they answer.
 
     Rows may come in any order. A message whose parent is no row of the file is an orphan, as is
@@ -93,17 +84,22 @@ def build_trees(rows: Sequence[Any], names_of: Callable[[Any], Mapping[str, str]
         rows: parsed rows of a whole file.
         names_of: our field -> the row's field, of a row.
 
+    Returns:
+        The roots, with `row`, the index of their row, in every message; and (index, reason, detail)
+        of rows that are no messages, or of no tree.
+
     Example:
         >>> rows = [
         ...     {"id": "b", "parent": "a", "text": "Hi", "role": "assistant"},
         ...     {"id": "a", "parent": None, "text": "Hello", "role": "prompter"},
         ... ]
         >>> names = {"message_id": "id", "parent_id": "parent", "text": "text", "role": "role"}
-        >>> (root,) = build_trees(rows, lambda row: names).roots
+        >>> (root,), _ = build_trees(rows, lambda row: names)
         >>> root["text"], root["replies"][0]["text"]
         ('Hello', 'Hi')
     """
-    trees = FlatTrees()
+    roots: list[dict[str, Any]] = []
+    failures: list[tuple[int, str, str]] = []
     messages: dict[str, dict[str, Any]] = {}
     for index, row in enumerate(rows):
         try:
@@ -111,19 +107,20 @@ def build_trees(rows: Sequence[Any], names_of: Callable[[Any], Mapping[str, str]
                 raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
             message = _message(row, names_of(row), index)
             if message["message_id"] in messages:
-                raise BadRowError("tree", f"a row before it has {_id(message)} as message_id, too")
+                shown = repr(message["message_id"][:60])
+                raise BadRowError("tree", f"a row before it has {shown} as message_id, too")
         except BadRowError as bad:
-            trees.failures.append((index, bad.reason, bad.detail))
+            failures.append((index, bad.reason, bad.detail))
             continue
         messages[message["message_id"]] = message
     for message in messages.values():
         parent = message["parent_id"]
         if not parent:
-            trees.roots.append(message)
+            roots.append(message)
         elif parent in messages:
             messages[parent]["replies"].append(message)
     reached: set[str] = set()
-    stack = list(trees.roots)
+    stack = list(roots)
     while stack:
         message = stack.pop()
         reached.add(message["message_id"])
@@ -132,8 +129,8 @@ def build_trees(rows: Sequence[Any], names_of: Callable[[Any], Mapping[str, str]
         if name not in reached:
             is_there = message["parent_id"] in messages
             why = "an orphan, or itself" if is_there else "no row of the file"
-            trees.failures.append((message["row"], "orphan", f"its parent is {why}"))
-    return trees
+            failures.append((message["row"], "orphan", f"its parent is {why}"))
+    return roots, failures
 
 
 def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> dict[str, Any]:
@@ -153,7 +150,3 @@ def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> dict[
     if isinstance(rank := message.get("rank"), str):
         message["rank"] = float(rank) if rank.replace(".", "", 1).isdecimal() else None
     return message | {"replies": [], "row": index}
-
-
-def _id(message: Mapping[str, Any]) -> str:
-    return repr(str(message["message_id"])[:60])

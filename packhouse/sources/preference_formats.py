@@ -31,6 +31,7 @@ from packhouse.sources.chat_messages import (
     kind_of,
     read_messages,
     speaker_key,
+    text_turn,
 )
 from packhouse.sources.strict import parse_text
 from packhouse.sources.transcripts import is_transcript, read_transcript
@@ -94,13 +95,12 @@ class _Stated(RowFormat):
         num_system = int(turns[0][0] == "system" and prompt[:1] != turns[:1])
         if turns[num_system : num_system + len(prompt)] != prompt:
             if turns[0][0] in ("system", "user"):
-                raise BadRowError(
-                    "prompt_differs", f"{name} is a conversation that begins with another prompt"
-                )
+                detail = f"{name} is a conversation that begins with another prompt"
+                raise BadRowError("prompt_differs", detail)
             turns = [*prompt, *turns]
         system = optional_text(row, names, "system")
-        if system and turns[:1] != [_turn("system", system)]:
-            turns.insert(0, _turn("system", system))
+        if system and turns[:1] != [text_turn("system", system)]:
+            turns.insert(0, text_turn("system", system))
         tools = read_messages([], optional(row, names, "tools"), None).tools
         return Conversation(turns, tools)
 
@@ -139,9 +139,8 @@ class Kto(_Stated):
         label = row[names["label"]]
         verdict = _VERDICTS.get(str(label).strip().lower())
         if verdict is None or not isinstance(label, bool | int | float | str):
-            raise BadRowError(
-                "label", f"{names['label']} is {str(label)[:60]!r}, neither true nor false"
-            )
+            detail = f"{names['label']} is {str(label)[:60]!r}, neither true nor false"
+            raise BadRowError("label", detail)
         whole = self._whole(row, names, "completion", self._prompt(row, names))
         alone = _answer_alone(whole, len(whole.turns) - 1, names["completion"])
         return [alone._replace(label=verdict)]
@@ -157,9 +156,8 @@ def _answer_alone(side: Conversation, num_before: int, name: str) -> Conversatio
         raise BadRowError("no_prompt", f"{name} has no prompt before it")
     if [turn[0] for turn in answer] != ["assistant"]:
         roles = ", ".join(turn[0] for turn in answer) or "nothing"
-        raise BadRowError(
-            "not_one_answer", f"behind the prompt {name} has {roles[:100]}, not one assistant turn"
-        )
+        detail = f"behind the prompt {name} has {roles[:100]}, not one assistant turn"
+        raise BadRowError("not_one_answer", detail)
     *_, weight, part_weights = answer[0]
     if weight not in (None, 1) or part_weights is not None:
         raise BadRowError("weight", f"{name} has a loss weight of its own")
@@ -172,8 +170,8 @@ def _turns(value: object, role: str, name: str) -> list[Turn]:
     value = _messages_in_text(value)
     if isinstance(value, str):
         if is_transcript(value):
-            return [_turn(*said) for said in read_transcript(value)]
-        return [_turn(role, value)]
+            return [text_turn(*said) for said in read_transcript(value)]
+        return [text_turn(role, value)]
     if isinstance(value, dict):  # one message, as some files have it
         value = [value]
     if not isinstance(value, list):
@@ -182,10 +180,6 @@ def _turns(value: object, role: str, name: str) -> list[Turn]:
     if not turns:
         raise BadRowError("empty_conversation", f"{name} holds no message")
     return turns
-
-
-def _turn(role: str, content: str) -> Turn:
-    return (role, content, None, None, None, None, None, None, None)
 
 
 def _messages_in_text(value: object) -> object:

@@ -50,9 +50,7 @@ def raw_rows(
     return found
 
 
-def with_raw_rows(
-    quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig, max_bytes: int = RAW_BYTES
-) -> pa.Table:
+def with_raw_rows(quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig) -> pa.Table:
     """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
 
     For bad rows of later steps, which see conversations: what is to be mended is the row. Arguments
@@ -60,21 +58,18 @@ def with_raw_rows(
     """
     rows = quarantined["row"].to_pylist()
     found = raw_rows(shard, rules, rows)
-    columns = raw_columns([found[row] for row in rows], max_bytes)
-    for name, values in columns.items():
+    for name, values in raw_columns([found[row] for row in rows]).items():
         field = QUARANTINED.field(name)
         place = QUARANTINED.get_field_index(name)
         quarantined = quarantined.set_column(place, field, pa.array(values, field.type))
     return quarantined
 
 
-def raw_columns(
-    found: list[tuple[bytes, int | None]], max_bytes: int = RAW_BYTES
-) -> dict[str, list[Any]]:
+def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[Any]]:
     """Columns of QUARANTINED with the bytes of rows, given whole, and their places."""
     return {
         "byte_offset": [offset for _, offset in found],
-        "raw": [raw[:max_bytes] for raw, _ in found],
+        "raw": [raw[:RAW_BYTES] for raw, _ in found],
         "raw_size": [len(raw) for raw, _ in found],
         "raw_sha256": [hashlib.sha256(raw).hexdigest() for raw, _ in found],
     }

@@ -34,20 +34,9 @@ from packhouse.sources.extra_fields import (
 )
 from packhouse.sources.parts import Part, for_parts
 from packhouse.sources.raw_rows import name_row_of, raw_columns, read_raw
-from packhouse.sources.records import (
-    MAX_BAD_ROWS,
-    Failure,
-    Records,
-    Rows,
-    gc_paused,
-    unwrapped,
-)
+from packhouse.sources.records import MAX_BAD_ROWS, Failure, Records, Rows, gc_paused, unwrapped
 from packhouse.sources.reshaping import reshape
-from packhouse.sources.row_formats import (
-    adapt,
-    check_same_format,
-    row_format_called,
-)
+from packhouse.sources.row_formats import adapt, check_same_format, row_format_called
 from packhouse.sources.shards import SourceShard
 
 __all__ = ["ShardRows", "read_shard"]
@@ -142,7 +131,11 @@ class _Reader:
     num_bad: int = 0
 
     def read(self, part: Part) -> ShardRows:
-        """Check and name the rows of a part."""
+        """Check and name the rows of a part.
+
+        Records 0 to 4; 1 is no JSON, `where` drops 3, 4 has no answer: rows of [0, 2, 3, 4] ->
+        [0, 2, 4] -> conversations of [0, 2]; quarantined [1, 4], dropped [3].
+        """
         shard, records, config = part.shard, part.records, self.config
         if self.first_row in (-1, shard.row_start):  # the shard is read, or read again as one part
             self.first_row, self.num_bad = shard.row_start, 0
@@ -156,6 +149,7 @@ class _Reader:
                 for failure in records.failures
             ]
         filtered = self._reshape(part)
+        # The format, and fields that it does not read.
         row_format = shard.row_format
         name_of = partial(name_row_of, part)
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
@@ -166,28 +160,33 @@ class _Reader:
         extra = find_extra_fields(records.rows, row_format, config)
         check_nothing_is_left_out(records.rows, name_of, extra, row_format, config, shard.uri)
         extra_fields = count_extra_fields(records.rows, extra)
+        # Fields beside the conversation: arguments of the template, a loss weight.
         beside = read_beside(records.rows, config)
         unfit = beside.failures | find_disallowed(records.rows, extra, row_format, config)
         if unfit:
-            numbers = records.numbers.tolist()
-            records.failures += [Failure(numbers[i], *why) for i, why in unfit.items()]
-            records.failed |= {numbers[i]: records.rows[i] for i in unfit}
-            fit = [i for i in range(len(numbers)) if i not in unfit]
+            records.failures += records.failures_of((i, *why) for i, why in unfit.items())
+            records.failed |= {int(records.numbers[i]): records.rows[i] for i in unfit}
+            fit = [i for i in range(len(records.rows)) if i not in unfit]
             records.keep(fit)
             beside = beside.take(fit)
         self._check_bad(shard, len(records.failures))
+        # Rows become conversations.
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
-        failures = list(records.failures)
-        failures += [Failure(int(records.numbers[i]), *why) for i, *why in adapted.failures]
-        failures += [Failure(int(records.numbers[i]), *why) for i, *why in bad]
-        of_trees = [Failure(int(records.numbers[i]), *why) for i, *why in adapted.dropped]
+        failures = records.failures + records.failures_of([*adapted.failures, *bad])
+        of_trees = records.failures_of(adapted.dropped)
         self._check_bad(shard, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
-        sides = _sides(kept) if is_paired else [kept]
-        aside = beside.take(sides[0].origin)
-        validated = _validated_table(shard, records, sides, aside, self.group_by)
+        sides = [kept]  # of pairs, chosen and rejected conversations by turns
+        if is_paired:
+            sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
+        kept_beside = beside.take(sides[0].origin)
+        validated = _validated_table(shard, records, sides, kept_beside, self.group_by)
+        rejected = None
+        if is_paired:
+            place, field = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
+            rejected = validated.set_column(place, field, sides[1].messages)
         return ShardRows(
             validated=validated,
             quarantined=_quarantined_table(part, failures),
@@ -198,22 +197,22 @@ class _Reader:
             | {IN_MESSAGES + name: rows for name, rows in adapted.unread_fields.items()},
             notes=Counter(records.notes)
             + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
-            rejected=_with_messages(validated, sides[1].messages) if is_paired else None,
+            rejected=rejected,
         )
 
     def _reshape(self, part: Part) -> list[Failure]:
         """Apply `where` and `select` to the rows of a part; return those that `where` drops."""
-        records, config, numbers = part.records, self.config, part.records.numbers
+        records, config = part.records, self.config
         if not config.is_reshaped:
             return []
         reshaped = reshape(records.rows, config, part.shard.columns or {})
         self._check_bad(part.shard, len(records.failures) + len(reshaped.failures))
         if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
-            of_number = zip(numbers.tolist(), records.rows, strict=True)
-            records.failed |= dict(of_number)
-        records.failures += [Failure(int(numbers[n]), *why) for n, *why in reshaped.failures]
-        records.rows, records.numbers = reshaped.rows, numbers[reshaped.places]
-        return [Failure(int(numbers[n]), "filtered", text) for n, text in reshaped.filtered]
+            records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
+        records.failures += records.failures_of(reshaped.failures)
+        dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
+        records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
+        return dropped
 
     def _check_bad(self, shard: SourceShard, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
@@ -249,33 +248,7 @@ def _apply_rules(
     if row_format == "pairs":
         good = np.repeat(good.reshape(-1, 2).all(axis=1), 2)
         bad = list({why[0]: why for why in reversed(bad)}.values())
-    mask = pa.array(good)
-    kept = Adapted(
-        messages=adapted.messages.filter(mask),
-        tools=adapted.tools.filter(mask),
-        labels=adapted.labels.filter(mask),
-        origin=adapted.origin[good],
-    )
-    return kept, bad
-
-
-def _sides(pairs: Adapted) -> list[Adapted]:
-    """The chosen conversations of pairs, and the rejected ones."""
-    places = [np.arange(side, len(pairs.origin), 2) for side in (0, 1)]
-    return [
-        Adapted(
-            messages=pairs.messages.take(pa.array(own)),
-            tools=pairs.tools.take(pa.array(own)),
-            labels=pairs.labels.take(pa.array(own)),
-            origin=pairs.origin[own],
-        )
-        for own in places
-    ]
-
-
-def _with_messages(validated: pa.Table, messages: pa.Array) -> pa.Table:
-    place = VALIDATED.get_field_index("messages")
-    return validated.set_column(place, VALIDATED.field("messages"), messages)
+    return adapted.take(np.flatnonzero(good)), bad
 
 
 def _validated_table(
@@ -288,8 +261,8 @@ def _validated_table(
     """The conversations; of pairs the chosen ones, called by the contents of both sides."""
     kept = sides[0]
     tools = pc.coalesce(kept.tools, beside.tools)
-    asides = [tools, beside.arguments, beside.weights]
-    names = [conversation_ids(each.messages, tools, each.labels, *asides[1:]) for each in sides]
+    given = (beside.arguments, beside.weights)
+    names = [conversation_ids(each.messages, tools, each.labels, *given) for each in sides]
     ids = pair_ids(*names) if len(names) == 2 else names[0]
     groups = group_keys(kept.messages, ids, group_by)
     num_rows = len(kept.origin)
@@ -297,7 +270,7 @@ def _validated_table(
         pa.array(np.zeros(num_rows, np.int32)), pa.array([shard.file])
     )
     rows = pa.array(records.numbers[kept.origin] + shard.row_start, pa.int64())
-    columns = [ids, source, rows, kept.messages, *asides, kept.labels, groups]
+    columns = [ids, source, rows, kept.messages, tools, *given, kept.labels, groups]
     return pa.Table.from_arrays(columns, schema=VALIDATED)
 
 

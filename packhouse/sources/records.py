@@ -5,7 +5,7 @@ beyond `orjson.loads`.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -101,6 +101,16 @@ class Records:
     failed: dict[int, object] = field(default_factory=dict)
     """Values of bad ones by their number, where there are no bytes to show them by."""
     notes: dict[str, int] = field(default_factory=dict)
+
+    def failures_of(self, faults: Iterable[tuple[int, str, str]]) -> list[Failure]:
+        """Return faults (place in `rows`, reason, detail) by the numbers of their records.
+
+        Example:
+            >>> records = Records(Rows("ab"), np.array([0, 2]), 3)  # record 1 is no JSON
+            >>> records.failures_of([(1, "roles", "no answer")])
+            [Failure(number=2, reason='roles', detail='no answer')]
+        """
+        return [Failure(int(self.numbers[place]), *why) for place, *why in faults]
 
     def keep(self, places: list[int]) -> None:
         """Drop all rows but those at these places in `rows`."""

@@ -6,7 +6,7 @@ depend on its shard. The expressions are evaluated in a child process
 (`packhouse.sources.evaluation`); a field that is only renamed goes around it and stays as it is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -136,16 +136,16 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
         SourceError: an expression takes too much memory or time, or fails on too many rows.
     """
     objects = [index for index, row in enumerate(rows) if isinstance(row, dict)]
-    given = [rows[index] for index in objects]
+    object_rows = [rows[index] for index in objects]
     where, select = _evaluated(config)
-    kept, filtered, failed, selected = list(range(len(given))), [], [], pa.table({})
-    if given and (where or select):
-        table = _table(given, columns)
+    kept, filtered, failed, selected = list(range(len(object_rows))), [], [], pa.table({})
+    if object_rows and (where or select):
+        table = _table(object_rows, columns)
         call = partial(evaluate, where, select, table)
         found, *batches = _confined(config, call, table.nbytes)
         kept, filtered, failed = found["kept"], found["filtered"], found["failed"]
         selected = batches[0] if batches else selected
-    of_kept = [given[place] for place in kept]
+    of_kept = [object_rows[place] for place in kept]
     if config.select:
         values = [
             list(map(without_fill, selected.column(name).to_pylist()))
@@ -219,7 +219,7 @@ def _analysed(source: str, texts: tuple[str, ...]) -> list[dict[str, Any]]:
     return list(found)
 
 
-def _confined(config: SourceConfig, call: Any, num_bytes: int) -> list[Any]:
+def _confined(config: SourceConfig, call: Callable[[], Any], num_bytes: int) -> list[Any]:
     """Do a call of `packhouse.sources.evaluation` in a child."""
     return list(
         stream_confined(

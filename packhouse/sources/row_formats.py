@@ -110,22 +110,22 @@ class PluginRows(RowFormat):
         renamed = {ours: row[theirs] for ours, theirs in config.fields.items() if theirs in row}
         rest = {name: row[name] for name in row if name not in config.fields.values()}
         with self.plugin.named_in_errors(" on a row"):
-            given = self.function({**rest, **renamed})
-        conversations = given if isinstance(given, list) else [given]
+            returned = self.function({**rest, **renamed})
+        conversations = returned if isinstance(returned, list) else [returned]
         if not conversations:
             raise BadRowError("no_messages", f"{self.plugin} found no conversation")
         return [self._conversation(each, config) for each in conversations]
 
-    def _conversation(self, given: object, config: SourceConfig) -> Conversation:
-        if not isinstance(given, dict) or not {"messages"} <= given.keys() <= _OF_CONVERSATION:
+    def _conversation(self, found: object, config: SourceConfig) -> Conversation:
+        if not isinstance(found, dict) or not {"messages"} <= found.keys() <= _OF_CONVERSATION:
             raise PluginError(
-                f"{self.plugin} returned {_keys_of(given)}; a conversation is a dict with "
+                f"{self.plugin} returned {_keys_of(found)}; a conversation is a dict with "
                 "'messages', and maybe 'tools' and 'label'"
             )
-        found = read_messages(given["messages"], given.get("tools"), None)
-        if given.get("label") is None:
-            return found
-        return found._replace(label=class_index(given["label"], config.label_names))
+        read = read_messages(found["messages"], found.get("tools"), None)
+        if found.get("label") is None:
+            return read
+        return read._replace(label=class_index(found["label"], config.label_names))
 
 
 _OF_CONVERSATION = {"messages", "tools", "label"}

@@ -11,12 +11,7 @@ from packhouse.sources.decoding import decode_head
 from packhouse.sources.kinds import Kind, joined_kinds, kind_of_type, kind_of_values
 from packhouse.sources.parts import Part, for_parts
 from packhouse.sources.records import gc_paused, unwrapped
-from packhouse.sources.reshaping import (
-    check_types,
-    columns_of,
-    reshape,
-    wanted_columns,
-)
+from packhouse.sources.reshaping import check_types, columns_of, reshape, wanted_columns
 from packhouse.sources.row_formats import ROW_FORMATS, find_row_format
 from packhouse.sources.shards import MAX_SHARD_BYTES, SourceShard, cut_source
 from packhouse.sources.streams import read_range
@@ -129,7 +124,7 @@ def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[Sourc
             for each in batches:
                 found |= {field.name: kind_of_type(field.type) for field in each.schema}
             for name, kind in found.items():
-                kinds[name] = joined_kinds([kinds.get(name, "null"), kind])
+                kinds[name] = joined_kinds(kinds.get(name, "null"), kind)
         else:
             for name in first.header or ():  # a column of CSV, though no row follows
                 kinds.setdefault(name, "text")
@@ -148,9 +143,8 @@ def _with_format(shards: Sequence[SourceShard], config: SourceConfig) -> list[So
 
     def look(part: Part) -> None:
         rows = unwrapped(part.records.rows, config)
-        row_format = find_row_format(
-            reshape(rows, config, part.shard.columns or {}).rows, config, part.shard.uri
-        )
+        reshaped = reshape(rows, config, part.shard.columns or {})
+        row_format = find_row_format(reshaped.rows, config, part.shard.uri)
         if row_format != "auto":
             raise _FoundError(row_format)
 

@@ -123,10 +123,8 @@ def cut_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) -> 
     finds it. Arguments, order and errors are those of `scan_source` there.
     """
     check_fields(config)
-    shards: list[SourceShard] = []
-    for file in find_files(config):
-        shards.extend(_scan_file(file, config, max_shard_bytes))
-    return shards
+    files = find_files(config)
+    return [shard for file in files for shard in _scan_file(file, config, max_shard_bytes)]
 
 
 def _scan_file(
@@ -178,19 +176,16 @@ def _scan_file(
             uri=file.uri,
         )
     row_format: str = config.format
-    is_sought = row_format == "auto" and not config.is_reshaped
-    if is_sought:
+    if row_format == "auto" and not config.is_reshaped:
         sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
         row_format = find_row_format(unwrapped(sample, config), config, file.uri)
-    if row_format != "auto":
-        is_sought = False
-    for cut in cuts if is_sought else ():  # the head tells nothing: look at all rows
-        data = read_range(file.uri, compression, cut.start, cut.end, file.pin, config.encoding)
-        how = Parsing(file.uri, text_file.header or (), cut.num_rows, len(data))
-        rows = unwrapped(text_file.parse(data, how).rows, config)
-        row_format = find_row_format(rows, config, file.uri)
-        if row_format != "auto":
-            break
+        for cut in cuts:  # where the head tells nothing: look at all rows
+            if row_format != "auto":
+                break
+            data = read_range(file.uri, compression, cut.start, cut.end, file.pin, config.encoding)
+            how = Parsing(file.uri, text_file.header or (), cut.num_rows, len(data))
+            rows = unwrapped(text_file.parse(data, how).rows, config)
+            row_format = find_row_format(rows, config, file.uri)
     for number, cut in enumerate(cuts):
         yield SourceShard(
             **common,

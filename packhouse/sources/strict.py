@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from packhouse.plugins import BadRowError
+
 if TYPE_CHECKING:
     from packhouse.sources.records import Rows
 
@@ -32,13 +34,6 @@ MAX_DEPTH = 32
 MAX_FIELDS = 1000
 """Fields of one row."""
 CUT_OFF = "; the file ends inside this row"
-
-
-class _RefusedError(ValueError):
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
 
 def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
@@ -82,7 +77,7 @@ def strict_fault(text: str) -> tuple[str, str] | None:
     """Return what is wrong with a row by the strictest reading, None if nothing is."""
     try:
         _STRICT.decode(text)
-    except _RefusedError as refused:
+    except BadRowError as refused:
         return refused.reason, refused.detail
     except RecursionError:
         return "depth", f"nested deeper than {MAX_DEPTH}"
@@ -96,25 +91,25 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _RefusedError("duplicate_key", f"the key {twice[:100]!r} occurs twice in one object")
+        raise BadRowError("duplicate_key", f"the key {twice[:100]!r} occurs twice in one object")
     return found
 
 
 def _int64(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
-        raise _RefusedError("number", f"integer over 64 bits: {digits[:40]}")
+        raise BadRowError("number", f"integer over 64 bits: {digits[:40]}")
     return int(digits)
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if value in (float("inf"), float("-inf")):
-        raise _RefusedError("number", f"number too large for a float: {digits[:40]}")
+        raise BadRowError("number", f"number too large for a float: {digits[:40]}")
     return value
 
 
 def _no_constant(name: str) -> None:
-    raise _RefusedError("number", f"{name} is not JSON")
+    raise BadRowError("number", f"{name} is not JSON")
 
 
 _STRICT = json.JSONDecoder(

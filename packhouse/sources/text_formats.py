@@ -26,9 +26,9 @@ from packhouse.sources.chat_messages import (
     Conversation,
     Turn,
     kind_of,
+    text_turn,
 )
 from packhouse.sources.records import Rows
-from packhouse.sources.squad import read_questions
 from packhouse.sources.strict import parse_text
 
 __all__ = [
@@ -181,7 +181,8 @@ def class_index(label: object, classes: list[str] | None) -> int:
 class Squad(RowFormat):
     """Questions about a text, with answers found in it: SQuAD's articles, or a question a row.
 
-    Of several answers the first is read; questions without any are left out of an article.
+    Of several answers the first is read; questions without any (SQuAD 2.0 has them) are left out of
+    an article, and counted as the note `unanswered`.
     """
 
     def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
@@ -194,10 +195,59 @@ class Squad(RowFormat):
     ) -> list[Conversation]:
         """Read each question that has an answer."""
         if "paragraphs" in names:
-            return read_questions(row[names["paragraphs"]], "question", "answers")
+            return _read_questions(row[names["paragraphs"]], "question", "answers")
         check_present(row, ("question", "answers"), names, config)
         paragraph = {"context": row.get(names.get("context", "")), "qas": [row]}
-        return read_questions([paragraph], names["question"], names["answers"])
+        return _read_questions([paragraph], names["question"], names["answers"])
+
+
+def _read_questions(paragraphs: object, question: str, answers: str) -> list[Conversation]:
+    """Return a conversation for each question that has an answer.
+
+    Args:
+        paragraphs: `[{"context": text, "qas": [{question: text, answers: ...}]}]`, or its JSON.
+        question: key of the question.
+        answers: key of the answers: `[{"text": ...}]`, `{"text": [...]}` or `[...]`.
+
+    Raises:
+        BadRowError: they are no such paragraphs, or no question has an answer.
+    """
+    if isinstance(paragraphs, str):
+        paragraphs, _ = parse_text(paragraphs)
+    found: list[Conversation] = []
+    num_unanswered = 0
+    for paragraph in paragraphs if isinstance(paragraphs, list) else [paragraphs]:
+        asked = paragraph.get("qas") if isinstance(paragraph, dict) else None
+        if not isinstance(paragraph, dict) or not isinstance(asked, list):
+            raise BadRowError("type", "paragraphs is not a list of objects with a list 'qas'")
+        context = paragraph.get("context")
+        for item in asked:
+            if not isinstance(item, dict) or not isinstance(context, str | None):
+                raise BadRowError("type", "a context is not text, or a question not an object")
+            answer, text = _first_answer(item.get(answers)), item.get(question)
+            if answer is None:
+                num_unanswered += 1
+                continue
+            if not isinstance(text, str) or not isinstance(answer, str):
+                raise BadRowError("type", "a question or an answer is not text")
+            asks = text_turn("user", text, context or None)
+            found.append(Conversation([asks, text_turn("assistant", answer)]))
+    if not found:
+        raise BadRowError("no_assistant", "no question of the row has an answer")
+    found[-1] = found[-1]._replace(num_unanswered=num_unanswered)
+    return found
+
+
+def _first_answer(answers: object) -> object:
+    """The first answer; None if there is none."""
+    if isinstance(answers, str) and answers.lstrip()[:1] in ("[", "{"):
+        answers, _ = parse_text(answers)
+    if isinstance(answers, dict):
+        answers = answers.get("text")
+    first = answers[0] if isinstance(answers, list) and answers else answers
+    if isinstance(first, dict):
+        first = first.get("text")
+    return None if first in ([], "") else first
 
 
 _ASIDE = "system|system_prompt history"

@@ -21,6 +21,7 @@ from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers
 from packhouse.sources.base_format import RowFormat, aliases, check_present
 from packhouse.sources.chat_messages import BadRowError, Conversation, Turn, kind_of
+from packhouse.sources.message_weights import MAX_WEIGHT
 from packhouse.sources.records import Ints
 
 __all__ = ["TOKEN_FORMATS", "TokenRows"]
@@ -58,16 +59,16 @@ class TokenRows(RowFormat):
         """Read a record, or each of those that a row holds one behind another."""
         check_present(row, self.required, names, config)
         named = {ours: name for ours, name in names.items() if row[name] is not None}
-        ids = _whole_numbers(row, names["input_ids"])
+        ids = _numbers(row, names["input_ids"], {int})
         if not len(ids):
             raise BadRowError("token_ids", f"{names['input_ids']} holds no token")
         if (wrong := (ids < 0) | (ids > _MOST)).any():
             at = int(np.argmax(wrong))
             raise BadRowError("token_ids", f"token {at:,} is {ids[at]}, which is no id")
-        per_token = {
-            ours: _numbers(row, named[ours]) if ours == "loss_mask" else _whole_numbers(row, name)
-            for ours, name in named.items()
-            if ours in (*_TRAINED, "attention_mask", "position_ids")
+        per_token: dict[str, npt.NDArray[Any]] = {
+            ours: _numbers(row, named[ours], _KINDS.get(ours, {int}))
+            for ours in (*_TRAINED, "attention_mask", "position_ids")
+            if ours in named
         }
         for ours, values in per_token.items():
             if len(values) != len(ids):
@@ -103,13 +104,14 @@ TOKEN_FORMATS: dict[str, RowFormat] = {
 }
 
 
-def _whole_numbers(row: Mapping[str, Any], name: str) -> Ints:
-    return _numbers(row, name, {int, bool}).astype(np.int64)
+_KINDS: dict[str, Collection[type]] = {
+    **dict.fromkeys((*_MASKS, "attention_mask"), (int, bool)),
+    "loss_mask": (int, bool, float),
+}
+"""What may stand in a list; in others whole numbers alone: `true` is no id, and no label."""
 
 
-def _numbers(
-    row: Mapping[str, Any], name: str, kinds: Collection[type] = (int, bool, float)
-) -> npt.NDArray[Any]:
+def _numbers(row: Mapping[str, Any], name: str, kinds: Collection[type]) -> npt.NDArray[Any]:
     """The numbers in a field, shape [num_tokens].
 
     Raises:
@@ -127,7 +129,7 @@ def _numbers(
         at = values.index(value)
         raise BadRowError("type", f"{name} holds {kind_of(value)} at place {at:,}{hint}")
     try:
-        return np.array(values, np.float64 if float in map(type, values) else np.int64)
+        return np.array(values, np.float64 if float in kinds else np.int64)
     except OverflowError:
         raise BadRowError("token_ids", f"{name} holds a number over 64 bits") from None
 
@@ -143,9 +145,13 @@ def _weights(ids: Ints, per_token: Mapping[str, npt.NDArray[Any]]) -> Weights:
     weights = np.ones(len(ids), np.float32)
     for name in _MASKS:
         if name in per_token:
-            mask = per_token[name].astype(np.float32)
-            if not (np.isfinite(mask) & (mask >= 0)).all():
-                raise BadRowError("labels", f"{name} holds a number that is no weight, 0 or over")
+            mask = per_token[name]
+            if not (is_weight := (mask >= 0) & (mask <= MAX_WEIGHT)).all():  # NaN is none, too
+                at = int(np.argmin(is_weight))
+                raise BadRowError(
+                    "labels",
+                    f"{name} is {mask[at]} at token {at:,}, and weights are 0 to {MAX_WEIGHT:,.0f}",
+                )
             weights *= mask if name == "loss_mask" else mask > 0
     labels = per_token.get("labels")
     if labels is not None:
@@ -184,7 +190,7 @@ def _starts(
     for ours in ("seq_lengths", "cu_seqlens"):
         if ours not in named:
             continue
-        bounds = _whole_numbers(row, named[ours])
+        bounds = _numbers(row, named[ours], {int})
         if ours == "seq_lengths":
             bounds = np.append(0, np.cumsum(bounds))
         is_rising = len(bounds) > 0 and not bounds[0] and (np.diff(bounds) > 0).all()

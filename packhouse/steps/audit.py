@@ -146,12 +146,7 @@ def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
         chosen, rejected = split_sides(tokenized)
         others = (read_table(each.path(REJECTED)) for each in (validated, formatted))
         sides = [(*sides[0][:2], chosen), (*others, rejected)]
-    return audit_shard(
-        sides,
-        snapshot,
-        work.recipe.format,
-        work.parameters.label_names,
-    )
+    return audit_shard(sides, snapshot, work.recipe.format, work.parameters.label_names)
 
 
 def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
@@ -219,10 +214,7 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
         found[receipt.facts.of].append(receipt.facts.found)
     shards = zip(work.inputs(VALIDATE), work.inputs(TOKENIZE), found["shard"], strict=True)
     combined = combine(
-        [
-            (validated.facts.origin.source, audited, tokenized.facts.notes)
-            for validated, tokenized, audited in shards
-        ]
+        [(old.facts.origin.source, audited, new.facts.notes) for old, new, audited in shards]
     )
     combined["packs"] = _add_packs(found["packs"], work.recipe)
     _add_repetition(combined, found["records"][0])

@@ -7,16 +7,19 @@ twice as fast to write) and with page checksums, which catch a flipped bit that 
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packhouse.packing import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig
+from packhouse.records.tables import write_batches
 from packhouse.runtime.progress import advance
 
 __all__ = [
@@ -130,30 +133,22 @@ def write_data_file(
         of_preferences: whether some answers are bad: columns have the names of `preference_names`.
     """
     described = (config.layout, config.position_ids, with_label, with_weights)
-    groups = _groups(rows, cut.rows_per_group, published_schema(*described))
-    if of_preferences:
-        groups = map(preference_names, groups)
+    layout = published_schema(*described)
     schema = published_schema(*described, of_preferences=of_preferences)
+
+    def groups() -> Iterator[pa.RecordBatch]:
+        for start in range(0, rows.num_rows, cut.rows_per_group):
+            group = rows.slice(start, cut.rows_per_group).combine_chunks()
+            advance(group.num_rows / rows.num_rows)
+            batch = to_layout(group.to_batches()[0], layout)
+            batch = preference_names(batch) if of_preferences else batch
+            content.add(cut.split, batch)
+            yield batch
+
     path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
-    _WRITERS[config.file_format](path, schema, _hashed(groups, cut.split, content))
-    return DataFile(
-        path=path, split=cut.split, rows=rows.num_rows, tokens=_num_values(rows["input_ids"])
-    )
-
-
-def _groups(rows: pa.Table, rows_per_group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for start in range(0, rows.num_rows, rows_per_group):
-        group = rows.slice(start, rows_per_group).combine_chunks()
-        advance(group.num_rows / rows.num_rows)
-        yield to_layout(group.to_batches()[0], schema)
-
-
-def _hashed(
-    batches: Iterator[pa.RecordBatch], split: str, content: ContentHash
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        content.add(split, batch)
-        yield batch
+    _WRITERS[config.file_format](path, schema, groups())
+    tokens = pc.sum(pc.list_value_length(rows["input_ids"])).as_py() or 0
+    return DataFile(path=path, split=cut.split, rows=rows.num_rows, tokens=tokens)
 
 
 def _write_parquet(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -170,42 +165,24 @@ def _write_parquet(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBat
             writer.write_batch(batch, row_group_size=batch.num_rows)
 
 
-def _write_arrow(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-
-
 def _write_jsonl(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-    import orjson
-
     with path.open("wb") as file:
         for batch in batches:
             for row in batch.to_pylist():
                 file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 
-_WRITERS: dict[str, Any] = {
+_WRITERS: dict[str, Callable[[Path, pa.Schema, Iterator[pa.RecordBatch]], None]] = {
     "parquet": _write_parquet,
-    "arrow": _write_arrow,
+    "arrow": write_batches,
     "jsonl": _write_jsonl,
 }
-
-
-def _num_values(lists: pa.ChunkedArray) -> int:
-    return sum(_offset(c, len(c)) - _offset(c, 0) for c in lists.chunks)
-
-
-def _offset(lists: pa.ListArray, index: int) -> int:
-    offset: int = lists.offsets[index].as_py()
-    return offset
 
 
 def _flat(column: pa.Array) -> Iterator[bytes]:
     """Logical content of a column as bytes: lengths of lists, then values, without padding."""
     if pa.types.is_list(column.type):
-        lengths = column.value_lengths()
-        yield from _flat(lengths)
+        yield from _flat(column.value_lengths())
         yield from _flat(column.flatten())
     elif pa.types.is_struct(column.type):
         for child in column.flatten():

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from packhouse.recipe import Recipe, SplitConfig
 from packhouse.sources.files import source_name
-from packhouse.splitting import sides
-from packhouse.steps.selection import Selection
+from packhouse.splitting import goes_to_eval
+from packhouse.steps.selection import Selection, column_of
 
 __all__ = ["SplitCounts", "from_eval_only_sources", "is_for_eval", "split_counts"]
 
@@ -53,22 +53,17 @@ def is_for_eval(
     `config` divides the others.
     """
     if only.any():
-        keys = selection.group_keys
         if selection.repeats is not None:
-            ids = pa.chunked_array([c for s in shards for c in s["record_id"].chunks], pa.string())
+            ids = column_of(shards, "record_id")
             only = only | np.asarray(pc.is_in(ids, selection.repeats.filter(pa.array(only))))
-        if keys is None:
-            keys = pa.chunked_array([c for s in shards for c in s["group_key"].chunks], pa.string())
+        keys = selection.groups_of(shards)
         held = pc.unique(keys.filter(pa.array(only)))
         is_eval = pc.is_in(keys, value_set=held).to_numpy(zero_copy_only=False).copy()
-        is_eval[~is_eval] = sides(keys.filter(pa.array(~is_eval)), config)
+        is_eval[~is_eval] = goes_to_eval(keys.filter(pa.array(~is_eval)), config)
         return np.asarray(is_eval, dtype=np.bool_)
-    if selection.group_keys is not None:
-        return sides(selection.group_keys, config)
-    if config.eval_count:
-        chunks = [chunk for shard in shards for chunk in shard["group_key"].chunks]
-        return sides(pa.chunked_array(chunks, pa.string()), config)
-    parts = [sides(shard["group_key"], config) for shard in shards]
+    if selection.group_keys is not None or config.eval_count:
+        return goes_to_eval(selection.groups_of(shards), config)
+    parts = [goes_to_eval(shard["group_key"], config) for shard in shards]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
 
 
@@ -84,8 +79,7 @@ def split_counts(
     num_packed = int(is_packed.sum())
     joined = np.zeros(len(is_packed), np.bool_)
     if selection.group_keys is not None:
-        keys = [chunk for shard in shards for chunk in shard["group_key"].chunks]
-        own = pa.chunked_array(keys, pa.string())
+        own = column_of(shards, "group_key")
         joined = pc.not_equal(own, selection.group_keys).to_numpy(zero_copy_only=False)
     count, num_only = config.eval_count, int((only & is_packed).sum())
     if count is None:

@@ -12,9 +12,9 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from packhouse import exports
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
-from packhouse.exports import set_name, write_export
+from packhouse.exports import check_shards, set_name, write_export
 from packhouse.loaders.versions import read_rows
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.tables import read_table
@@ -61,14 +61,14 @@ class DataParameters:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key; the cut has the size of the file."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
-        told = {
+        key = {
             "of": "data",
             "cut": self.cut.to_json(),
             "publish": self.publish.model_dump(mode="json", include=settings),
             "with_label": self.with_label,
             "with_weights": self.with_weights,
         }
-        return told | ({"of_preferences": True} if self.of_preferences else {})
+        return key | ({"of_preferences": True} if self.of_preferences else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,11 +78,17 @@ class ExportParameters:
     format: str
     by_source: bool
     """True if a side has sets by source."""
+    shards: int = 1
+    """Files of each set."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
-        key = {"of": "exports", "format": exports.FORMAT_KEYS.get(self.format, self.format)}
-        return key | ({"by_source": True} if self.by_source else {})
+        return {
+            "of": "exports",
+            "format": exports.FORMAT_KEYS.get(self.format, self.format),
+            **({"by_source": True} if self.by_source else {}),
+            **({"shards": self.shards} if self.shards > 1 else {}),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,32 +106,19 @@ class RecordsParameters:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuarantineParameters:
-    """The file of all bad rows."""
+class LeftOutParameters:
+    """The file of all bad rows, or of all that the recipe leaves out before they are records."""
 
+    of: Literal["quarantine", "dropped"]
     shards: str
-    """Digest of the keys of all tokenized shards."""
+    """Digest of the keys of all tokenized shards; of all validated ones."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
-        return {"of": "quarantine", "shards": self.shards}
+        return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DroppedParameters:
-    """The file of all rows that the recipe leaves out before they are records."""
-
-    shards: str
-    """Digest of the keys of all validated shards."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON that goes into the key."""
-        return {"of": "dropped", "shards": self.shards}
-
-
-FilesParameters = (
-    DataParameters | ExportParameters | RecordsParameters | QuarantineParameters | DroppedParameters
-)
+FilesParameters = DataParameters | ExportParameters | RecordsParameters | LeftOutParameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,20 +161,32 @@ def jobs(
         pack: the job that planned the packs.
         packed: its facts.
         gathered: the jobs of gather, by side.
+
+    Raises:
+        ConfigError: an export has more shards than a set has packs.
     """
+    for side, planned in packed.sides.items():
+        sets = {set_name(side, name): own["packs"] for name, own in planned.by_source.items()}
+        for name, num_packs in (sets or {side: planned.num_packs}).items():
+            for export in recipe.publish.exports:
+                check_shards(name, num_packs, export.shards)
     data = [job for side in gathered for job in _data_jobs(recipe, side, packed, gathered[side])]
-    made: list[Job[FilesParameters]] = [*data]
-    made += [
+    files: list[Job[FilesParameters]] = [*data]
+    files += [
         FILES.job(
-            ExportParameters(format=name, by_source=recipe.split.eval_by_source),
+            ExportParameters(
+                format=export.format,
+                by_source=recipe.split.eval_by_source,
+                shards=export.shards,
+            ),
             inputs=[job.ref for job in data],
-            label=f"export {name}",
+            label=f"export {export.format}",
         )
-        for name in recipe.publish.exports
+        for export in recipe.publish.exports
     ]
     for number, first in enumerate(range(0, packed.rows_in, _RECORDS_PER_FILE)):
         last = min(first + _RECORDS_PER_FILE, packed.rows_in)
-        made.append(
+        files.append(
             FILES.job(
                 RecordsParameters(number=number, first=first, last=last),
                 inputs=[pack.ref],
@@ -189,15 +194,19 @@ def jobs(
                 size=64 * (last - first),
             )
         )
-    parameters = QuarantineParameters(shards=digest([job.key for job in shards["tokenize"]]))
-    reads = [job.ref for jobs in shards.values() for job in jobs]
-    made.append(FILES.job(parameters, inputs=[], label="quarantine file", also_reads=reads))
+    everything = [job for jobs in shards.values() for job in jobs]
+    files.append(_left_out("quarantine", shards["tokenize"], everything))
     if any(may_drop(job.parameters) for job in shards["validate"]):
-        validated = shards["validate"]
-        left_out = DroppedParameters(shards=digest([job.key for job in validated]))
-        refs = [job.ref for job in validated]
-        made.append(FILES.job(left_out, inputs=[], label="dropped file", also_reads=refs))
-    return tuple(made)
+        files.append(_left_out("dropped", shards["validate"], shards["validate"]))
+    return tuple(files)
+
+
+def _left_out(
+    of: Literal["quarantine", "dropped"], decide: Sequence[AnyJob], reads: Sequence[AnyJob]
+) -> Job[FilesParameters]:
+    parameters = LeftOutParameters(of=of, shards=digest([job.key for job in decide]))
+    refs = [job.ref for job in reads]
+    return FILES.job(parameters, inputs=[], label=f"{of} file", also_reads=refs)
 
 
 def _data_jobs(
@@ -231,13 +240,8 @@ def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[
     first = number = 0
     for source, own in parts or [(None, whole)]:
         for cut in cut_files(side, own["packs"], own["tokens"], publish):
-            yield replace(
-                cut,
-                number=number,
-                first=first + cut.first,
-                last=first + cut.last,
-                source=source,
-            )
+            first_pack, last = first + cut.first, first + cut.last
+            yield replace(cut, number=number, first=first_pack, last=last, source=source)
             number += 1
         first += own["packs"]
 
@@ -269,10 +273,8 @@ def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
             return _write_exports(work, parameters, folder)
         case RecordsParameters() as parameters:
             return _write_records(work, parameters, folder)
-        case QuarantineParameters():
-            return _write_quarantine(work, folder)
-        case DroppedParameters():
-            return _write_dropped(work, folder)
+        case LeftOutParameters(of=of):
+            return _write_left_out(work, of, folder)
 
 
 def _write_data(
@@ -318,17 +320,21 @@ def _write_exports(
     staged = folder / ".export"
     staged.mkdir()
     written = []
-    for (split, source), files in itertools.groupby(
-        data, key=lambda pair: (pair[0].split, pair[0].source)
-    ):
-        paths = [receipt.path(file.name) for file, receipt in files]
-        rows = itertools.chain.from_iterable(map(read_rows, paths))
-        pack = work.recipe.pack
-        multiple, seq_len = pack.pad_record_to_multiple_of, pack.seq_len
-        its_set = set_name(split, source)
-        kind = work.recipe.preferences
+    pack = work.recipe.pack
+    by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
+    for (split, source), files in by_set:
+        own = list(files)
+        paths = [receipt.path(file.name) for file, receipt in own]
         for path in write_export(
-            rows, parameters.format, its_set, staged, multiple, seq_len, preferences=kind
+            itertools.chain.from_iterable(map(read_rows, paths)),
+            parameters.format,
+            set_name(split, source),
+            staged,
+            pack.pad_record_to_multiple_of,
+            pack.seq_len,
+            preferences=work.recipe.preferences,
+            num_shards=parameters.shards,
+            num_rows=sum(file.rows for file, _ in own),
         ):
             inner = path.relative_to(staged).as_posix()
             name = f"{parameters.format}-{inner.replace('/', '-')}"
@@ -353,31 +359,23 @@ def _write_records(
     )
 
 
-def _write_quarantine(work: Work[FilesParameters], folder: Path) -> FilesFacts:
-    """Write all bad rows of the run with their raw bytes, to be mended; none: no file."""
-    receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
-    bad = "quarantined.arrow"
-    parts = [read_table(receipt.path(bad)) for receipt in receipts if bad in receipt.files]
-    return _write_rows(parts, "quarantine", folder / "quarantine.parquet", _BAD_ROWS_PER_GROUP)
-
-
-def _write_dropped(work: Work[FilesParameters], folder: Path) -> FilesFacts:
-    """Write which rows the recipe leaves out, and by what; none: no file."""
-    name = "dropped.arrow"
-    parts = [read_table(r.path(name)) for r in work.inputs(VALIDATE) if name in r.files]
-    return _write_rows(parts, "dropped", folder / "dropped.parquet", _ROWS_PER_GROUP)
-
-
-def _write_rows(
-    parts: Sequence[pa.Table], kind: FileKind, path: Path, rows_per_group: int
+def _write_left_out(
+    work: Work[FilesParameters], of: Literal["quarantine", "dropped"], folder: Path
 ) -> FilesFacts:
+    """Write bad rows with their raw bytes, or what the recipe leaves out; none: no file."""
+    receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
+    name, rows_per_group = {
+        "quarantine": ("quarantined.arrow", _BAD_ROWS_PER_GROUP),
+        "dropped": ("dropped.arrow", _ROWS_PER_GROUP),
+    }[of]
+    parts = [read_table(receipt.path(name)) for receipt in receipts if name in receipt.files]
     if not parts:
         return FilesFacts(files=())
-    table = pa.concat_tables(parts)
+    table, path = pa.concat_tables(parts), folder / f"{of}.parquet"
     starts = range(0, table.num_rows, rows_per_group)
     groups = (table.slice(start, rows_per_group).combine_chunks() for start in starts)
     _write_parquet(path, table.schema, groups, rows_per_group)
-    return FilesFacts(files=(WrittenFile(name=path.name, kind=kind, rows=table.num_rows),))
+    return FilesFacts(files=(WrittenFile(name=path.name, kind=of, rows=table.num_rows),))
 
 
 def _write_parquet(

@@ -20,10 +20,10 @@ from packhouse.engine.step import Job, Step, Work
 from packhouse.packing import GatherTally, PackPlan, check_packed, gather
 from packhouse.recipe import PackConfig
 from packhouse.records.pairs import as_sequences
-from packhouse.records.tables import PACKED, read_table
+from packhouse.records.tables import PACKED, read_table, write_batches
 from packhouse.runtime.progress import advance
 from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
-from packhouse.steps.records import ShardIndex, write_batches
+from packhouse.steps.records import ShardIndex
 
 __all__ = ["GATHER", "GatherFacts", "PackRange", "jobs"]
 
@@ -91,8 +91,17 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
     batches = gather(shards, plan, ends, rows, tally=tally)
     if work.recipe.preferences == "pairs":
         batches = map(as_sequences, batches)
-    batches = _checked(batches, plan, packed.facts)
-    write_batches(folder / "packs.arrow", PACKED, batches)
+
+    def checked() -> Iterator[pa.RecordBatch]:
+        facts = packed.facts
+        for batch in batches:
+            check_packed(
+                batch, plan.seq_len, facts.vocab_size, allow_untrained=facts.allow_untrained
+            )
+            advance(batch.num_rows / plan.num_packs)
+            yield batch
+
+    write_batches(folder / "packs.arrow", PACKED, checked())
     return GatherFacts(packs=work.parameters, tally=tally)
 
 
@@ -118,39 +127,25 @@ def _read_plan(
 
 
 def _shards_of(
-    places: ShardIndex, records: npt.NDArray[np.int64]
+    index: ShardIndex, records: npt.NDArray[np.int64]
 ) -> tuple[list[pa.Table], npt.NDArray[np.int64]]:
     """Tables that hold the records, and the number of each sequence's record in them.
 
     Records 3 and 900 of shards of 500: tables [row 3 of shard 0, row 400 of shard 1], rows [0, 1].
     """
     wanted, sequence = np.unique(records, return_inverse=True)
-    shard_of = np.searchsorted(places.bounds, wanted, side="right") - 1
+    shard_of = np.searchsorted(index.bounds, wanted, side="right") - 1
     numbers, firsts = np.unique(shard_of, return_index=True)
     tables, local, base = [], [], 0
     for number, rows in zip(numbers.tolist(), np.split(wanted, firsts[1:]), strict=True):
-        table = places.shard(number).drop_columns(_NOT_PACKED)
-        rows = rows - places.bounds[number]
+        table = index.shard(number).drop_columns(_NOT_PACKED)
+        rows = rows - index.bounds[number]
         if 2 * len(rows) < table.num_rows:
             table, rows = table.take(pa.array(rows)), np.arange(len(rows))
         tables.append(table)
         local.append(base + rows)
         base += table.num_rows
     return tables, np.concatenate(local)[sequence]
-
-
-def _checked(
-    batches: Iterator[pa.RecordBatch], plan: PackPlan, packed: PackFacts
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        check_packed(
-            batch,
-            plan.seq_len,
-            packed.vocab_size,
-            allow_untrained=packed.allow_untrained,
-        )
-        advance(batch.num_rows / plan.num_packs)
-        yield batch
 
 
 GATHER = Step(

@@ -41,17 +41,18 @@ from packhouse.plugins import plugin_key
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
 from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
+from packhouse.records.tables import write_batches, write_table
 from packhouse.sources.files import source_name
 from packhouse.steps.benchmarks import BENCHMARKS, match_shards
 from packhouse.steps.eval_side import SplitCounts, from_eval_only_sources, is_for_eval, split_counts
 from packhouse.steps.format import FORMAT, FormatParameters, fingerprint_job
-from packhouse.steps.records import OUTCOMES, PLACES, write_batches
-from packhouse.steps.selection import Selection, ShardReceipts, select
+from packhouse.steps.records import OUTCOMES, PLACES
+from packhouse.steps.selection import Selection, column_of, select
 from packhouse.steps.shard_io import MappedTables
 from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizeParameters
 from packhouse.steps.validate import VALIDATE, ValidateParameters
 
-__all__ = ["PACK", "SIDES", "PackFacts", "PackParameters", "PlannedSide", "Side", "SplitCounts"]
+__all__ = ["PACK", "SIDES", "PackFacts", "PackParameters", "PlannedSide", "Side"]
 
 Side = Literal["train", "eval"]
 SIDES: tuple[Side, ...] = ("train", "eval")
@@ -155,12 +156,16 @@ def job(
 
 
 def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
-    """Write the plan of each side, what became of each record, and where records lie.
+    """Write the plan of each side, what happened to each record, and which shard holds it.
+
+    Records 0 to 4 of [5, 3, 2, 6, 9] tokens, seq_len 8, record 2 for eval: record 4 is dropped,
+    train plans [5, 3, 6] -> packs [[0, 1], [3]] of records, eval plans [2] -> [[2]].
 
     Raises:
         SequenceTooLongError: a record is over `seq_len` and the policy is `error`.
     """
     parameters = work.parameters
+    # Shard by shard: which records can be packed, and how many of their tokens.
     receipts = work.inputs(TOKENIZE)
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
     admitted = [apply_over_length(shard, parameters.pack) for shard in shards]
@@ -173,17 +178,21 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
                 each.without(mask, "contaminated")
                 for each, mask in zip(admitted, masks, strict=True)
             ]
-    fingerprints = (
-        _fingerprints(work, formatted) if dedup.needs_fingerprints(parameters.dedup) else []
-    )
+    # All shards together: which records are taken, how often, and which must share a side.
+    fingerprints: list[Path] = []
+    if dedup.needs_fingerprints(parameters.dedup):  # made beside format; what is gone, again
+        jobs = [fingerprint_job(work.recipe, old.ref, new.ref) for old, new in formatted]
+        described = [execute(job, work.recipe, work.workspace) for job in jobs]
+        fingerprints = [receipt.path("fingerprints.arrow") for receipt in described]
     selection = select(shards, formatted, admitted, work.recipe, fingerprints)
     admitted = selection.admitted
+    # The side of each record.
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
     only = from_eval_only_sources(work.recipe, names, shards)
     is_eval = is_for_eval(shards, selection, parameters.split, only)
     if matches is not None and parameters.on_match == "same_side":
-        is_eval |= _groups_of(matches, shards, selection)
-    has_label = _has_label(shards)
+        is_eval |= _groups_of(matches, selection.groups_of(shards))
+    has_label = np.asarray(column_of(shards, "label").is_valid(), np.bool_)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
     _write_places(folder, receipts, shards, admitted)
     write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval, matches))
@@ -194,6 +203,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
     is_split = bool(parameters.split.eval_fraction or parameters.split.eval_count or only.any())
     split = split_counts(shards, selection, is_eval, parameters.split, only) if is_split else None
+    # The packs of each side by itself; arrays of a few bytes a record go as soon as they are used.
     rows, lengths = selection.kept()
     del admitted, selection
     is_eval = is_eval[rows]
@@ -204,7 +214,10 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         own, lengths = kept.pop(side)
         with_label = parameters.pack.strategy == "none" and bool(has_label[own].any())
         plan, by_source = _plan(parameters, side, names, shards, own, lengths)
-        _write_plan(folder, side, plan, own, lengths)
+        path = folder / f"{side}-sequences.arrow"
+        write_batches(path, SEQUENCES, _sequences(plan, own, lengths))
+        offsets = pa.table([pa.array(plan.pack_offsets)], schema=OFFSETS)
+        write_table(folder / f"{side}-offsets.arrow", offsets)
         planned[side] = PlannedSide(
             num_packs=plan.num_packs,
             num_tokens=plan.num_tokens,
@@ -213,7 +226,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
             with_weights=with_weights,
             by_source=by_source,
         )
-        del plan, own, lengths  # before the next side is planned
+        del plan, own, lengths, offsets  # before the next side is planned
     return PackFacts(
         **counts,
         sides=planned,
@@ -223,13 +236,6 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         vocab_size=max(receipt.facts.tokenizer.vocab_size for receipt in receipts),
         allow_untrained=parameters.pack.strategy == "concat" or bool(has_label.any()),
     )
-
-
-def _fingerprints(work: Work[PackParameters], shards: Sequence[ShardReceipts]) -> list[Path]:
-    """The fingerprints of each shard; format made them, and whatever is gone is made again."""
-    jobs = [fingerprint_job(work.recipe, before.ref, after.ref) for before, after in shards]
-    receipts = [execute(job, work.recipe, work.workspace) for job in jobs]
-    return [receipt.path("fingerprints.arrow") for receipt in receipts]
 
 
 def _plan(
@@ -266,14 +272,6 @@ def _plan(
     return join_plans(parts), counts
 
 
-def _write_plan(
-    folder: Path, side: str, plan: PackPlan, rows: IndexArray, lengths: npt.NDArray[np.int32]
-) -> None:
-    write_batches(folder / f"{side}-sequences.arrow", SEQUENCES, _sequences(plan, rows, lengths))
-    offsets = pa.RecordBatch.from_arrays([pa.array(plan.pack_offsets)], schema=OFFSETS)
-    write_batches(folder / f"{side}-offsets.arrow", OFFSETS, [offsets])
-
-
 def _sequences(
     plan: PackPlan, rows: IndexArray, lengths: npt.NDArray[np.int32]
 ) -> Iterator[pa.RecordBatch]:
@@ -290,20 +288,10 @@ def _sequences(
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
 
 
-def _groups_of(
-    matches: pa.Array, shards: Sequence[pa.Table], selection: Selection
-) -> npt.NDArray[np.bool_]:
+def _groups_of(matches: pa.Array, keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     """Which records are of a group that holds a match: a group is never parted."""
-    keys = selection.group_keys
-    if keys is None:
-        keys = pa.chunked_array([c for s in shards for c in s["group_key"].chunks], pa.string())
     matched = pc.unique(keys.filter(matches.is_valid()))
     return np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
-
-
-def _has_label(shards: Sequence[pa.Table]) -> npt.NDArray[np.bool_]:
-    parts = [shard["label"].is_valid().to_numpy() for shard in shards]
-    return np.concatenate([np.zeros(0, np.bool_), *parts])
 
 
 def _write_places(
@@ -317,8 +305,7 @@ def _write_places(
     first = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
     keys = pa.array([receipt.key for receipt in receipts])
     columns = [keys, pa.array(first), pa.array(sizes, pa.int64())]
-    places = pa.RecordBatch.from_arrays(columns, schema=PLACES)
-    write_batches(folder / "places.arrow", PLACES, [places])
+    write_table(folder / "places.arrow", pa.table(columns, schema=PLACES))
     files = {file for shard in shards for file in shard["source"].unique().to_pylist()}
     (folder / "sources.json").write_text(json.dumps(sorted(files)), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The plan of a run: every job with its key, known before any work is done.
+"""The plan of a run: its jobs with their keys. Those up to pack are known before any work is done.
 
 ```
 validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> publish
@@ -7,7 +7,7 @@ validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> pub
 ```
 
 Each step lays out its own jobs in its own file; here they are put in order. How many packs there
-are is known once pack has planned them: the jobs that follow from it are laid out by `output_jobs`,
+are is known once pack is done: `output_jobs` then lays out gather, the audit of packs and files,
 with keys made from the key of pack. They read parts of the output by number, so all jobs of a step
 run at the same time, on any number of workers.
 
@@ -70,7 +70,7 @@ class Plan:
         return [job.parameters.shard for job in self.validate]
 
     def __iter__(self) -> Iterator[AnyJob]:
-        """Iterate over the jobs of the chain, each after those that it reads."""
+        """Iterate over the jobs, but for those beside format, each after those that it reads."""
         yield from (*self.validate, *self.format, *self.tokenize)
         yield from (self.pack, self.split, *self.audit, self.publish)
 
@@ -102,17 +102,16 @@ def plan_jobs(recipe: Recipe) -> Plan:
         SourceError: a source does not exist or cannot be what it says.
         TokenizerError: the tokenizer folder is not one.
     """
-    if "msgpack" in recipe.publish.exports:
-        import_extra(
-            "msgpack", "msgpack", "export format 'msgpack'"
-        )  # now, and not when all other work is done
+    if "msgpack" in (export.format for export in recipe.publish.exports):
+        # Now, and not when all other work is done.
+        import_extra("msgpack", "msgpack", "export format 'msgpack'")
     tokenizer = fingerprint_tokenizer(recipe.tokenizer)
     validated = tuple(validate.jobs(recipe, tokenizer))
     benchmarks = benchmarks_of(recipe)
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
     packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
-    is_split = split.job(recipe, packed)
+    split_job = split.job(recipe, packed)
     searched = validated if benchmarks else ()
     described = zip(validated, formatted, strict=True) if needs_fingerprints(recipe.dedup) else ()
     return Plan(
@@ -120,16 +119,16 @@ def plan_jobs(recipe: Recipe) -> Plan:
         format=formatted,
         beside=(
             *(
-                format.fingerprint_job(recipe, before.ref, job.ref, job.label)
-                for before, job in described
+                format.fingerprint_job(recipe, old.ref, job.ref, job.label)
+                for old, job in described
             ),
             *(benchmark_job(benchmarks, job.ref, job.label, job.size) for job in searched),
         ),
         tokenize=tokenized,
         pack=packed,
-        split=is_split,
+        split=split_job,
         audit=tuple(audit.jobs(validated, formatted, tokenized, packed, recipe.audit)),
-        publish=publish.job(recipe, is_split, {**benchmarks, **audit.checks_of(recipe)}),
+        publish=publish.job(recipe, split_job, {**benchmarks, **audit.checks_of(recipe)}),
     )
 
 
@@ -153,5 +152,5 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
         *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
         *(*plan.beside, *gathered, *plan.audit, *audited, *written),
     )
-    told = replace(plan.publish, inputs=tuple(job.ref for job in reads))
-    return OutputJobs(gather=gathered, audit=audited, files=written, publish=told)
+    last = replace(plan.publish, inputs=tuple(job.ref for job in reads))
+    return OutputJobs(gather=gathered, audit=audited, files=written, publish=last)

@@ -17,7 +17,7 @@ from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts
 from packhouse.engine.step import AnyStep, Job, Step, Work
 from packhouse.errors import PackhouseError
-from packhouse.exports import FORMAT_KEYS
+from packhouse.exports import export_key
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
 from packhouse.packing import PackStatistics
@@ -28,12 +28,13 @@ from packhouse.report.version_report import unpublished_report
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.reshaping import expression_libraries
 from packhouse.steps.audit import AUDIT, combine_audits
+from packhouse.steps.eval_side import SplitCounts
 from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
-from packhouse.steps.gather import GATHER, GatherFacts
-from packhouse.steps.pack import PACK, SIDES, PackFacts, Side, SplitCounts
+from packhouse.steps.gather import GATHER
+from packhouse.steps.pack import PACK, SIDES, Side
 from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
-from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
+from packhouse.steps.tokenize import TOKENIZE, TokenizerFacts
 from packhouse.steps.validate import VALIDATE
 from packhouse.store import (
     LocalFile,
@@ -61,8 +62,8 @@ __all__ = [
 ]
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (
-    *(VALIDATE, FORMAT, TOKENIZE),
-    *(PACK, GATHER, SPLIT, AUDIT, FILES),
+    *(VALIDATE, FORMAT, TOKENIZE, PACK),
+    *(GATHER, SPLIT, AUDIT, FILES),
 )
 """The steps whose work is published."""
 
@@ -90,7 +91,7 @@ class PublishParameters:
         """Return the JSON that goes into the key: how files are made, not where they go."""
         files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
         if self.publish.exports:
-            files["exports"] = [FORMAT_KEYS.get(name, name) for name in self.publish.exports]
+            files["exports"] = [export_key(each) for each in self.publish.exports]
         return {
             "publish": files,
             "dataset": self.dataset,
@@ -166,17 +167,26 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
     validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
     receipts = [*validated, *work.inputs(FORMAT), *tokenized, packed, split]
     data = [each.facts for each in work.inputs(FILES) if each.facts.content is not None]
+    encoders: list[dict[str, Any]] = []
+    for receipt in tokenized:
+        if receipt.facts.encoder not in encoders:
+            encoders.append(receipt.facts.encoder)
+    tallies: dict[Side, Counter[str]] = {side: Counter() for side in SIDES}
+    for gathered in work.inputs(GATHER):
+        tallies[gathered.facts.packs.side].update(asdict(gathered.facts.tally))
     facts = PublishFacts(
         content_id=digest([[each.files[0].split, each.content] for each in data]),
         ledger=tuple(ledger_of(receipts)),
-        statistics=_statistics(packed.facts, [each.facts for each in work.inputs(GATHER)]),
+        statistics={
+            side: packed.facts.sides[side].statistics.with_tally(tallies[side]) for side in SIDES
+        },
         sides=split.facts.sides,
         mixed=packed.facts.sources,
         dedup=packed.facts.dedup,
         split=packed.facts.split,
         sources=tuple(receipt.facts.lineage() for receipt in validated),
         tokenizer=tokenized[0].facts.tokenizer,
-        encoders=_encoders([receipt.facts for receipt in tokenized]),
+        encoders=tuple(encoders),
         audit=combine_audits(work),
     )
     if work.recipe.publish.report:
@@ -189,22 +199,6 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         )
         (folder / _REPORT).write_text(html, encoding="utf-8")
     return facts
-
-
-def _statistics(packed: PackFacts, gathered: Sequence[GatherFacts]) -> dict[Side, PackStatistics]:
-    """What was planned and what was gathered, by side."""
-    tallies: dict[Side, Counter[str]] = {side: Counter() for side in SIDES}
-    for each in gathered:
-        tallies[each.packs.side].update(asdict(each.tally))
-    return {side: packed.sides[side].statistics.with_tally(tallies[side]) for side in SIDES}
-
-
-def _encoders(tokenized: Sequence[TokenizeFacts]) -> tuple[dict[str, Any], ...]:
-    seen: list[dict[str, Any]] = []
-    for each in tokenized:
-        if each.encoder not in seen:
-            seen.append(each.encoder)
-    return tuple(seen)
 
 
 def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Receipt[PublishFacts]:
@@ -279,6 +273,7 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         counts["split"] = asdict(facts.split)
     tokenizer = asdict(facts.tokenizer)
     tokenizer["class"] = tokenizer.pop("class_name")
+    sql = {name for source in recipe.sources for name in expression_libraries(source)}
     # A name is no part of what the version is: the same files from a folder are the same version.
     name = {"tokenizer": recipe.tokenizer} if is_hub_name(recipe.tokenizer) else {}
     limits = recipe.audit.model_dump(
@@ -291,7 +286,7 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
         "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
         "configuration": configuration_of(recipe),
         "engines": dict(ENGINE_VERSIONS),
-        "libraries": library_versions([*ALL_LIBRARIES, *_sql_libraries(recipe)])
+        "libraries": library_versions([*ALL_LIBRARIES, *sql])
         | {plugin.distribution or plugin.name: plugin.version for plugin in plugins_of(recipe)},
         "provenance": {
             "encoders": facts.encoders,
@@ -309,10 +304,6 @@ def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
     """
     check_unchanged(tokenizer, fingerprint)
     return fingerprinted_bytes(tokenizer)
-
-
-def _sql_libraries(recipe: Recipe) -> set[str]:
-    return {name for source in recipe.sources for name in expression_libraries(source)}
 
 
 def _gate(config: PublishConfig) -> Gate:

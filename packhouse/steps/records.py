@@ -5,8 +5,7 @@ a block of rows at a time. So lineage of any number of records costs the memory 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +14,11 @@ import pyarrow.compute as pc
 from packhouse.cache.steps import Receipt
 from packhouse.engine.workspace import Workspace
 from packhouse.records.ledger import RowCounts
+from packhouse.records.lists import one_chunk
 from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.steps.tokenize import TOKENIZE
 
-__all__ = ["OUTCOMES", "PLACES", "RECORDS", "ShardIndex", "read_records", "write_batches"]
+__all__ = ["OUTCOMES", "PLACES", "RECORDS", "ShardIndex", "read_records"]
 
 # Which shards there are, in order: key of the tokenize step, number of its first record, records.
 PLACES = pa.schema(
@@ -36,9 +36,8 @@ OUTCOMES = pa.schema(
         # Of one copy, as far as it is packed; of a dropped record, before anything was cut.
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("times", pa.int32(), nullable=False),  # copies of it in packs; 0: dropped
-        pa.field(
-            "repeats", pa.string()
-        ),  # what it was dropped for: id of a record, row of a benchmark
+        # What it was dropped for: id of a record, row of a benchmark.
+        pa.field("repeats", pa.string()),
     ]
 )
 
@@ -95,7 +94,7 @@ def read_records(
         columns: which ones to read, in the order of the schema.
     """
     schema = pa.schema([RECORDS.field(name) for name in columns])
-    places = ShardIndex(packed, workspace)
+    index = ShardIndex(packed, workspace)
     sources = pa.array(json.loads(packed.path("sources.json").read_bytes()), pa.string())
     outcomes = read_table(packed.path("outcomes.arrow"))
     first, last = rows or (0, packed.facts.rows_in)
@@ -105,11 +104,11 @@ def read_records(
         if not set(columns) <= set(read):
             parts = [
                 _named(shard.slice(low, high - low), sources, columns)
-                for shard, low, high in places.between(start, end)
+                for shard, low, high in index.between(start, end)
             ]
             named = pa.concat_tables(parts)
             read.update(zip(named.column_names, named.columns, strict=True))
-        arrays = [_one(read[name]) for name in columns]
+        arrays = [one_chunk(read[name]) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -121,14 +120,3 @@ def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Tab
         indices = pc.index_in(named["source"].cast(pa.string()), sources).combine_chunks()
         named["source"] = pa.DictionaryArray.from_arrays(indices, sources)
     return pa.table(named, schema=pa.schema([RECORDS.field(name) for name in named]))
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write batches as an uncompressed Arrow IPC file, which readers map."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)

@@ -30,7 +30,7 @@ from packhouse.steps.mixing import mix, source_counts
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
 
-__all__ = ["Selection", "ShardReceipts", "select"]
+__all__ = ["Selection", "ShardReceipts", "column_of", "select"]
 
 ShardReceipts = tuple[Receipt[ValidateFacts], Receipt[ShardCounts]]
 
@@ -52,6 +52,10 @@ class Selection:
     """Pairs of near rows, see `dedup.policy.Pairs`."""
     dedup: DedupFacts | None = None
     """What repeats, with samples; None where nobody looked."""
+
+    def groups_of(self, shards: Sequence[pa.Table]) -> pa.Array | pa.ChunkedArray:
+        """Return what must stay on one side, of the rows of all shards."""
+        return column_of(shards, "group_key") if self.group_keys is None else self.group_keys
 
     @property
     def added(self) -> dict[str, dict[str, int]]:
@@ -109,10 +113,10 @@ def select(
     mixed, times = mix(admitted, shards, names, sources)
     groups: pa.Array | pa.ChunkedArray | None = None
     if any("examples.arrow" in receipt.files for _, receipt in formatted):
-        ids = _chunked(shards, "record_id")
-        groups = join_equal(_chunked(shards, "group_key"), ids, recipe.split.seed)
+        ids = column_of(shards, "record_id")
+        groups = join_equal(column_of(shards, "group_key"), ids, recipe.split.seed)
     if _may_be_of_one_text(formatted, recipe):
-        groups = _chunked(shards, "group_key") if groups is None else groups
+        groups = column_of(shards, "group_key") if groups is None else groups
         groups = join_equal(groups, _ids_of_tokens(shards), recipe.split.seed)
     if not dedup.needs_fingerprints(recipe.dedup):
         return Selection(mixed, times, source_counts(mixed, times, names), groups)
@@ -120,18 +124,20 @@ def select(
         _aligned(read_table(path), receipts, shard)
         for path, receipts, shard in zip(fingerprints, formatted, shards, strict=True)
     ]
-    groups = _chunked(shards, "group_key") if groups is None else groups
-    units = [dedup.unit_numbers(shard) for shard in shards] if _splits(recipe) else None
+    groups = column_of(shards, "group_key") if groups is None else groups
+    is_cut = cuts_windows(recipe) or recipe.format.one_example_per_turn  # several rows of one
+    units = [dedup.unit_numbers(shard) for shard in shards] if is_cut else None
     deduplicated = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed, units)
     for own, each in zip(times, deduplicated.admitted, strict=True):
         own[each.reasons > 0] = 0
-    records = pa.table({n: _chunked(shards, n) for n in ("source", "row", "record_id")})
+    records = pa.table({n: column_of(shards, n) for n in ("source", "row", "record_id")})
+    repeated = pa.array(deduplicated.repeats_of, mask=deduplicated.repeats_of < 0)
     return Selection(
         deduplicated.admitted,
         times,
         source_counts(deduplicated.admitted, times, names),
         deduplicated.group_keys,
-        _ids_of(records["record_id"], deduplicated.repeats_of),
+        one_chunk(records["record_id"]).take(repeated),
         deduplicated.found.near,
         facts_of(deduplicated, records, recipe.dedup),
     )
@@ -163,11 +169,6 @@ def _ids_of_tokens(shards: Sequence[pa.Table]) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, pa.string())
 
 
-def _splits(recipe: Recipe) -> bool:
-    """Return True if several rows may come of one conversation."""
-    return cuts_windows(recipe) or recipe.format.one_example_per_turn
-
-
 def _aligned(table: pa.Table, receipts: ShardReceipts, shard: pa.Table) -> pa.Table:
     """The fingerprints of the records that are still there, in their order."""
     record_ids = one_chunk(shard["record_id"])
@@ -179,12 +180,8 @@ def _aligned(table: pa.Table, receipts: ShardReceipts, shard: pa.Table) -> pa.Ta
     return table.take(pc.index_in(record_ids, value_set=before)).combine_chunks()
 
 
-def _ids_of(record_ids: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.Array:
-    places = pa.array(rows, mask=rows < 0)
-    return one_chunk(record_ids).take(places)
-
-
-def _chunked(shards: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
+def column_of(shards: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
+    """Return a column of all shards, which stays in their files until it is read."""
     chunks = [chunk for shard in shards for chunk in shard[name].chunks]
     table = pa.chunked_array(chunks, TOKENIZED.field(name).type)
     return table.unify_dictionaries() if name == "source" else table

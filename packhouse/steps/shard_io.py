@@ -14,7 +14,7 @@ from packhouse.records.ledger import RowCounts
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard, with_raw_rows
 
-__all__ = ["MappedTables", "ShardCounts", "take_refused", "write_dropped", "write_quarantined"]
+__all__ = ["MappedTables", "ShardCounts", "take_refused", "write_with_reasons"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,20 +51,11 @@ def take_refused(folder: Path, shard: SourceShard, rules: ValidateConfig) -> dic
     refused = folder / REFUSED
     quarantined = with_raw_rows(read_table(refused), shard, rules)
     refused.unlink()
-    return write_quarantined(folder, quarantined)
+    return write_with_reasons(folder / "quarantined.arrow", quarantined)
 
 
-def write_quarantined(folder: Path, quarantined: pa.Table) -> dict[str, int]:
-    """Write bad rows to `quarantined.arrow`, if there are any; count them by reason."""
-    return _write_by_reason(folder / "quarantined.arrow", quarantined)
-
-
-def write_dropped(folder: Path, dropped: pa.Table) -> dict[str, int]:
-    """Write rows that the recipe leaves out to `dropped.arrow`, if any; count them by reason."""
-    return _write_by_reason(folder / "dropped.arrow", dropped)
-
-
-def _write_by_reason(path: Path, rows: pa.Table) -> dict[str, int]:
+def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
+    """Write bad rows, or those that the recipe leaves out, if any; count them by reason."""
     if rows.num_rows:
         write_table(path, rows)
     return dict(sorted(Counter(rows["reason"].to_pylist()).items()))

@@ -19,7 +19,7 @@ from packhouse.recipe import Recipe, SplitConfig
 from packhouse.records.hex_keys import num_different
 from packhouse.records.ledger import RowCounts
 from packhouse.runtime.fingerprint import canonical_json
-from packhouse.splitting import Disjoint
+from packhouse.splitting import LeakCheck
 from packhouse.steps.pack import PACK, PackParameters, Side
 from packhouse.steps.records import read_records
 
@@ -68,18 +68,18 @@ def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
         ContractError: a group or a record is on both sides.
     """
     packed = work.input(PACK)
-    proofs = [Disjoint("record_id"), Disjoint("group_key")]
+    checks = [LeakCheck("record_id"), LeakCheck("group_key")]
     sides: dict[Side, SideCounts] = {}
-    eval_first: list[tuple[Side, Callable[[Disjoint, pa.Array], None]]]
-    eval_first = [("eval", Disjoint.hold), ("train", Disjoint.look)]
+    eval_first: list[tuple[Side, Callable[[LeakCheck, pa.Array], None]]]
+    eval_first = [("eval", LeakCheck.add_eval), ("train", LeakCheck.check_train)]
     for side, take_in in eval_first:
         records, tokens = _count(_of_side(packed, work.workspace, side, ["num_tokens"]))
-        names = [proof.what for proof in proofs]
+        names = [check.what for check in checks]
         batches = _of_side(packed, work.workspace, side, names) if records else ()
-        groups = num_different(_groups(batches, proofs, take_in), packed.facts.rows_in)
+        groups = num_different(_groups(batches, checks, take_in), packed.facts.rows_in)
         sides[side] = SideCounts(records=records, groups=groups, tokens=tokens)
-    for proof in proofs:
-        proof.end()
+    for check in checks:
+        check.finish()
     written = {side: asdict(counts) for side, counts in sides.items()}
     (folder / "sides.json").write_bytes(canonical_json(written))
     return SplitFacts(
@@ -93,13 +93,13 @@ def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
 
 def _groups(
     batches: Iterable[pa.RecordBatch],
-    proofs: Sequence[Disjoint],
-    take_in: Callable[[Disjoint, pa.Array], None],
+    checks: Sequence[LeakCheck],
+    take_in: Callable[[LeakCheck, pa.Array], None],
 ) -> Iterator[pa.Array]:
-    """Give each proof its keys, and yield those of groups."""
+    """Give each check its keys, and yield those of groups."""
     for batch in batches:
-        for proof in proofs:
-            take_in(proof, batch[proof.what])
+        for check in checks:
+            take_in(check, batch[check.what])
         yield batch["group_key"]
 
 

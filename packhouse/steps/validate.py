@@ -25,7 +25,7 @@ from packhouse.runtime.confine import start_early
 from packhouse.sources import SourceShard, read_shard, scan_source, with_raw_rows
 from packhouse.sources.reshaping import expression_key
 from packhouse.sources.shards import MAX_SHARD_BYTES
-from packhouse.steps.shard_io import ShardCounts, write_dropped, write_quarantined
+from packhouse.steps.shard_io import ShardCounts, write_with_reasons
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.given import GIVEN_VERSION, read_given
 from packhouse.tokenization.loading import check_unchanged
@@ -177,11 +177,11 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
         snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
-        given = read_given(rows.validated, snapshot)
-        bad = with_raw_rows(given.quarantined, parameters.shard, parameters.rules)
+        token_rows = read_given(rows.validated, snapshot)
+        bad = with_raw_rows(token_rows.quarantined, parameters.shard, parameters.rules)
         quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
-        rows = replace(rows, validated=given.conversations, quarantined=quarantined)
-        write_table(folder / "tokens.arrow", given.tokenized)
+        rows = replace(rows, validated=token_rows.conversations, quarantined=quarantined)
+        write_table(folder / "tokens.arrow", token_rows.tokenized)
         check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
     rows.write(folder)
     by_expression = Counter(rows.dropped["detail"].to_pylist())
@@ -189,8 +189,8 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
         rows_out=rows.validated.num_rows,
         added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
-        quarantined=write_quarantined(folder, rows.quarantined),
-        dropped=write_dropped(folder, rows.dropped),
+        quarantined=write_with_reasons(folder / "quarantined.arrow", rows.quarantined),
+        dropped=write_with_reasons(folder / "dropped.arrow", rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
         filtered={

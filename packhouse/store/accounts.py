@@ -7,6 +7,7 @@ computed again; that needs no ref and no secret. Someone who changes all these p
 is found only by a ref, which recorded the manifest's id.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from packhouse.errors import ContractError
 from packhouse.escaping import for_terminal
+from packhouse.recipe.publish import shard_names
 from packhouse.records.ledger import LedgerLine, check_ledger, filters_of
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry, Manifest
@@ -144,7 +146,7 @@ def _needed(manifest: Manifest) -> dict[str, Any]:
         "counts of sources": counts.get("sources"),
         "the audit": audit.get("dataset") and audit.get("sources") and audit.get("packs"),
         "sources in the lineage": lineage.get("sources"),
-        "the tokenizer in the lineage": lineage.get("tokenizer", {}).get("fingerprint"),
+        "the tokenizer in the lineage": manifest.tokenizer_fingerprint,
         "the configuration": manifest.configuration.get("pack", {}).get("seq_len"),
         "versions of the engines": manifest.engines.get("publish"),
         "versions of the libraries": manifest.libraries,
@@ -176,10 +178,16 @@ def _differences(manifest: Manifest) -> Iterator[str]:
     names = [_rows_read(manifest), manifest.audit["sources"], manifest.counts["sources"]]
     if len({frozenset(each) for each in names}) > 1:
         yield "lineage, audit and counts name different sources"
-    for name in manifest.configuration.get("publish", {}).get("exports", ()):
-        there = {e.split for e in manifest.files if e.key.startswith(f"exports/{name}/")}
-        if missing := [split for split in splits if split not in there]:
-            yield f"export '{name}' of {', '.join(missing)} is missing"
+    for export in manifest.configuration.get("publish", {}).get("exports", ()):
+        name, shards = (
+            (export, 1) if isinstance(export, str) else (export["format"], export["shards"])
+        )
+        shard = re.compile("" if shards == 1 else rf"-\d{{5}}-of-{shards:05d}")
+        own = [entry for entry in manifest.files if entry.key.startswith(f"exports/{name}/")]
+        there = {(entry.split, found) for entry in own for found in shard.findall(entry.key)}
+        for part in shard_names("", shards):
+            if missing := [split for split in splits if (split, part) not in there]:
+                yield f"export '{name}{part}' of {', '.join(missing)} is missing"
 
 
 _Pair = tuple[str, int | None, str, int | None]
@@ -238,8 +246,8 @@ def _pairs(manifest: Manifest, lines: Mapping[str, LedgerLine]) -> Iterator[_Pai
 def _rows_read(manifest: Manifest) -> Counter[str]:
     """Rows of each source; its files are called `<source>/<file>`."""
     rows: Counter[str] = Counter()
-    for source in manifest.lineage["sources"]:
-        rows[source.get("file", "").partition("/")[0]] += source.get("rows", 0)
+    for file, number in manifest.rows_by_file().items():
+        rows[file.partition("/")[0]] += number
     return rows
 
 

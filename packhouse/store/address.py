@@ -7,7 +7,7 @@ from packhouse.store.layout import check_name
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import OpenVersion, open_version
 
-__all__ = ["Address", "open_address", "parse_address"]
+__all__ = ["Address", "open_address", "open_beside", "open_dataset", "parse_address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,17 @@ def open_address(text: str) -> OpenVersion:
     """
     address = parse_address(text)
     return open_version(address.root, address.dataset, address.name)
+
+
+def open_beside(opened: OpenVersion, text: str) -> OpenVersion:
+    """Open another version: of an address, or of a bare name in the same dataset.
+
+    Raises:
+        VersionNotFoundError: it is not there.
+    """
+    if "/" in text:
+        return open_address(text)
+    return open_version(opened.store, opened.dataset, text.removeprefix("@"))
 
 
 def open_dataset(text: str) -> tuple[ObjectStore, str]:

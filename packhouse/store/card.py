@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packhouse.escaping import for_markdown, markdown_code, markdown_table
-from packhouse.records.ledger import filters_of, sum_by_reason
+from packhouse.records.ledger import filters_of
+from packhouse.store.counts import numbers_of, splits_of
 from packhouse.store.manifest import Manifest
-from packhouse.wording import by_name, counted
+from packhouse.wording import counted
 
 __all__ = ["dataset_card"]
 
@@ -80,22 +81,11 @@ def _account(manifest: Manifest) -> str:
     ledger = manifest.counts.get("ledger", ())
     if not ledger:
         return ""
-    lines = [f"- rows read: {ledger[0].get('rows_in', 0):,}"]
-    for kind in ("quarantined", "dropped"):
-        if reasons := sum_by_reason(ledger, kind):
-            lines.append(f"- {kind}: {reasons.total():,} ({for_markdown(by_name(reasons))})")
-    for split, side in sorted(manifest.counts.get("statistics", {}).items(), reverse=True):
-        if side.get("num_packs"):
-            lines.append(f"- {for_markdown(split)}: {_fill(side)}")
-            lines += _bars(side.get("length_histogram", ()))
+    lines = [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in numbers_of(manifest)]
+    for split, side in splits_of(manifest).items():
+        if bars := _bars(side.length_histogram):
+            lines += ["", f"Records of {for_markdown(split)} by length:", "", *bars]
     return "\n".join([*lines, ""])
-
-
-def _fill(side: Mapping[str, Any]) -> str:
-    packs, tokens, seq_len = (side.get(n, 0) for n in ("num_packs", "num_tokens", "seq_len"))
-    trained = side.get("num_trained", 0) / max(tokens, 1)
-    fill = tokens / max(packs * seq_len, 1)
-    return f"{counted(packs, 'pack')} of {seq_len:,} tokens, {fill:.2%} full, {trained:.1%} trained"
 
 
 def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
@@ -133,11 +123,9 @@ def _settings(manifest: Manifest) -> str:
 
 
 def _sources(manifest: Manifest) -> str:
-    """Rows of each source file, whatever shards it was read in."""
-    rows: Counter[str] = Counter()
-    for source in manifest.lineage.get("sources", ()):
-        rows[source.get("file", "")] += source.get("rows", 0)
-    lines = [*markdown_table(("source", "rows"), sorted(rows.items())), ""] if rows else []
+    """Rows of each source file, and what `where` left out."""
+    rows = sorted(manifest.rows_by_file().items())
+    lines = [*markdown_table(("source", "rows"), rows), ""] if rows else []
     for each in filters_of(manifest.lineage.get("sources", ())):
         kept = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
         lines += [f"Left out are {kept}: where {markdown_code(each.where)} does not hold.", ""]

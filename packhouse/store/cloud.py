@@ -38,6 +38,7 @@ from packhouse.store.objects import (
     PreconditionFailedError,
     check_key,
 )
+from packhouse.wording import first_line
 
 try:
     import obstore
@@ -246,8 +247,7 @@ def _make_client(scheme: Scheme, bucket: str, timeout_s: float) -> GCSStore | Az
         config = _azure_config()
         return AzureStore(bucket, config=config, client_options=options, retry_config=_ONCE)
     except BaseError as error:
-        problem = str(error).partition("\n")[0]
-        raise ConfigError(f"{scheme}://: set {_VARIABLES[scheme]} ({problem})") from None
+        raise ConfigError(f"{scheme}://: set {_VARIABLES[scheme]} ({first_line(error)})") from None
 
 
 def _client_options(timeout_s: float) -> "ClientConfig":

@@ -154,8 +154,12 @@ class _Copy:
             part = run(store, ask(ObjectStore.get_range, key, start, end - start))
         except ObjectNotFoundError:
             raise self.opened.gone(self.entry) from None
-        if part.size != self.entry.size or len(part.data) != end - start:
+        if part.size != self.entry.size:
             raise self._damaged(f"it has {part.size:,} bytes, and was {self.entry.size:,}")
+        if len(part.data) != end - start:
+            raise self._damaged(
+                f"the store gave {len(part.data):,} of the {end - start:,} bytes it was asked for"
+            )
         self.tag = self.tag or part.tag
         if part.tag != self.tag:
             raise self._damaged("it was written anew while it was read")

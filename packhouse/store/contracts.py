@@ -5,11 +5,11 @@ before it publishes, and here it is checked on the bytes in the store. Files are
 rows at a time, so memory is bounded by a row group, whatever the size of the file.
 """
 
-import json
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -20,11 +20,12 @@ from packhouse.packing import check_packed, published_schema, supervised_names
 from packhouse.packing.layout import PREFERENCE_NAMES, Layout
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["check_data_file", "check_rows", "read_batches", "stored_names"]
+__all__ = ["check_data_file", "check_rows", "checked_rows", "read_batches", "stored_names"]
 
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**20  # more where a row is longer: pyarrow refuses rows that straddle blocks
 _JSON_LINE_BYTES = 2**25  # more is no row of ours
+_JSON_BRACKETS = 500  # of a row that may lie deep: a list has one, a range has one
 _ANY = 2**31 - 1  # ids and lengths are int32: no limit where the manifest states none
 
 
@@ -99,22 +100,56 @@ def _stored_batches(
         else:
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
                 for index in range(reader.num_record_batches):
-                    yield reader.get_batch(index)
+                    batch = reader.get_batch(index)
+                    batch.validate(full=True)  # Arrow follows offsets out of the file, unasked
+                    yield batch
     except MemoryError:  # of Arrow, too
         raise
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
 
 
+def checked_rows(
+    batches: Iterable[pa.RecordBatch], manifest: Manifest, name: str, first_row: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Yield row batches of a data file, each held to the contract before it is used.
+
+    A digest says that a file is the manifest's; who can write to the store can write both.
+
+    Args:
+        batches: rows of the file.
+        manifest: of its version.
+        name: of the file, for errors.
+        first_row: number of the first row in the file.
+
+    Raises:
+        IntegrityError: a rule is broken, or Arrow cannot read the file.
+    """
+    try:
+        for batch in batches:
+            check_rows(batch, first_row, manifest)
+            first_row += batch.num_rows
+            yield batch
+    except MemoryError:  # of Arrow, too
+        raise
+    except (ContractError, pa.ArrowException, OSError) as error:
+        raise IntegrityError(f"'{name}' is no file of a run: {error}") from None
+
+
 def _json_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    longest, present = 0, None
     with path.open("rb") as file:
-        first = file.readline(_JSON_LINE_BYTES)
-        try:
-            present = json.loads(first or b"{}")
-        except ValueError as error:
-            raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
-        lines = iter(lambda: file.readline(_JSON_LINE_BYTES), b"")
-        longest = max(map(len, chain([first], lines)))
+        for line in iter(lambda: file.readline(_JSON_LINE_BYTES), b""):
+            longest = max(longest, len(line))
+            # Arrow crashes where lists lie 100,000 deep in each other; orjson refuses 1,024.
+            if present is None or line.count(b"[") + line.count(b"{") > _JSON_BRACKETS:
+                try:
+                    row = orjson.loads(line)
+                except ValueError as error:
+                    raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
+                present = row if present is None else present
+    if not isinstance(present, dict):
+        raise IntegrityError(f"'{path.name}' cannot be read: its first line is no row")
     schema = None
     is_preferences = "preference_ids" in present
     if is_preferences or "input_ids" in present:
@@ -132,13 +167,21 @@ def _json_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
-    """Check the values of a batch of a data file; returns its number of tokens.
+    """Check types and values of a batch of a data file; returns its number of tokens.
+
+    Without `input_ids` it checks types, and that `record_ids` holds no null.
 
     Raises:
         ContractError: the first rule that is broken, with its row.
     """
     names = batch.schema.names
+    for field in (*published_schema("labels", True, True, True), _RANGES):
+        found = batch.schema.field(field.name).type if field.name in names else field.type
+        if _shape(found) != _shape(field.type):
+            raise ContractError(f"column '{field.name}' is {str(found)[:100]}, not {field.type}")
     if "input_ids" not in names or not batch.num_rows:
+        if "record_ids" in names and batch["record_ids"].flatten().null_count:
+            raise ContractError("column 'record_ids' holds a null")
         return 0
     layout: Layout = "labels" if "labels" in names else "compact"
     due = published_schema(layout).names
@@ -155,3 +198,21 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
         first_row=first_row,
     )
     return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())
+
+
+_RANGES = published_schema("compact").field("trained_ranges")
+
+
+def _shape(kind: pa.DataType) -> Any:
+    """A type without its width: `[int]` of a list of any whole numbers."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _shape(kind.value_type)
+    if types.is_nested(kind) and not types.is_struct(kind) and kind.num_fields == 1:
+        return [_shape(kind.field(0).type)]
+    if types.is_struct(kind):
+        return {field.name: _shape(field.type) for field in kind}
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "text"
+    named = {"int": types.is_integer, "float": types.is_floating}
+    return next((name for name, is_one in named.items() if is_one(kind)), str(kind))

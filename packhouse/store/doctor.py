@@ -288,8 +288,8 @@ def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -
     each = -(-num_swaps // num_racers)
 
     def count_up() -> None:
-        done = 0
-        while done < each:
+        num_added = 0
+        while num_added < each:
             blob = store.get(key)
             # A fresh name in each body: equal bodies would have equal tags.
             body = f"{int(blob.data.split()[0]) + 1} {uuid.uuid4().hex}".encode()
@@ -300,7 +300,7 @@ def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -
             except TransientError:
                 if store.get(key).data != body:
                     continue
-            done += 1
+            num_added += 1
 
     store.put_create(key, b"0 start")
     with ThreadPoolExecutor(num_racers) as pool:

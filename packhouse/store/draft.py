@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packhouse.errors import ConfigError
 from packhouse.runtime.fingerprint import canonical_json
@@ -25,6 +25,9 @@ from packhouse.store.manifest import (
     schema_to_json,
 )
 from packhouse.store.objects import FileBody, file_body
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["LocalFile", "Uploads", "card_file", "draft_manifest", "name_files"]
 
@@ -150,7 +153,7 @@ def _refuse_secrets(value: Any, where: str = "the manifest") -> None:
             _refuse_secrets(item, where)
 
 
-def _schema_of(uploads: Uploads) -> Any:
+def _schema_of(uploads: Uploads) -> "pa.Schema | None":
     """The schema of the first Parquet or Arrow data file."""
     import pyarrow as pa
     import pyarrow.parquet as pq

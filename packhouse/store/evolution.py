@@ -114,7 +114,7 @@ def measure_drift(old: Manifest, new: Manifest) -> Drift:
     """Compare two versions by what their manifests say of their rows."""
     return Drift(
         lengths=distance(_lengths(old), _lengths(new)),
-        sources=distance(_sources(old), _sources(new)),
+        sources=distance(old.rows_by_file(), new.rows_by_file()),
         quarantined=_change(_quarantined(old), _quarantined(new)),
         trained=_change(_trained(old), _trained(new)),
     )
@@ -144,13 +144,6 @@ def _lengths(manifest: Manifest) -> Counter[int]:
         for lower_edge, number in side.get("length_histogram", ()):
             lengths[lower_edge] += number
     return lengths
-
-
-def _sources(manifest: Manifest) -> Counter[str]:
-    rows: Counter[str] = Counter()
-    for source in manifest.lineage.get("sources", ()):
-        rows[source.get("file", "")] += source.get("rows", 0)
-    return rows
 
 
 def _trained(manifest: Manifest) -> float | None:

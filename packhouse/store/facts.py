@@ -4,16 +4,18 @@ A fact may come from a store that anybody wrote to, so numbers are strict and bo
 and `-1` are no counts.
 """
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, Required
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from packhouse.errors import ConfigError
+from packhouse.recipe.publish import MAX_SHARDS
 
 __all__ = ["FACT_TYPES", "check_facts"]
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Counters = dict[str, _Count]
 
 
 class _Column(TypedDict):
@@ -28,14 +30,14 @@ class _Schema(TypedDict, total=False):
 
 
 class _LedgerLine(TypedDict, total=False):
-    step: str
-    rows_in: _Count
-    rows_out: _Count
-    added: dict[str, _Count]
-    quarantined: dict[str, _Count]
-    dropped: dict[str, _Count]
-    tokens_added: dict[str, _Count]
-    tokens_dropped: dict[str, _Count]
+    step: Required[str]
+    rows_in: Required[_Count]
+    rows_out: Required[_Count]
+    added: _Counters
+    quarantined: _Counters
+    dropped: _Counters
+    tokens_added: _Counters
+    tokens_dropped: _Counters
     tokens_in: _Count | None
     tokens_out: _Count | None
 
@@ -50,17 +52,18 @@ class _Statistics(TypedDict, total=False):
 
 class _Counts(TypedDict, total=False):
     ledger: list[_LedgerLine]
+    dedup: dict[str, Any]
     statistics: dict[str, _Statistics]
-    sides: dict[str, dict[str, _Count]]
-    sources: dict[str, dict[str, _Count]]
+    sides: dict[str, _Counters]
+    sources: dict[str, _Counters]
 
 
 class _Source(TypedDict, total=False):
     file: str
     sha256: str
     rows: _Count
-    dropped: dict[str, _Count]
-    filtered: dict[str, _Count]
+    dropped: _Counters
+    filtered: _Counters
 
 
 class _Tokenizer(TypedDict, total=False):
@@ -73,23 +76,51 @@ class _Lineage(TypedDict, total=False):
     tokenizer: _Tokenizer
 
 
+class _Row(TypedDict):
+    source: str
+    row: _Count
+
+
+class _Quality(TypedDict):
+    dataset: _Counters
+    sources: dict[str, _Counters]
+    worst: dict[str, Annotated[list[_Row], Field(min_length=1)]]
+    languages: NotRequired[_Counters]
+
+
+class _Contamination(TypedDict):
+    rows: _Count
+    contaminated: _Count
+
+
 class _Audit(TypedDict):
-    dataset: dict[str, _Count]
-    sources: dict[str, dict[str, _Count]]
-    packs: NotRequired[dict[str, _Count]]
+    dataset: _Counters
+    sources: dict[str, _Counters]
+    packs: NotRequired[_Counters]
+    quality: NotRequired[_Quality]
+    contamination: NotRequired[_Contamination]
 
 
 class _Pack(TypedDict, total=False):
     seq_len: _Count
     strategy: str
+    seed: int
+    balance: _Count
+    pad_record_to_multiple_of: Annotated[_Count, Field(gt=0)]
+
+
+class _Export(TypedDict):
+    format: str
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
 
 
 class _Publish(TypedDict, total=False):
-    exports: list[str]
+    exports: list[str | _Export]
 
 
 class _Configuration(TypedDict, total=False):
     pack: _Pack
+    format: dict[str, Any]
     publish: _Publish
 
 

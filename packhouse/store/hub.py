@@ -46,8 +46,8 @@ def parse_hub_uri(uri: str) -> str:
     return match[1]
 
 
-def mirror_to_hub(opened: OpenVersion, uri: str, *, private: bool = True) -> str:
-    """Make a dataset repository hold this version, in one commit; makes the repository if need be.
+def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
+    """Make a dataset repository hold this version, in one commit; makes a private one if need be.
 
     Repeating it is free: a repository that holds the version gets no commit.
 
@@ -64,7 +64,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str, *, private: bool = True) -> str
 
     repo, api = parse_hub_uri(uri), HfApi()
     with _translated(uri), temporary_folder("hub") as folder:
-        api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
+        api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
         wanted = [entry for entry in opened.manifest.files if entry.kind in MIRRORED_KINDS]
         files = {entry.path: opened.fetch(entry, folder / entry.path) for entry in wanted}
         files["manifest.json"] = folder / "manifest.json"
@@ -75,7 +75,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str, *, private: bool = True) -> str
             if not operations:
                 return str(info.sha)
             try:
-                done = api.create_commit(
+                committed = api.create_commit(
                     repo,
                     operations,
                     commit_message=f"{opened.dataset} {opened.version}",
@@ -86,7 +86,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str, *, private: bool = True) -> str
                 if error.response is None or error.response.status_code not in (409, 412):
                     raise
                 continue  # the repository has moved on since we looked
-            return str(done.oid)
+            return str(committed.oid)
     raise ConflictError(f"others committed to {uri} during {_MAX_TRIES} tries; try again later")
 
 

@@ -13,6 +13,7 @@ JSON key, `1.0` for `1`, or another `manifest_id` is refused, and readers may jo
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -191,6 +192,18 @@ class Manifest:
         settings = [source.get("settings") for source in self.lineage.get("sources", ())]
         formats = [str(each.get("format")) for each in settings if isinstance(each, Mapping)]
         return preferences_in(formats)
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Of the tokenizer that made the ids; empty where a publisher did not say it."""
+        return str(self.lineage.get("tokenizer", {}).get("fingerprint", ""))
+
+    def rows_by_file(self) -> Counter[str]:
+        """Count the rows read of each source file, `<source>/<file>`, whatever its shards."""
+        rows: Counter[str] = Counter()
+        for shard in self.lineage.get("sources", ()):
+            rows[shard.get("file", "")] += shard.get("rows", 0)
+        return rows
 
     def splits(self) -> list[str]:
         """Names of the splits of the data files, in order of first file."""

@@ -130,12 +130,11 @@ def publish_version(
         keeper = _Gatekeeper(draft, gate)
         held_back = ref is not None and not run(store, keeper.first_look(ref))
         if tokenizer is not None and draft.lineage.get("tokenizer"):
-            fingerprint = draft.lineage["tokenizer"]["fingerprint"]
-            kept = keep_tokenizer(store, fingerprint, tokenizer)
+            kept = keep_tokenizer(store, draft.tokenizer_fingerprint, tokenizer)
             draft = replace(draft, provenance={**draft.provenance, "keeps_tokenizer": kept})
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move)
-        done = run(store, steps)
-    return replace(done, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
+        result = run(store, steps)
+    return replace(result, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
 
 
 class _Gatekeeper:

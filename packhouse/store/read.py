@@ -213,7 +213,7 @@ def pull_version(
     wanted = [e for e in opened.manifest.files if not kinds or e.kind in kinds]
     in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
     if not kinds:  # for `AutoTokenizer.from_pretrained`, where the store keeps it
-        tokenizer = fetch_tokenizer(opened.store, _fingerprint(opened)) or {}
+        tokenizer = fetch_tokenizer(opened.store, opened.manifest.tokenizer_fingerprint) or {}
         for name, content in tokenizer.items():
             write_whole(dest / "tokenizer" / name, content)
     staged = dest / ".manifest.json.partial"
@@ -221,10 +221,6 @@ def pull_version(
         staged.write_bytes(opened.manifest.to_bytes())
         os.replace(staged, marker)
     return dest
-
-
-def _fingerprint(opened: OpenVersion) -> str:
-    return str(opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
 
 
 def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport:
@@ -285,12 +281,13 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
 
 
 def _tokenizer_problems(opened: OpenVersion) -> list[str]:
+    fingerprint = opened.manifest.tokenizer_fingerprint
     try:
-        found = fetch_tokenizer(opened.store, _fingerprint(opened))
+        found = fetch_tokenizer(opened.store, fingerprint)
     except IntegrityError as error:
         return [str(error)]
     if found is None and opened.manifest.provenance.get("keeps_tokenizer") is True:
-        key = tokenizer_key(_fingerprint(opened))
+        key = tokenizer_key(fingerprint)
         return [f"the tokenizer '{key}' is gone; publish the version again"]
     return []
 

@@ -86,11 +86,11 @@ class Ref:
         """All moves that are kept, newest first."""
         return (Move(self.version, self.seq, self.write_id, self.manifest_id), *self.past)
 
-    def made(self, write_id: str) -> bool:
+    def was_moved_by(self, write_id: str) -> bool:
         """Return True if this try moved the ref, now or at any time before."""
         return any(move.write_id == write_id for move in self.moves)
 
-    def held(self, version: str) -> bool:
+    def has_pointed_to(self, version: str) -> bool:
         """Return True if the ref points or once pointed to this version."""
         return any(move.version == version for move in self.moves)
 
@@ -116,7 +116,7 @@ def next_ref(
     Example:
         >>> first = next_ref("latest", "aaaa.g0", "w1", None)
         >>> second = next_ref("latest", "bbbb.g0", "w2", first)
-        >>> second.seq, second.parent, second.held("aaaa.g0"), second.made("w1")
+        >>> second.seq, second.parent, second.has_pointed_to("aaaa.g0"), second.was_moved_by("w1")
         (2, 'aaaa.g0', True, True)
     """
     return Ref(
@@ -249,12 +249,12 @@ def move_ref_steps(
 
 
 def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt: int) -> bool:
-    if current.made(write_id):
+    if current.was_moved_by(write_id):
         return True
     if current.version == target.version and current.manifest_id not in ("", target.manifest_id):
         return False  # removed by hand and published again, with another card
     if once:
-        return current.held(target.version)
+        return current.has_pointed_to(target.version)
     return attempt == 0 and current.version == target.version
 
 

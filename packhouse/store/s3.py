@@ -12,6 +12,7 @@ answer 411 or mangle them. Digests of our own are verified instead.
 import base64
 import email.utils
 import hashlib
+import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -78,16 +79,17 @@ class S3Store(ObjectStore):
                 data += chunk
                 if len(data) >= length:
                     break
-        told = f"/{answer['ContentLength']}" if "ContentRange" not in answer else None
-        size = re.search(r"/([0-9]{1,18})$", told or answer["ContentRange"])  # `bytes 0-9/1234`
-        return Part(bytes(data[:length]), int(size[1]) if size else -1, answer["ETag"].strip('"'))
+            tag = answer["ETag"].strip('"')
+        whole = f"/{answer['ContentLength']}" if "ContentRange" not in answer else None
+        size = re.search(r"/([0-9]{1,18})$", whole or answer["ContentRange"])  # `bytes 0-9/1234`
+        return Part(bytes(data[:length]), int(size[1]) if size else -1, tag)
 
     @override
     def head(self, key: str) -> ObjectInfo:
         with self._request(key):
             answer = self._client.head_object(**self._at(key))
-        modified = answer["LastModified"].timestamp()
-        return ObjectInfo(key, answer["ContentLength"], modified, answer["ETag"].strip('"'))
+            modified = answer["LastModified"].timestamp()
+            return ObjectInfo(key, answer["ContentLength"], modified, answer["ETag"].strip('"'))
 
     @override
     def put_create(self, key: str, body: bytes | FileBody) -> str:
@@ -121,26 +123,17 @@ class S3Store(ObjectStore):
             "ContentMD5": base64.b64encode(bytes.fromhex(md5)).decode(),
             **condition,
         }
-        with self._request(key):
-            if isinstance(body, FileBody):
-                with body.open() as file:
-                    answer = self._client.put_object(**request, Body=file)
-            else:
-                answer = self._client.put_object(**request, Body=body)
-        tag: str = answer["ETag"].strip('"')
+        file = body.open() if isinstance(body, FileBody) else io.BytesIO(body)
+        with file, self._request(key):
+            answer = self._client.put_object(**request, Body=file)
+            tag: str = answer["ETag"].strip('"')
         return tag
 
     @override
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         found = self._pages("list_objects_v2", "Contents", Prefix=self.prefix + prefix)
-        return [
-            ObjectInfo(
-                item["Key"].removeprefix(self.prefix),
-                item["Size"],
-                item["LastModified"].timestamp(),
-            )
-            for item in found
-        ]
+        names = ((item["Key"].removeprefix(self.prefix), item) for item in found)
+        return [ObjectInfo(k, each["Size"], each["LastModified"].timestamp()) for k, each in names]
 
     @override
     def list_folders(self, prefix: str) -> Sequence[str]:
@@ -212,6 +205,11 @@ class S3Store(ObjectStore):
             ) from error
         except boto.ParamValidationError as error:
             raise ConfigError(f"{place}: {error}") from error
+        except KeyError as error:
+            raise StoreError(
+                f"{place}: the answer has no {error}, which every S3 server gives; see `packhouse "
+                "doctor storage`"
+            ) from error
         # No answer, half of one, or no connection.
         except (urllib3.exceptions.HTTPError, boto.BotoCoreError) as error:
             raise TransientError(f"{place}: {error}", key=key) from error

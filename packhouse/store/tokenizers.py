@@ -19,6 +19,7 @@ import re
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from packhouse.errors import IntegrityError
 from packhouse.store.layout import tokenizer_key
@@ -72,10 +73,7 @@ def fetch_tokenizer(store: ObjectStore, fingerprint: str) -> dict[str, bytes] | 
     """
     if not re.fullmatch("[0-9a-f]{64}", fingerprint):
         return None
-
-    def parse(data: bytes, key: str) -> dict[str, bytes]:
-        return _parse(data, key, fingerprint)
-
+    parse = partial(_parse, fingerprint=fingerprint)
     found = run(store, read_checked(tokenizer_key(fingerprint), parse))
     return found[0] if found else None
 

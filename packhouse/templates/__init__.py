@@ -1,10 +1,10 @@
 """Templates: a validated conversation becomes text, and the spans of it that are trained.
 
-`make_renderer` picks the template of a recipe: constants around contents (`alpaca`, `completion`,
-`classification`, `sequence_classification`, `text`, `dart-math/qa` ...), the tokenizer's own chat
-template (`chat`) or a Jinja file. What a template cannot render, or renders without all of the
-row's text, goes to quarantine; a template whose trained spans cannot be proven is refused as a
-whole.
+`make_renderer` picks the template of a recipe: constants around contents (`alpaca`,
+`alpaca_newline`, `completion`, `classification`, `sequence_classification`, `text`, `dart-math/qa`
+...), the tokenizer's own chat template (`chat`) or a Jinja file. What a template cannot render, or
+renders without all of the row's text, goes to quarantine; a template whose trained spans cannot be
+proven is refused as a whole.
 """
 
 from pathlib import Path

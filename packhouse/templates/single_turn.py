@@ -1,6 +1,7 @@
 r"""Templates that are a few constants around the contents: no Jinja, one Arrow join per shape.
 
     alpaca          preamble, "### Instruction:", "### Input:", "### Response:", answer, EOS
+    alpaca_newline  the same with a line break behind "### Response:"
     completion      prompt, answer, EOS
     classification  prompt with the text in it, the label's text, EOS
     sequence_classification   the text between CLS and SEP (or BOS and EOS); nothing is trained
@@ -176,9 +177,11 @@ def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate 
     system, turns = _split_system(shape)
     roles = [turn.role for turn in turns]
     if not turns or roles != (["user", "assistant"] * len(turns))[: len(turns)]:
-        return Refusal("template", f"alpaca needs user and assistant in turn, got {_names(shape)}")
+        wants = f"{config.template} needs user and assistant in turn, got {_names(shape)}"
+        return Refusal("template", wants)
     if any(turn.has_context for turn in shape if turn.role != "user"):
-        return Refusal("template", "alpaca has a place for context in user turns only")
+        return Refusal("template", f"{config.template} has a place for context in user turns only")
+    response = "\n\n### Response:" + "\n" * (config.template == "alpaca_newline")
     preamble = PREAMBLE_WITH_INPUT if turns[0].has_context else PREAMBLE
     pieces = _Pieces(ends, "" if system else preamble)
     if system:
@@ -190,7 +193,7 @@ def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate 
                 body += ["\n\n### Input:\n", Hole(("context", number))]
             pieces.add(number, ["\n\n### Instruction:\n"], body)
         else:
-            pieces.add(number, ["\n\n### Response:"], [Hole(("text", number)), ends.eos])
+            pieces.add(number, [response], [Hole(("text", number)), ends.eos])
     return pieces.compiled(shape, config)
 
 
@@ -284,7 +287,7 @@ def make_single_turn(
     if name == "text":
         return SingleTurnEngine(_text, ends)
     if name != "classification":
-        build = {"alpaca": _alpaca, "completion": _completion}[name]
+        build = _completion if name == "completion" else _alpaca
         return SingleTurnEngine(lambda shape, ends: build(shape, ends, config), ends)
     prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
     if prompt.count("{text}") != 1:

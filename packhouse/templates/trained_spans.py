@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates.losses import is_thought
-from packhouse.templates.places import Places
+from packhouse.templates.message_bounds import MessageBounds
 from packhouse.templates.provenance import UNPROVEN
 from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
@@ -84,40 +84,40 @@ def find_spans(
     weights = [message["weight"] for message in raw]
     if not any(weights):
         raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-    places = Places(talk, control)
+    bounds = MessageBounds(talk, control)
     if config.train_on == "all":
         apart = {at for at, message in enumerate(raw) if "part_weights" in message}
         if not (config.never_train or apart) and all(w == 1 for w in weights):
             return [Trained(0, len(talk.rendering.text), 0)]
-        return _weighed(_whole_messages(weights, places, apart), raw, talk, 0)
+        return _weighed(_whole_messages(weights, bounds, apart), raw, talk, 0)
     wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
     rules = rules_of(talk.given.arguments)
     if rules is None or rules.is_tagged:
         blocks = list(_generated(talk.rendering, talk.roles, weights, wanted))
-        starts = [places.start(block.message, rules) if rules else 0 for block in blocks]
+        starts = [bounds.start(block.message, rules) if rules else 0 for block in blocks]
         trained = [
             block._replace(start=max(block.start, start))
             for block, start in zip(blocks, starts, strict=True)
             if start < block.end
         ]
     else:
-        trained = [Trained(*places.answer(number, rules), number) for number in wanted]
+        trained = [Trained(*bounds.answer(number, rules), number) for number in wanted]
     others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
     if others:
-        firsts, ends, _ = places.boundaries()
+        firsts, ends, _ = bounds.boundaries()
         trained += [Trained(firsts[number], ends[number], number) for number in others]
     is_last = config.reasoning == "train_last" and "user" in talk.roles
     num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
     return _weighed(sorted(trained), raw, talk, num_earlier)
 
 
-def _whole_messages(weights: list[float], places: Places, apart: set[int]) -> list[Trained]:
+def _whole_messages(weights: list[float], bounds: MessageBounds, apart: set[int]) -> list[Trained]:
     """Whole messages, headers included; those of weight 1 that touch are one span.
 
     Those that are `apart`, by weights of their parts, are spans of their own. The opening before
     the first text belongs to no message.
     """
-    firsts, ends, has_tools = places.boundaries()
+    firsts, ends, has_tools = bounds.boundaries()
     trained: list[Trained] = []
     for number, weight in enumerate(weights):
         is_headless = number == 0 or has_tools[number]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.records.lists import list_offsets, string_bytes, zero_based
 from packhouse.runtime.confined import limited
 from packhouse.runtime.interrupts import check_interrupted
 from packhouse.runtime.progress import advance
@@ -80,7 +81,7 @@ class HFEncoder:
         lengths = [np.zeros(1, np.int64)]
         for start, end in chunks_of(texts, _CHUNK_BYTES):
             batch = texts[start:end].to_pylist()
-            with limited(int(np.ptp(text_offsets(texts[start:end])[[0, -1]]))):
+            with limited(int(text_bases(texts[start:end])[-1])):
                 rows = [e.ids for e in self._encode(batch)]
             if end - start < len(texts):  # not for a sample
                 advance((end - start) / len(texts))
@@ -159,7 +160,7 @@ def _matrix_chunks(texts: pa.StringArray) -> Iterator[tuple[int, int]]:
     Padded to as many tokens as the longest text has bytes, a range takes at most 4 MiB.
     """
     start, longest = 0, 1
-    for row, width in enumerate(np.diff(text_offsets(texts)).tolist()):
+    for row, width in enumerate(np.diff(list_offsets(texts)).tolist()):
         longest = max(longest, width)
         if (row + 1 - start) * longest > _MATRIX_CELLS and row > start:
             yield start, row
@@ -191,28 +192,15 @@ def hf_encoder(snapshot: TokenizerSnapshot) -> HFEncoder:
     return HFEncoder(load_tokenizer(snapshot.backend))
 
 
-def text_offsets(texts: pa.StringArray) -> npt.NDArray[np.int32]:
-    """Byte offsets of texts in their buffer, shape [num_texts + 1]; a slice starts above 0."""
-    buffer = texts.buffers()[1]
-    if buffer is None:
-        return np.zeros(1, np.int32)
-    return np.frombuffer(buffer, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-
-
 def text_bases(texts: pa.StringArray) -> npt.NDArray[np.int64]:
     """Where each text begins in the bytes of all of them, from 0; shape [num_texts + 1]."""
-    bases: npt.NDArray[np.int64] = text_offsets(texts).astype(np.int64)
-    bases -= bases[0]
-    return bases
+    offsets = list_offsets(texts).astype(np.int64)
+    return np.asarray(offsets - offsets[0])
 
 
 def text_bytes(texts: pa.StringArray) -> npt.NDArray[np.uint8]:
     """All bytes of texts, behind one another; not copied."""
-    offsets = text_offsets(texts)
-    buffer = texts.buffers()[2]
-    if buffer is None:
-        return np.zeros(0, np.uint8)
-    return np.frombuffer(buffer, np.uint8)[offsets[0] : offsets[-1]]
+    return zero_based(*string_bytes(texts))[0]
 
 
 def chunks_of(texts: pa.StringArray, max_bytes: int) -> list[tuple[int, int]]:
@@ -222,7 +210,7 @@ def chunks_of(texts: pa.StringArray, max_bytes: int) -> list[tuple[int, int]]:
         >>> chunks_of(pa.array(["aa", "bb", "cccccc", "d"]), max_bytes=4)
         [(0, 2), (2, 3), (3, 4)]
     """
-    offsets = text_offsets(texts).astype(np.int64)
+    offsets = text_bases(texts)
     chunks = []
     start = 0
     while start < len(texts):

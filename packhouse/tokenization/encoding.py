@@ -5,8 +5,6 @@ text, and no character is one that libraries may know differently. All other row
 are encoded by HF, ids and offsets.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -20,25 +18,19 @@ from packhouse.tokenization.encoders import (
     text_bases,
 )
 from packhouse.tokenization.offsets import EncodedRow, EncodedRows, byte_ranges, locate_by_widths
-from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.unicode_drift import find_unicode_drift
 
-__all__ = ["Encoding", "encode_rows"]
+__all__ = ["encode_rows"]
 
 _CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoding:
-    """Encoded rows, and how often HF had to help."""
-
-    rows: EncodedRows
-    by_hf: int
-    """Rows that the fast encoder is not trusted with."""
-
-
-def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encoding:
+def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[EncodedRows, int]:
     """Encode texts with an encoder that passed the gate, or with HF.
+
+    Returns:
+        The rows, and how many of them the fast encoder is not trusted with, so that HF did them.
 
     Raises:
         EncoderError: the encoder failed, or gave wrong ids for a row without any doubt.
@@ -54,10 +46,14 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encodi
         is_drifting = find_unicode_drift(texts)
     doubtful = np.flatnonzero(~rows.is_exact | is_drifting)
     if not len(doubtful):
-        return Encoding(rows, by_hf=0)
+        return rows, 0
     true_rows = _encode_with_hf(texts, doubtful, backend)
+    # Rows of which HF's own ids decode to exactly their text are exact as well.
+    ids = np.concatenate([row.ids for row in true_rows.values()])
+    offsets = np.cumsum([0, *(len(row.ids) for row in true_rows.values())])
+    found = locate_by_widths(texts.take(pa.array(doubtful)), ids, offsets, pipeline)
     is_exact = rows.is_exact.copy()
-    is_exact[doubtful] = _are_exact(texts.take(pa.array(doubtful)), true_rows, pipeline)
+    is_exact[doubtful] = found.is_exact
     wrong = np.flatnonzero(is_exact & ~rows.is_exact & ~is_drifting)
     if len(wrong):
         example = texts[int(wrong[0])].as_py()[:60]
@@ -65,16 +61,7 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> Encodi
             f"{encoder.name} {encoder.version} gives other ids than HF for {example!r}"
         )
     merged = rows.with_rows(true_rows, text_bases(texts), is_exact)
-    return Encoding(merged, by_hf=0 if encoder.is_reference else len(doubtful))
-
-
-def _are_exact(
-    texts: pa.StringArray, rows: dict[int, EncodedRow], pipeline: Pipeline
-) -> npt.NDArray[np.bool_]:
-    """Return, for each row, if HF's own ids decode to exactly its text."""
-    ids = np.concatenate([row.ids for row in rows.values()])
-    offsets = np.cumsum([0, *(len(row.ids) for row in rows.values())])
-    return locate_by_widths(texts, ids, offsets, pipeline).is_exact
+    return merged, 0 if encoder.is_reference else len(doubtful)
 
 
 def _encode_with_hf(

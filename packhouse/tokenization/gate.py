@@ -18,21 +18,17 @@ import pyarrow as pa
 
 from packhouse.errors import TokenizerError
 from packhouse.runtime.checked_files import read_checked, write_checked
-from packhouse.tokenization.corpus import (
-    CORPUS_VERSION,
-    adversarial_texts,
-    sample_texts,
-)
+from packhouse.tokenization.corpus import CORPUS_VERSION, adversarial_texts, sample_texts
 from packhouse.tokenization.encoders import (
     Encoder,
     EncoderError,
     GigatokenEncoder,
     Ids,
     hf_encoder,
-    text_offsets,
+    text_bases,
 )
 from packhouse.tokenization.offsets import locate_by_widths
-from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.unicode_drift import find_unicode_drift
 
@@ -85,7 +81,7 @@ def choose_encoder(
     """
     if choice == "hf":
         return Choice(encoder=hf_encoder(snapshot), gate="not asked")
-    num_bytes = sum(int(np.ptp(text_offsets(chunk)[[0, -1]])) for chunk in texts.chunks)
+    num_bytes = sum(int(text_bases(chunk)[-1]) for chunk in texts.chunks)
     if choice == "auto" and num_bytes <= FEW_BYTES:
         gate = "not asked: HF encodes this little text itself as soon as a sample of it"
         return Choice(encoder=hf_encoder(snapshot), gate=gate)
@@ -104,8 +100,7 @@ def _judge(sample: list[str], snapshot: TokenizerSnapshot, cache: Path | None) -
         EncoderError: the fast encoder cannot be used; says why.
     """
     fast = _load_fast(snapshot, cache)
-    true_ids = hf_encoder(snapshot).encode(pa.array(sample, pa.string()))
-    fault = first_difference(fast, sample, true_ids, read_pipeline(snapshot.backend))
+    fault = first_difference(fast, sample, snapshot)
     if fault is not None:
         raise EncoderError(fault)
     return fast
@@ -119,45 +114,23 @@ def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
     Raises:
         EncoderError: the fast encoder cannot be used; says why.
     """
+    encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
+    name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}-{encoder}.json"
     with _JUDGING:
-        verdict = _Verdict.read(snapshot, cache)
-        verdict.enforce()
+        verdict = read_checked(cache / name) if cache else None
+        if verdict is not None and verdict["fault"] is not None:
+            raise EncoderError(verdict["fault"])
         pipeline = read_pipeline(snapshot.backend)
         if pipeline.token_bytes is None:
             raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
         fast = GigatokenEncoder.load(snapshot.backend)
-        if not verdict.is_given:
-            texts = adversarial_texts(pipeline)
-            true_ids = hf_encoder(snapshot).encode(pa.array(texts, pa.string()))
-            verdict.give(first_difference(fast, texts, true_ids, pipeline))
-            verdict.enforce()
+        if verdict is None:
+            fault = first_difference(fast, adversarial_texts(pipeline), snapshot)
+            if cache:
+                write_checked(cache / name, {"fault": fault})
+            if fault is not None:
+                raise EncoderError(fault)
     return fast
-
-
-@dataclass(slots=True)
-class _Verdict:
-    """The fast encoder's result on the fixed corpus, kept for later processes."""
-
-    file: Path | None
-    is_given: bool
-    fault: str | None
-
-    @staticmethod
-    def read(snapshot: TokenizerSnapshot, cache: Path | None) -> "_Verdict":
-        encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
-        name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}-{encoder}.json"
-        file = cache / name if cache else None
-        kept = read_checked(file) if file else None
-        return _Verdict(file, kept is not None, kept["fault"] if kept else None)
-
-    def give(self, fault: str | None) -> None:
-        self.is_given, self.fault = True, fault
-        if self.file is not None:
-            write_checked(self.file, {"fault": fault})
-
-    def enforce(self) -> None:
-        if self.fault is not None:
-            raise EncoderError(self.fault)
 
 
 def refuse_fast(
@@ -177,9 +150,7 @@ def refuse_fast(
     return Choice(encoder=hf_encoder(snapshot), gate=f"failed: {fault}")
 
 
-def first_difference(
-    encoder: Encoder, texts: list[str], true_ids: Ids, pipeline: Pipeline
-) -> str | None:
+def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnapshot) -> str | None:
     """Say where an encoder's ids first differ from HF's; None if they nowhere do.
 
     Rows that are HF's in any case (see `packhouse.tokenization.encoding`) are passed over.
@@ -187,10 +158,10 @@ def first_difference(
     Args:
         encoder: what is judged.
         texts: what it is to encode.
-        true_ids: HF's ids of these texts.
-        pipeline: the tokenizer's tokens.
+        snapshot: the tokenizer.
     """
     array = pa.array(texts, pa.string())
+    true_ids = hf_encoder(snapshot).encode(array)
     try:
         ids, offsets = encoder.encode(array)
     except EncoderError as error:
@@ -200,11 +171,12 @@ def first_difference(
         return f"{name} gives {len(offsets) - 1} rows for {len(texts)} texts"
     for row in _differing_rows((ids, offsets), true_ids):
         text = array[row : row + 1]
-        given = ids[offsets[row] : offsets[row + 1]]
+        ours = ids[offsets[row] : offsets[row + 1]]
         true = true_ids[0][true_ids[1][row] : true_ids[1][row + 1]]
+        pipeline = read_pipeline(snapshot.backend)
         expected = locate_by_widths(text, true, np.array([0, len(true)]), pipeline)
         if expected.is_exact[0] and not find_unicode_drift(text)[0]:
-            return f"{name} {_describe(texts[row], given.tolist(), true.tolist())}"
+            return f"{name} {_describe(texts[row], ours.tolist(), true.tolist())}"
     return None
 
 
@@ -216,10 +188,10 @@ def _differing_rows(ours: Ids, theirs: Ids) -> list[int]:
     return [row for row, (a, b) in enumerate(pairs) if not np.array_equal(a, b)]
 
 
-def _describe(text: str, given: list[int], expected: list[int]) -> str:
-    pairs = zip(given, expected, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(given), len(expected)))
+def _describe(text: str, ids: list[int], expected: list[int]) -> str:
+    pairs = zip(ids, expected, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(expected)))
     return (
         f"gives other ids than HF for {text[:60]!r}: token {place} begins "
-        f"{given[place : place + 4]}, not {expected[place : place + 4]}"
+        f"{ids[place : place + 4]}, not {expected[place : place + 4]}"
     )

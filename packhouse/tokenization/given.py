@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.lists import flat_list, list_array, ranges_array
-from packhouse.records.messages import ASSISTANT, FlatMessages, assemble, string_buffers
+from packhouse.records.lists import flat_list, list_array, ranges_array, string_bytes, zero_based
+from packhouse.records.messages import ASSISTANT, FlatMessages, assemble
 from packhouse.records.span_weights import weights_column
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.tokenization.pipeline import read_pipeline
@@ -50,7 +50,10 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     Reasons of bad records are `vocabulary`, an id that the tokenizer does not have, and `padding`,
     pad tokens at the end that no mask names.
     """
-    flat, ids, bounds = _ids_of(validated)
+    flat = FlatMessages.of(validated["messages"])
+    data, bounds = zero_based(*string_bytes(flat.fields["content"]))
+    ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
+    bounds = bounds.astype(np.int64) // 8  # where the ids of each message begin
     of_record = bounds[flat.offsets]  # where each record's tokens begin
     faults = _faults(flat, ids, bounds, of_record, snapshot)
     if faults:
@@ -128,16 +131,6 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
     }
     arrays = [columns[n] if n in columns else conversations[n] for n in FORMATTED.names]
     return pa.Table.from_arrays(arrays, schema=FORMATTED)
-
-
-def _ids_of(validated: pa.Table) -> tuple[FlatMessages, npt.NDArray[np.int32], Int64s]:
-    """The messages, the ids of all of them behind one another, and where each one's begin."""
-    flat = FlatMessages.of(validated["messages"])
-    contents = flat.fields["content"]
-    offsets, data = string_buffers(contents)
-    digits = data[offsets[0] : offsets[-1]].tobytes().decode("ascii")
-    ids = np.frombuffer(bytes.fromhex(digits), ">u4").astype(np.int32)
-    return flat, ids, (offsets - offsets[0]) // 8
 
 
 def _faults(

@@ -366,8 +366,8 @@ def _snapshot_of(
     )
 
 
-def _chat_template(given: Any, folder: Path) -> str | None:
-    template = given.get("default") if isinstance(given, dict) else given
+def _chat_template(stated: Any, folder: Path) -> str | None:
+    template = stated.get("default") if isinstance(stated, dict) else stated
     if template is not None and not isinstance(template, str):
         raise TokenizerError(
             f"tokenizer '{folder}': chat_template in tokenizer_config.json must be text, got "

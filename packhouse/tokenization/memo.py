@@ -16,8 +16,8 @@ class memo(Generic[T]):
 
     Example:
         >>> load = memo(str.upper)
-        >>> load.holds("a"), load("a"), load.holds("a")
-        (False, 'A', True)
+        >>> load("a"), load("a")
+        ('A', 'A')
     """
 
     def __init__(self, load: Callable[[str], T]) -> None:
@@ -33,16 +33,12 @@ class memo(Generic[T]):
                 self._keep(key, self._load(key))
             return self._kept[key]
 
-    def keep(self, key: str, made: T) -> None:
+    def keep(self, key: str, value: T) -> None:
         """Take what was made elsewhere, so that nobody loads it again."""
         with self._lock:
-            self._keep(key, made)
+            self._keep(key, value)
 
-    def _keep(self, key: str, made: T) -> None:
+    def _keep(self, key: str, value: T) -> None:
         if len(self._kept) == _MAX_KEPT:
             self._kept.pop(next(iter(self._kept)))
-        self._kept[key] = made
-
-    def holds(self, key: str) -> bool:
-        """Return True if a call with this key costs nothing."""
-        return key in self._kept
+        self._kept[key] = value

@@ -12,6 +12,7 @@ from pathlib import Path
 from packhouse.errors import TokenizerError
 from packhouse.recipe.section import HUB_NAME
 from packhouse.runtime.hub_access import hub_options, silent_bar
+from packhouse.wording import first_line
 
 __all__ = ["TOKENIZER_FILES", "is_hub_name", "pin_tokenizer", "tokenizer_folder"]
 
@@ -120,8 +121,7 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
         reason = f"{repo} has no revision '{revision}'"
         remedy = "name a branch, tag or commit that it has"
     except Exception as error:  # whatever the client and its transport raise
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        why = f"the Hub does not answer ({said})"
+        why = f"the Hub does not answer ({first_line(error, 200)})"
         if constants.HF_HUB_OFFLINE:
             why = "HF_HUB_OFFLINE is set"
         reason = f"it is not in the Hub's cache on this machine, and {why}"

@@ -36,7 +36,7 @@ def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
         IntegrityError: the store's copy is damaged.
         TokenizerError: it does not load.
     """
-    wanted = str(opened.manifest.lineage.get("tokenizer", {}).get("fingerprint", ""))
+    wanted = opened.manifest.tokenizer_fingerprint
     if find_snapshot(wanted, tokenizers) is not None:
         return partial(find_snapshot, wanted, tokenizers)
     folder = tokenizers / f"files-{wanted}"

@@ -120,7 +120,9 @@ def _by_widths(
         is_spaced = tokens.is_spaced[ids]
         is_added = pipeline.is_added[ids]
         shortened = dummy_prefixes(is_spaced, edges, offsets, text, bases, is_added)
-        edges[1:] -= _num_before(shortened, len(ids))
+        is_shortened = np.zeros(len(ids), np.int64)
+        is_shortened[shortened] = 1
+        edges[1:] -= np.cumsum(is_shortened)
         is_exact = np.diff(edges[offsets]) == row_lengths
     if is_exact.all():
         starts, ends = edges[:-1], edges[1:]
@@ -135,13 +137,6 @@ def _by_widths(
         differing = known[tokens.differing(ids[known], own, shortened)]
     is_exact[np.searchsorted(offsets, differing, "right") - 1] = False
     return starts, ends, is_exact
-
-
-def _num_before(places: Int64s, length: int) -> Int64s:
-    """How many of the places are at or before each number below `length`."""
-    is_place = np.zeros(length, np.int64)
-    is_place[places] = 1
-    return np.cumsum(is_place)
 
 
 def byte_ranges(text: str, character_ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:

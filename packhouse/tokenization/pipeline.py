@@ -39,7 +39,11 @@ class AddedToken:
 
     @property
     def is_control(self) -> bool:
-        """True if contents that hold this text would steer the model."""
+        """True if contents that hold this text would steer the model: `<|im_end|>`, `<think>`.
+
+        Special or not, but for ordinary writing: runs of white space (GPT-2 for code has 24 of
+        them) and, unless special, texts under 3 characters.
+        """
         if self.is_special:
             return True
         return len(self.text) >= 3 and not self.text.isspace()
@@ -87,7 +91,9 @@ class Pipeline:
 @memo
 def read_pipeline(backend: str) -> Pipeline:
     """Read the JSON of a pipeline (`Tokenizer.to_str()`) into a table of tokens."""
-    parsed = _parse_without_merges(backend)
+    # A quote inside a JSON string is escaped, so this text is the key itself and no token's.
+    cut = backend.rfind('},"merges":[')
+    parsed = orjson.loads(backend if cut < 0 else backend[:cut] + "}}}")
     model = parsed["model"]
     added = _added_tokens(parsed["added_tokens"])
     tokens = _tokens_by_id(model["vocab"], added)
@@ -115,14 +121,6 @@ def read_pipeline(backend: str) -> Pipeline:
         is_added=_mask([token.id for token in added], len(tokens)),
         is_control=_mask([token.id for token in added if token.is_control], len(tokens)),
     )
-
-
-def _parse_without_merges(backend: str) -> dict[str, Any]:
-    # A quote inside a JSON string is escaped, so this text is the key itself and no token's.
-    cut = backend.rfind('},"merges":[')
-    text = backend if cut < 0 else backend[:cut] + "}}}"
-    parsed: dict[str, Any] = orjson.loads(text)
-    return parsed
 
 
 def _added_tokens(entries: list[dict[str, Any]]) -> tuple[AddedToken, ...]:

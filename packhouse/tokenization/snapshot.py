@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from packhouse.tokenization.pipeline import read_pipeline
-
-__all__ = ["TokenizerSnapshot", "control_ids"]
+__all__ = ["TokenizerSnapshot"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +33,3 @@ class TokenizerSnapshot:
 
     chat_template: str | None
     """Jinja source of the default chat template, if any."""
-
-
-def control_ids(snapshot: TokenizerSnapshot) -> frozenset[int]:
-    """Ids that steer a model and that contents must not forge: `<|im_end|>`, `[INST]`, `<think>`.
-
-    Every added token counts, special or not, but for those that stand for ordinary writing: runs
-    of white space (GPT-2 for code has 24 of them) and, unless special, texts under 3 characters.
-    """
-    added = read_pipeline(snapshot.backend).added
-    return frozenset(token.id for token in added if token.is_control)

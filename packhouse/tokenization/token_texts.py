@@ -5,10 +5,13 @@ once: Arrow's `take` is two thirds of the time of comparing them one by one, a w
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from packhouse.records.lists import string_bytes, zero_based
 
 __all__ = ["TokenTexts"]
 
@@ -40,7 +43,7 @@ class TokenTexts:
             >>> table.widths.tolist(), table.is_spaced.tolist()
             ([1, 3, 0], [False, True, False])
         """
-        edges, data = _parts(tokens)
+        data, edges = zero_based(*string_bytes(tokens))
         widths = np.diff(edges)
         is_spaced = widths > 0
         is_spaced[is_spaced] = data[edges[:-1][is_spaced]] == ord(" ")
@@ -81,30 +84,22 @@ class TokenTexts:
         """
         shortened = np.zeros(0, np.int64) if shortened is None else shortened
         found = [np.zeros(0, np.int64)]
-        done = 0
+        num_compared = 0
         for start in range(0, len(ids), _BLOCK):
             low, high = np.searchsorted(shortened, [start, start + _BLOCK])
             edges, joined = self._join(ids[start : start + _BLOCK], shortened[low:high] - start)
-            theirs = text[done : done + len(joined)]
-            done += len(joined)
+            theirs = text[num_compared : num_compared + len(joined)]
+            num_compared += len(joined)
             if not np.array_equal(joined, theirs):
                 places = np.flatnonzero(joined != theirs)
                 found.append(start + np.unique(np.searchsorted(edges, places, "right") - 1))
         return np.concatenate(found)
 
-    def _join(self, ids: Int32s, shortened: Int64s) -> tuple[Int32s, npt.NDArray[np.uint8]]:
+    def _join(self, ids: Int32s, shortened: Int64s) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The bytes of tokens behind one another, and where each one's begin."""
-        edges, joined = _parts(self.tokens.take(pa.array(ids)))
+        joined, edges = zero_based(*string_bytes(self.tokens.take(pa.array(ids))))
         if not len(shortened):
             return edges, joined
         is_cut = np.zeros(len(edges), np.int32)
         is_cut[shortened + 1] = 1
         return edges - np.cumsum(is_cut, dtype=np.int32), np.delete(joined, edges[shortened])
-
-
-def _parts(tokens: pa.BinaryArray) -> tuple[Int32s, npt.NDArray[np.uint8]]:
-    """Where each one begins, from 0 on; and the bytes of all; not copied."""
-    _, offsets, data = tokens.buffers()
-    edges = np.frombuffer(offsets, np.int32)[tokens.offset : tokens.offset + len(tokens) + 1]
-    held = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return edges - edges[0], held[edges[0] : edges[-1]]

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.recipe import TokenizeConfig
+from packhouse.records.lists import list_array, ranges_array
 from packhouse.records.span_weights import flat_weights, weights_column
 from packhouse.records.tables import QUARANTINED, TOKENIZED, refused_rows
 from packhouse.runtime.confined import at, limited
@@ -130,9 +130,8 @@ def _tokenize_slice(
     texts = batch.column("text")
     pipeline = read_pipeline(snapshot.backend)
     notes = slices.notes
-    encoding = encode_rows(texts, encoder, snapshot.backend)
-    encoded = encoding.rows
-    slices.by_hf += encoding.by_hf
+    encoded, num_by_hf = encode_rows(texts, encoder, snapshot.backend)
+    slices.by_hf += num_by_hf
     notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
     encoded, faults = _settle_control_text(batch, encoded, snapshot, config, notes)
     ranges = train_ranges(encoded, Spans.of(batch.column("trained_spans"), texts))
@@ -185,29 +184,17 @@ def _settle_control_text(
 def _tokenized_table(
     batch: pa.RecordBatch, encoded: EncodedRows, ranges: TrainedRanges
 ) -> pa.Table:
-    spans = pa.StructArray.from_arrays(
-        [pa.array(ranges.starts.astype(np.int32)), pa.array(ranges.ends.astype(np.int32))],
-        fields=list(TOKENIZED.field("trained_ranges").type.value_type),
-    )
+    counts = np.diff(ranges.offsets)
+    starts, ends = ranges.starts.astype(np.int32), ranges.ends.astype(np.int32)
+    num_spans = batch.column("trained_spans").value_lengths().to_numpy()
+    weights = flat_weights(batch.column("span_weights"), num_spans)
+    kept = None if weights is None else weights[ranges.is_kept]  # of the spans that have a range
     columns = {
-        "input_ids": _lists(encoded.offsets, pa.array(encoded.ids), "input_ids"),
-        "trained_ranges": _lists(ranges.offsets, spans, "trained_ranges"),
-        "range_weights": _range_weights(batch, ranges),
+        "input_ids": list_array(pa.array(encoded.ids), encoded.offsets, pa.int32()),
+        "trained_ranges": ranges_array(starts, ends, counts),
+        "range_weights": weights_column(kept, counts),
         "num_tokens": pa.array(np.diff(encoded.offsets).astype(np.int32)),
         "num_trained": pa.array(ranges.num_trained.astype(np.int32)),
     }
     arrays = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
     return pa.Table.from_arrays(arrays, schema=TOKENIZED)
-
-
-def _range_weights(batch: pa.RecordBatch, ranges: TrainedRanges) -> pa.Array:
-    """Weights of the spans that have a range."""
-    counts = batch.column("trained_spans").value_lengths().to_numpy()
-    weights = flat_weights(batch.column("span_weights"), counts)
-    kept = None if weights is None else weights[ranges.is_kept]
-    return weights_column(kept, np.diff(ranges.offsets))
-
-
-def _lists(offsets: npt.NDArray[np.int64], values: pa.Array, column: str) -> pa.ListArray:
-    kind = TOKENIZED.field(column).type
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=kind)

@@ -225,6 +225,11 @@ def _uneven(rows: Rows) -> Rows:
     return rows
 
 
+def _minus_one(rows: Rows) -> Rows:
+    rows[0]["labels"] = [-1 if label == -100 else label for label in rows[0]["labels"]]
+    return rows
+
+
 def _foreign(rows: Rows) -> Rows:
     rows[0]["input_ids"][40] = rows[0]["labels"][40] = 10**6
     return rows
@@ -248,6 +253,7 @@ def _repeated(rows: Rows) -> Rows:
         (_joined_by_attention, {"leaks": 1, "duplicates": 3}),
         (_crossing, {"crossing": 1, "trained_prompts": 1}),
         (_shifted, {"mislabeled": 1}),
+        (_minus_one, {"mislabeled": 1}),
         (_uneven, {"uneven": 1}),
         (_foreign, {"foreign_ids": 1}),
         (_repeated, {"duplicates": 2}),

@@ -1,6 +1,6 @@
 """Reports in a browser: charts have marks, search and hover work, and rows run nothing."""
 
-import json
+import itertools
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import packhouse
+from packhouse.report.diff_report import diff_report
+from packhouse.store.address import open_address
 from tests.browser.conftest import Page
 from tests.report.conftest import TOKENIZER
 from tests.report.hostile import TEXTS, write_rows
@@ -75,6 +77,18 @@ def test_charts_have_marks_and_nothing_overflows(page: Page, report: Path) -> No
         driver.save_screenshot(str(page.pictures / f"{report.parents[3].name}-{width}.png"))
 
 
+def test_a_phone_shows_result_and_limit_of_each_check_without_scrolling(
+    page: Page, report: Path
+) -> None:
+    driver = opened(page, report, 360)
+    edges = driver.execute_script(
+        "return [...document.querySelectorAll('#audit tr > :nth-child(4)')].map(cell =>"
+        " cell.getBoundingClientRect().right)"
+    )
+    assert len(edges) > 10
+    assert max(edges) <= 360
+
+
 def test_nothing_of_a_row_runs_or_is_fetched(page: Page, report: Path) -> None:
     driver = opened(page, report)
 
@@ -119,20 +133,67 @@ def test_hover_and_keys_name_ids(page: Page, report: Path) -> None:
     page.until(lambda: "token 1 of" in driver.find_element("id", "token").text, "next token")
 
 
-def test_axe_finds_nothing_serious(page: Page, report: Path) -> None:
+def serious_findings(driver: Any) -> list[Any]:
+    """What axe finds on the page that is open."""
     spec = find_spec("axe_playwright_python")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("axe-playwright-python, which carries axe, is not installed: make setup")
     axe = Path(spec.submodule_search_locations[0], "axe.min.js").read_text("utf-8")
+    driver.set_script_timeout(200)
+    driver.execute_script(axe)
+    found = driver.execute_async_script(
+        "const done = arguments[0]; axe.run().then(r => done(r.violations.map("
+        "v => ({id: v.id, impact: v.impact, html: v.nodes.map(n => n.html.slice(0, 120))}))))"
+    )
+    return [each for each in found if each["impact"] in ("serious", "critical")]
+
+
+def test_axe_finds_nothing_serious(page: Page, report: Path) -> None:
     for scheme in ("light", "dark"):
         driver = opened(page, report, scheme=scheme)
-        driver.set_script_timeout(200)
-        driver.execute_script(axe)
-        found = driver.execute_async_script(
-            "const done = arguments[0]; axe.run().then(r => done(r.violations.map("
-            "v => ({id: v.id, impact: v.impact, html: v.nodes.map(n => n.html.slice(0, 120))}))))"
+        assert serious_findings(driver) == []
+
+
+def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(
+    page: Page, tmp_path: Path
+) -> None:
+    """The second version lacks the last 30 lines and trains prompts as well."""
+    write_rows(tmp_path / "rows.jsonl")
+    uris = []
+    for train_on in ("assistant", "all"):
+        version = packhouse.prepare(
+            tmp_path / "rows.jsonl",
+            tokenizer=TOKENIZER,
+            seq_len=512,
+            format={"template": "alpaca", "train_on": train_on},
+            validate={"max_quarantined": 0.5},
+            store=tmp_path / "store",
+            cache=tmp_path / "cache",
+            progress=False,
         )
-        assert [f for f in found if f["impact"] in ("serious", "critical")] == [], json.dumps(found)
+        uris.append(version.uri)
+        lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / "rows.jsonl").write_text("".join(lines[:-30]))
+    old, new = map(open_address, uris)
+    made = tmp_path / "diff.html"
+    made.write_text(diff_report(old, new, tmp_path / "cache" / "tokenizers"), encoding="utf-8")
+
+    for width, scheme in itertools.product(WIDTHS, ("light", "dark")):
+        driver = opened(page, made, width, scheme)
+        marks = driver.execute_script(
+            "return [...document.querySelectorAll('.chart')].map(chart =>"
+            " chart.querySelectorAll('.mark-line path').length)"
+        )
+        assert marks == [2, 2]
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert serious_findings(driver) == []
+        driver.save_screenshot(str(page.pictures / f"diff-{width}-{scheme}.png"))
+    shown = driver.execute_script("return document.querySelector('#records').textContent")
+    assert "removed" in shown
+    assert driver.find_elements("css selector", "#records .gain")
+    assert driver.execute_script("return window.pwned") is None
+    assert driver.execute_script("return document.querySelectorAll('img, iframe').length") == 0
+    assert driver.get_log("browser") == []
 
 
 def test_hostile_texts_are_shown_as_they_are(page: Page, tmp_path: Path) -> None:

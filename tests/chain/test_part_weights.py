@@ -132,3 +132,16 @@ def test_parts_that_the_template_or_the_recipe_rewrites_are_refused():
     rendered = make_renderer(FormatConfig(template="alpaca"), make_snapshot()).render(table)
     assert rendered.formatted.num_rows == 0
     assert "weights of parts" in rendered.quarantined["detail"][0].as_py()
+
+
+def test_a_word_behind_an_untrained_part_that_ends_in_a_space_is_trained(project):
+    parts = part("Think. ", train=False), part("Answer now", weight=0.5)
+
+    publish(project, [row(number, *parts) for number in range(4)])
+
+    rows = load_packed(project.root / "store/sums")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "tokenizer")
+    trained = [token for token in rows[0]["labels"] if token != -100]
+    assert tokenizer.decode(trained).startswith(" Answer now")

@@ -184,12 +184,24 @@ def _prompt_cut(row: dict[str, Any]) -> None:
         del column[first - 4 : first]
 
 
+def _front_cut(row: dict[str, Any]) -> None:
+    for column in row.values():
+        del column[:4]
+
+
+def _mask_late(row: dict[str, Any]) -> None:
+    first = next(n for n, label in enumerate(row["labels"]) if label >= 0)
+    row["labels"][first] = -100
+
+
 @pytest.mark.parametrize(
     ("spoil", "limit"),
     [
         (_end_untrained, "max_unterminated_turns"),
         (_prompt_trained, "max_trained_prompts"),
         (_prompt_cut, "max_missing_headers"),
+        (_front_cut, "max_missing_headers"),
+        (_mask_late, "max_untrained_starts"),
     ],
 )
 def test_what_another_tool_did_wrong_stops_publication(

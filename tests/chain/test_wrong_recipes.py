@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import packhouse
+from packhouse.recipe.rows import TEMPLATES
 
 HEAD = "dataset: demo\ntokenizer: ./tokenizer\n"
 ROWS = "sources:\n  - path: talks.jsonl\n"
@@ -50,8 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + ROWS + "format:\n  template: vicuna\n",
-            "recipe 'r.yaml', line 6: 'format.template' must be one of chat, alpaca, completion, "
-            "classification, sequence_classification, text, dart-math/qa, dart-math/alpaca, ",
+            "recipe 'r.yaml', line 6: 'format.template' must be one of "
+            f"{', '.join(TEMPLATES)}, a path",
         ),
         (
             HEAD + ROWS + "format: {template: mime.jinja}\n",

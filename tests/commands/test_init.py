@@ -579,6 +579,19 @@ def test_the_length_of_a_pack_takes_the_longest_row(project):
     assert seq_len & (seq_len - 1) == 0
 
 
+def test_a_tokenizer_without_a_chat_template_gets_alpaca_with_the_line_break(project):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        Path("tokenizer").mkdir(exist_ok=True)
+        Path("tokenizer", name).write_bytes((TOKENIZER / name).read_bytes())
+    Path("a.jsonl").write_bytes(lines(named("question", "answer")))
+
+    code, said = project.call("init", "a.jsonl", "--tokenizer", "tokenizer", "--json")
+
+    assert code == 0, said
+    recipe = json.loads(said.splitlines()[-1])["recipe"]
+    assert recipe["format"]["template"] == "alpaca_newline"
+
+
 @pytest.mark.parametrize(
     ("text", "encoding", "expected"),
     [

@@ -68,6 +68,14 @@ def test_a_recipe_is_one_of_the_names_or_a_whole_one(flows):
     assert recipes["items"]["anyOf"][0]["enum"] == ["nightly"]
 
 
+def test_an_export_is_a_name_or_a_name_with_shards_in_the_form(flows):
+    sections = form(schema_of(flows["prepare"]), PLACES)["definitions"]
+    name, config = sections["PublishConfig"]["properties"]["exports"]["items"]["anyOf"]
+    assert name["enum"][:3] == ["trl", "axolotl", "megatron"]
+    assert config["$ref"].endswith("/ExportConfig")
+    assert sections["ExportConfig"]["properties"]["shards"]["maximum"] == 10_000
+
+
 def test_where_is_a_text_or_a_list_of_texts_in_the_form(flows):
     where = form(schema_of(flows["prepare"]), PLACES)["definitions"]["SourceConfig"]["properties"]
     one, several, none = where["where"]["anyOf"]

@@ -10,7 +10,7 @@ from packhouse.records.messages import REASONS as OF_MESSAGES
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"
 STEPS = {"sources": "validate", "templates": "format", "tokenization": "tokenize"}
-ERRORS = {"BadRowError", "RefusedError", "_RefusedError", "Refusal"}
+ERRORS = {"BadRowError", "RefusedError", "Refusal"}
 OF_DROPPED_ROWS = {"filtered", "joined", "other_path"}  # before they are records
 NO_REASONS = {"names.py", "file_formats.py"}  # pairs of text that say something else
 

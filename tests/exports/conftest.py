@@ -51,7 +51,9 @@ def publish(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., OpenVersi
             files += write_data_files(table, split, folder, config, ContentHash())
         local = [LocalFile(f.path, f.split, f.rows, f.tokens) for f in files]
         store = open_store(str(folder / "store"))
-        publish_version(store, "made", "0a1b", local, {"content_id": "c"}, "latest")
+        # Records that train nothing are pieces, as `concat` cuts them.
+        facts = {"content_id": "c", "configuration": {"pack": {"strategy": "concat"}}}
+        publish_version(store, "made", "0a1b", local, facts, "latest")
         return open_version(store, "made")
 
     return publish

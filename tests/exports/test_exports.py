@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from itertools import chain
@@ -222,6 +223,23 @@ def test_the_command_writes_an_export(opened, cache, tmp_path):
         export_command, [*arguments[:1], str(tmp_path / "b"), *arguments[2:], "--json"]
     )
     assert json.loads(again.output)["files"].keys() == {"train.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("npy", "are pickles, which run code when they are read.* export to 'megatron'"),
+        ("megatorn", "no export format 'megatorn'; did you mean 'megatron'"),
+        ("csv", "no export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
+    ],
+)
+def test_the_command_says_why_a_format_is_none_and_what_to_take(opened, tmp_path, name, message):
+    arguments = [f"{opened.store.uri}/made", str(tmp_path / "out"), "--to", name]
+    done = CliRunner().invoke(export_command, arguments)
+
+    assert isinstance(done.exception, ConfigError)
+    assert re.search(message, str(done.exception))
+    assert not (tmp_path / "out").exists()
 
 
 def test_places_that_cannot_take_an_export_are_refused_in_a_sentence(

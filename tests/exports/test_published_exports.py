@@ -13,7 +13,6 @@ from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.exports import FORMATS, MARKER, export_version
 from packhouse.recipe import PublishConfig, load_recipe, parse_recipe
-from packhouse.recipe.publish import ExportFormat
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import open_version, pull_version, verify_version
 
@@ -38,7 +37,6 @@ def carrying(tmp_path_factory):
 
 
 def test_a_recipe_knows_every_format():
-    assert sorted(FORMATS) == sorted(ExportFormat.__args__)
     with pytest.raises(ValidationError, match="Input should be"):
         PublishConfig(exports=["tfrecord"])
 
@@ -100,6 +98,91 @@ def test_what_is_listed_is_part_of_the_version_and_its_order_is_not():
     both = version("publish.exports=[trl, mds]")
     assert both == version("publish.exports=[mds, trl, mds]")
     assert len({plain, both, version("publish.exports=[trl]")}) == 3
+
+
+SHARDS = 'publish.exports=[trl, {"format": "megatron", "shards": 3}]'
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    return run(recipe_of(f"publish.store={folder / 'store'}", "pack.seq_len=256", SHARDS), folder)
+
+
+def test_a_version_carries_the_shards_that_an_export_writes(sharded, tmp_path):
+    keys = {e.key.removeprefix("exports/megatron/"): e.sha256 for e in sharded.files("exports")}
+    plain = replace(
+        sharded,
+        manifest=replace(
+            sharded.manifest,
+            files=tuple(entry for entry in sharded.manifest.files if entry.kind != "exports"),
+        ),
+    )
+    made = export_version(plain, "megatron", tmp_path / "made", num_shards=3, cache=tmp_path / "c")
+
+    assert {f"{split}-0000{n}-of-00003.idx.parquet" for split in ("train", "eval")
+            for n in range(3)} <= keys.keys()  # fmt: skip
+    assert made.files.items() <= keys.items()
+    assert verify_version(sharded).is_intact
+
+
+def test_an_export_of_it_copies_as_many_shards_and_makes_any_other_number(sharded, tmp_path):
+    cache = tmp_path / "cache"
+    copied = export_version(sharded, "megatron", tmp_path / "3", num_shards=3, cache=cache)
+    listed = {e.key.removeprefix("exports/megatron/"): e.sha256 for e in sharded.files("exports")}
+    assert copied.files.items() <= listed.items()
+    for number in (1, 2):
+        out = tmp_path / str(number)
+        export_version(sharded, "megatron", out, num_shards=number, cache=cache)
+        assert len(list(out.glob("train*.idx.parquet"))) == number
+
+
+def test_one_shard_is_the_format_alone_and_more_are_another_version():
+    def version(exports):
+        return plan_jobs(recipe_of(f"publish.exports={exports}")).version_id
+
+    alone = version("[megatron]")
+    assert version("[{format: megatron, shards: 1}]") == alone
+    assert version("[{format: megatron}]") == alone
+    assert version("[{format: megatron, shards: 2}]") not in (
+        alone, version("[{format: megatron, shards: 3}]")
+    )  # fmt: skip
+    (job,) = [j for j in plan_jobs(recipe_of("publish.exports=[megatron]")).validate][:1]
+    (same,) = [j for j in plan_jobs(recipe_of(SHARDS)).validate][:1]
+    assert job.key == same.key
+    config = PublishConfig(exports=["trl", {"format": "megatron", "shards": 2}])
+    assert config.model_dump()["exports"] == [{"format": "megatron", "shards": 2}, "trl"]
+    assert PublishConfig.model_validate(config.model_dump()) == config
+
+
+def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
+    recipe = recipe_of(
+        f"publish.store={tmp_path / 'store'}", "publish.exports=[{format: trl, shards: 999}]"
+    )
+    with pytest.raises(ConfigError, match=r"'eval' has 8 rows, .* not 999; take fewer"):
+        run(recipe, tmp_path)
+    assert not list((tmp_path / "cache").rglob("packs.arrow"))
+
+
+@pytest.mark.parametrize(
+    ("exports", "message"),
+    [
+        ("[npy]", "are pickles, which run code when they are read.* export to 'megatron'"),
+        ("[{format: npy}]", "are pickles"),
+        ("[{format: mds, shards: 2}]", "mds has shards of its own"),
+        ("[{format: trl, shards: 0}]", r"exports.0.shards' must be at least 1"),
+        ("[{format: trl, shards: 10001}]", r"exports.0.shards' must be at most 10,000"),
+        ("[{format: trl, shards: true}]", "takes no boolean"),
+        ("[{format: trl, shard: 2}]", "did you mean 'shards'"),
+        ("[{shards: 2}]", "'publish.exports.0.format' is missing"),
+        ("[trl, {format: trl, shards: 2}]", "trl stands there with different numbers of shards"),
+        ("[megatorn]", "did you mean 'megatron'"),
+        ("[7]", "exports.0"),
+    ],
+)
+def test_what_is_no_export_says_what_is_wrong(exports, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe_of(f"publish.exports={exports}")
 
 
 def test_classes_are_refused_by_formats_without_a_place_for_them(tmp_path):

@@ -10,9 +10,10 @@ import pytest
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.templates import make_renderer
-from packhouse.tokenization import control_ids, load_snapshot, tokenize_table
+from packhouse.tokenization import load_snapshot, tokenize_table
 from tests.fuzz.seeds import forged_conversation
 from tests.templates.toys import make_table
+from tests.tokenization.controls import control_ids
 
 NUM_CONVERSATIONS = 10_000
 TOKENIZERS = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]

@@ -2,6 +2,7 @@ import itertools
 import json
 import time
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import psutil
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed
+from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.loaders.global_order import Reader
 from packhouse.loaders.read_ahead import read_ahead
 from packhouse.packing import published_schema
@@ -203,6 +204,22 @@ def test_states_and_counts_that_make_no_sense_are_refused(uri, cache):
         dataset.load_state_dict(state | {"packs": -1})
     with pytest.raises(ConfigError, match="rows_seen is -1"):
         dataset.state_dict(rows_seen=-1)
+
+
+@pytest.mark.parametrize("name", ["dataset", "version", "seed", "epoch", "packs"])
+@pytest.mark.parametrize("value", [None, [1], -5, 2**80, float("nan"), "a\x1b[2J" * 1000, {"a": 1}])
+def test_states_that_somebody_rewrote_are_refused_in_a_sentence(uri, cache, name, value):
+    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    state = dataset.state_dict()
+
+    for use in (dataset.load_state_dict, partial(training_receipt, dataset)):
+        with pytest.raises(ConfigError, match="the state") as refused:
+            use(state | {name: value})
+        assert len(str(refused.value)) < 500
+        assert "\x1b" not in str(refused.value)
+    with pytest.raises(ConfigError, match="give what state_dict"):
+        dataset.load_state_dict(value)
+    assert dataset.state_dict() == state
 
 
 def test_a_state_with_a_numpy_seed_and_epoch_is_json(uri, cache):

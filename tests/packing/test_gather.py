@@ -1,6 +1,7 @@
 """Gathering: equal to a naive implementation, whatever the shards and batches."""
 
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -140,14 +141,21 @@ def test_bytes_do_not_depend_on_shards_chunks_or_batches(tokenized):
     assert len(streams) == 1
 
 
+def packs_of(plan, first, last):
+    """The packs [first, last) as a plan of their own, as the gather step cuts plans."""
+    bounds = plan.pack_offsets[first : last + 1]
+    order = plan.order[bounds[0] : bounds[-1]]
+    return replace(plan, order=order, pack_offsets=bounds - bounds[0])
+
+
 def test_packs_can_be_gathered_in_parts(tokenized):
     table = tokenized([([i, i, i], [(1, 3)]) for i in range(10)])
     lengths = np.full(10, 3, dtype=np.int32)
     plan = plan_packs(lengths, 6)
 
     parts = [
-        packed([table], plan, lengths, first_pack=first, last_pack=last)
-        for first, last in ((0, 2), (2, 3), (3, None))
+        packed([table], packs_of(plan, first, last), lengths)
+        for first, last in ((0, 2), (2, 3), (3, plan.num_packs))
     ]
 
     assert pa.concat_tables(parts).equals(packed([table], plan, lengths))

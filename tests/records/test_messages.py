@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packhouse.reasons import TurnOrder
 from packhouse.records.identity import conversation_ids, group_keys
-from packhouse.records.messages import REASONS, MessageColumns, assemble, role_violations
+from packhouse.records.messages import REASONS, assemble, role_violations
 from packhouse.records.tables import CONVERSATION, MESSAGE
 
 CALL = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
@@ -280,9 +280,9 @@ def test_group_by_record_is_the_name():
 
 
 def test_columns_that_stay_empty_are_null():
-    columns = MessageColumns(role=["user"], content=["x"], count=[1, 0])
+    columns = {"role": pa.array(["user"]), "content": pa.array(["x"])}
 
-    array = columns.to_arrow()
+    array = assemble(columns, np.array([1, 0]))
 
     assert array.type == CONVERSATION
     [[found], empty] = array.to_pylist()

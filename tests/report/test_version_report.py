@@ -18,7 +18,7 @@ from packhouse.packing.layout import published_schema
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
-from packhouse.report.figures import class_counts
+from packhouse.report.figures import class_counts, compare_figure
 from packhouse.report.html import page
 from packhouse.report.measure import measure
 from packhouse.report.tokens import plain, runs_of, token_texts
@@ -224,6 +224,19 @@ def _samples(html: str) -> list[dict[str, Any]]:
     return [pack for split in island(html, "samples-data") for pack in split["packs"]]
 
 
+def test_a_line_falls_to_0_where_no_record_has_such_a_length() -> None:
+    lengths = {"old": {5: 1, 100: 1}, "new": {6: 4}}
+    drawn = compare_figure("lengths", "Records", "", "tokens", lengths)
+    shares = {
+        name: [(p["from"], p["share"]) for p in drawn.spec["data"]["values"] if p["of"] == name]
+        for name in lengths
+    }
+    assert shares == {
+        "old": [(4, 0.5), (5, 0), (6, 0), (96, 0.5), (112, 0)],
+        "new": [(4, 0), (5, 1), (6, 0), (96, 0), (112, 0)],
+    }
+
+
 def test_both_sides_of_a_pair_are_named_and_are_one_record(tmp_path: Path) -> None:
     """3 pairs in a pack of 6 sequences: every sequence has its side and the place of its row."""
     rows = [{"prompt": f"Say {n}", "chosen": f"{n}", "rejected": "No."} for n in range(3)]
@@ -260,7 +273,37 @@ def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
     assert "loss weight" not in version.report().split("<script>", 1)[0]
 
 
-def _prepared(folder: Path, rows: list[dict[str, Any]], row_format: str) -> packhouse.Version:
+def test_of_classes_labels_are_what_is_trained(tmp_path: Path, shared: Path) -> None:
+    """No chart of trained tokens, of which there are none: 3 records of class 0, 2 of class 1."""
+    rows = [{"text": f"It is {n}.", "label": n % 2} for n in range(5)]
+    bert = {
+        "tokenizer": str(shared / "tokenizers" / "bert-base-uncased"),
+        "format": {"template": "sequence_classification"},
+        "pack": {"seq_len": 16, "strategy": "none"},
+    }
+    html = _prepared(tmp_path, rows, "classification", **bert).report()
+    shown = re.search('<section [^>]*"trained".*?</section>', html, re.S)
+    assert shown
+    assert "<td>label 0</td><td class=number>3</td>" in shown[0]
+    assert "no token is trained" in shown[0]
+    assert "<figure" not in shown[0]
+    assert "trained on: labels." in html
+
+
+def test_the_share_of_the_version_is_said_beside_that_of_all_rows(tmp_path: Path) -> None:
+    """A long record is dropped for its length, and most trained tokens were its own."""
+    rows = [{"instruction": "Say", "output": "a " * n} for n in (3, 2000)]
+    version = _prepared(tmp_path, rows, "alpaca")
+    html = version.report()
+    side = version._opened.manifest.counts["statistics"]["train"]
+    share = f"{side['num_trained'] / side['num_tokens']:.1%}"
+    assert f"of the version's tokens {share} are trained" in html
+    assert f"<td class=number>{share}</td>" not in html
+
+
+def _prepared(
+    folder: Path, rows: list[dict[str, Any]], row_format: str, **settings: Any
+) -> packhouse.Version:
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = Recipe.model_validate(
@@ -270,6 +313,7 @@ def _prepared(folder: Path, rows: list[dict[str, Any]], row_format: str) -> pack
             "tokenizer": str(TOKENIZER),
             "pack": {"seq_len": 512, **({"strategy": "none"} if row_format == "kto" else {})},
             "publish": {"store": str(folder / "store")},
+            **settings,
         }
     )
     return packhouse.prepare(recipe, cache=folder / "cache", progress=False)

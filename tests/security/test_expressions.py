@@ -20,6 +20,7 @@ exists (from 'rows.jsonl')
 1) from read_text('/etc/passwd') where (1 = 1
 1) union select (2
 1), (2
+true) or (true
 true; attach '/tmp/x.duckdb' as x
 true; copy (select 1) to '/tmp/x'
 attach '/tmp/x.duckdb'

@@ -16,7 +16,11 @@ from click.testing import CliRunner
 import packhouse
 from packhouse.api import prepare
 from packhouse.cli import cli
+from packhouse.errors import IntegrityError
+from packhouse.exports import export_version
+from packhouse.loaders import StreamingPackedDataset, training_receipt
 from packhouse.records.tables import QUARANTINED
+from packhouse.store import open_version
 from tests.security.test_escaping import ACTIVE
 from tests.store.versions import forged
 
@@ -32,18 +36,18 @@ def made(tmp_path_factory):
     rows = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(8)]
     rows += [rows[0], {"instruction": "Drop.", "output": "x"}, {"instruction": "a", "output": ""}]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prepare(
-        {"path": str(folder / "rows.jsonl"), "where": "instruction <> 'Drop.'"},
-        tokenizer=TOKENIZER,
-        dataset="numbers",
-        store=folder / "store",
-        cache=folder / "cache",
-        progress=False,
-        pack={"seq_len": 128},
-        dedup={"exact": "drop"},
-        format={"template": "alpaca"},
-        validate={"max_quarantined": 0.2},
-    )
+    recipe = {
+        "dataset": "numbers",
+        "tokenizer": str(TOKENIZER),
+        "sources": [{"path": str(folder / "rows.jsonl"), "where": "instruction <> 'Drop.'"}],
+        "pack": {"seq_len": 128},
+        "dedup": {"exact": "drop"},
+        "format": {"template": "alpaca"},
+        "validate": {"max_quarantined": 0.2},
+        "publish": {"store": str(folder / "store")},
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    prepare(folder / "recipe.yaml", cache=folder / "cache", progress=False)
     return folder
 
 
@@ -65,18 +69,23 @@ def rewrite(version: Path, kind: str, column: str, value: Any) -> None:
         table = table.set_column(at, column, pa.array([value] * len(table)))
         written = io.BytesIO()
         pq.write_table(table, written, write_page_checksum=True)
-        sha256 = hashlib.sha256(written.getvalue()).hexdigest()
-        stem, _, ending = entry["key"].rpartition("-")
-        entry["key"] = f"{stem}-{sha256[:12]}.{ending.partition('.')[2]}"
-        entry |= {"sha256": sha256, "size": len(written.getvalue())}
-        (slot.parent / entry["key"]).write_bytes(written.getvalue())
+        forge_file(slot.parent, entry, written.getvalue())
     slot.write_bytes(forged(manifest))
+
+
+def forge_file(folder: Path, entry: dict[str, Any], content: bytes) -> None:
+    """Write a file of a version anew, and its entry in the manifest as if a run had written it."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    stem, _, ending = entry["key"].rpartition("-")
+    entry["key"] = f"{stem}-{sha256[:12]}.{ending.partition('.')[2]}"
+    entry |= {"sha256": sha256, "size": len(content)}
+    (folder / entry["key"]).write_bytes(content)
 
 
 def call(made: Path, version: Path, *words: str) -> str:
     (slot,) = version.glob("v/*/manifest.json")  # by its name: a ref would tell of the change
     places = {"VERSION": f"{version}@{slot.parent.name}", "BEFORE": f"{made}/store/numbers"}
-    places["PAGE"] = str(version / "page.html")
+    places |= {"PAGE": str(version / "page.html"), "RECIPE": str(made / "recipe.yaml")}
     words = tuple(places.get(word, word) for word in words)
     done = CliRunner().invoke(cli, words, env={"PACKHOUSE_CACHE": str(made / "cache")})
     assert done.exit_code in (0, 2, 3, 4, 5), (words, done.exit_code, done.exception)
@@ -203,3 +212,98 @@ def test_a_line_to_mend_of_other_types_is_refused(line, made, tmp_path) -> None:
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 2
     assert "line 1 of the mended rows has no sound" in done.output
+
+
+def stream(name: str, cache: Path) -> None:
+    list(StreamingPackedDataset(name, cache=cache))
+
+
+def load(name: str, cache: Path) -> None:
+    list(packhouse.load_packed(name, cache=cache))
+
+
+def export(name: str, cache: Path) -> None:
+    root, _, dataset = name.rpartition("/")
+    opened = open_version(root, *dataset.split("@"))
+    export_version(opened, "trl", cache / "out", cache=cache)
+
+
+@pytest.mark.parametrize("read", [stream, load, export])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("input_ids", None),
+        ("input_ids", HOSTILE),
+        ("input_ids", [2**31 - 1]),
+        ("input_ids", [float("nan")]),
+        ("input_ids", [[1]]),
+        ("labels", [{"start": 0, "end": 2**31 - 1}]),
+        ("labels", [2**62]),
+        ("labels", 7),
+        ("seq_lengths", [2**62]),
+        ("seq_lengths", [-5]),
+        ("record_ids", [None]),
+        ("record_ids", {"a": 1}),
+    ],
+)
+def test_rewritten_packs_are_never_given_to_a_trainer(
+    read, column, value, version, tmp_path
+) -> None:
+    rewrite(version, "data", column, value)
+    (slot,) = version.glob("v/*/manifest.json")
+    with pytest.raises(IntegrityError, match="is no file of a run") as refused:
+        read(f"{version}@{slot.parent.name}", tmp_path / "cache")
+    assert not ACTIVE.search(str(refused.value))
+
+
+def test_a_receipt_names_no_record_of_rewritten_packs(version, tmp_path) -> None:
+    rewrite(version, "data", "record_ids", [None])
+    (slot,) = version.glob("v/*/manifest.json")
+    data = StreamingPackedDataset(f"{version}@{slot.parent.name}", cache=tmp_path)
+    with pytest.raises(IntegrityError, match="column 'record_ids' is"):
+        training_receipt(data, data.state_dict() | {"packs": 1})
+
+
+def test_a_file_of_packs_that_is_no_parquet_is_refused_by_name(version, tmp_path) -> None:
+    (slot,) = version.glob("v/*/manifest.json")
+    manifest = json.loads(slot.read_bytes())
+    for entry in manifest["files"]:
+        if entry["kind"] == "data":
+            forge_file(slot.parent, entry, b"PAR1 and no more")
+    slot.write_bytes(forged(manifest))
+    for read in (stream, load, export):
+        with pytest.raises(IntegrityError, match=r"cannot be read|is no file of a run"):
+            read(f"{version}@{slot.parent.name}", tmp_path / "cache")
+
+
+LAST_RUN = (
+    ("dropped", "VERSION"),
+    ("explain", "RECIPE"),
+    ("plan", "RECIPE"),
+    ("quarantine", "ls", "RECIPE"),
+    ("trace", "VERSION", "--file", "rows.jsonl", "--line", "3"),
+)
+
+
+@pytest.mark.parametrize("field", ["step", "label", "key", "parts", "shard"])
+@pytest.mark.parametrize("value", [None, [1], -5, "../../../../etc", HOSTILE, {"uri": "\x1b[2J"}])
+def test_a_rewritten_plan_of_the_last_run_is_checked(field, value, made, version) -> None:
+    jobs = json.loads((made / "cache/runs/numbers.json").read_bytes())
+    changed = [{**job, field: value} if field in job else job for job in jobs]
+    with_last_run(made, version, json.dumps(changed))
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "null", '{"a": 1}', "[" * 100_000, "\xff"])
+def test_a_plan_of_the_last_run_that_is_none_counts_as_none(content, made, version) -> None:
+    with_last_run(made, version, content)
+
+
+def with_last_run(made: Path, version: Path, content: str) -> None:
+    path = made / "cache/runs/numbers.json"
+    before = path.read_bytes()
+    try:
+        path.write_text(content, encoding="latin-1")
+        for words in LAST_RUN:
+            call(made, version, *words)
+    finally:
+        path.write_bytes(before)

@@ -1,6 +1,7 @@
 """Rows that other tools tokenized, as a source: which are read, and why others are not."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,17 @@ def test_padding_behind_packed_records_is_of_none_of_them() -> None:
         ({"labels": None}, "labels", "nothing says which tokens are trained"),
         ({"labels": LABELS[1:]}, "uneven", "labels has 5 values, 6 tokens"),
         ({"position_ids": [0, 1]}, "uneven", "position_ids has 2 values"),
-        ({"labels": None, "loss_mask": [0, 0, 0, 1, 1, -1.0]}, "labels", "no weight"),
+        ({"labels": None, "loss_mask": [0, 0, 0, 1, 1, -1.0]}, "labels", "-1.0 at token 5"),
+        ({"loss_mask": [0, 0, 0, 1, 1, math.nan]}, "labels", "loss_mask is nan at token 5"),
+        ({"loss_mask": [0, 0, 0, math.inf, 1, 1]}, "labels", "loss_mask is inf at token 3"),
+        ({"loss_mask": [0, 0, 0, 1e6 + 1, 1, 1]}, "labels", "and weights are 0 to 1,000,000"),
+        ({"loss_mask": [0, 0, 0, 2**70, 1.5, 1]}, "labels", "and weights are 0 to 1,000,000"),
+        ({"assistant_masks": [0, 0, 0, -1, 1, 1]}, "labels", "assistant_masks is -1 at token 3"),
+        ({"input_ids": [True, *IDS[1:]]}, "type", "input_ids holds true or false at place 0"),
+        ({"labels": [*LABELS[:5], True]}, "type", "labels holds true or false at place 5"),
+        ({"position_ids": [False, True, 2, 3, 4, 5]}, "type", "position_ids holds true or false"),
+        ({"seq_lengths": [True, 5]}, "type", "seq_lengths holds true or false"),
+        ({"loss_mask": [0, 0, 0, 1, 1, "1"]}, "type", "loss_mask holds text at place 5"),
         ({"labels": "7 8"}, "type", "labels is text"),
         ({"input_ids": [IDS], "labels": [LABELS]}, "type", "write each of these as a row"),
         ({"input_ids": [float(i) for i in IDS]}, "type", "input_ids holds a number at place 0"),
@@ -167,6 +178,27 @@ def test_what_is_wrong_has_its_reason_and_place(
 
     assert bad.value.reason == reason
     assert says in bad.value.detail
+
+
+def test_weights_up_to_the_limit_of_messages_pass_and_flags_are_masks() -> None:
+    row = {"input_ids": IDS, "loss_mask": [0, 0, 0, 1e6, True, 0.0]}
+
+    assert read(row)[0][1:3] == [("assistant", [7], 1e6), ("assistant", [8], None)]
+
+
+def test_numbers_that_are_no_weights_and_ids_that_are_flags_are_quarantined(
+    tmp_path: Path,
+) -> None:
+    weighed = [[0.0, 1.0, weight] for weight in (1.0, math.nan, math.inf, -0.5, 1e7)]
+    table = pa.table({"input_ids": [[1, 2, 3]] * 5, "loss_mask": weighed})
+    pq.write_table(table, tmp_path / "weights.parquet")
+    flags = pa.table({"input_ids": [[True, False, True]], "labels": [[True, False, True]]})
+    pq.write_table(flags, tmp_path / "flags.parquet")
+
+    source = read_source(tmp_path / "weights.parquet")
+    assert source.validated["row"].to_pylist() == [0]
+    assert source.reasons == ["labels"] * 4
+    assert read_source(tmp_path / "flags.parquet").reasons == ["type"]
 
 
 def test_labels_that_equal_ids_by_chance_when_shifted_are_no_shift() -> None:

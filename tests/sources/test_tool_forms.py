@@ -7,6 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from packhouse.templates.chat_messages import chat_messages
+from tests.templates.toys import CHATML, chat_renderer
+
 BARE = {"name": "add", "description": "adds", "parameters": {"type": "object"}}
 WRAPPED = {"type": "function", "function": BARE}
 
@@ -113,3 +116,35 @@ def test_json_text_that_would_be_read_as_something_else_is_refused(
         row["messages"][1]["tool_calls"] = [{"function": {"name": "f", "arguments": arguments}}]
 
     assert read_bytes(json.dumps(row).encode(), format="chat").reasons == [reason]
+
+
+@pytest.mark.parametrize("text", ['{"b":  2,"a":1}', '{"a":"caf\\u00e9"}', "no JSON {"])
+def test_a_template_that_joins_texts_writes_the_arguments_as_the_row_has_them(read_bytes, text):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "r"},
+            {"role": "assistant", "content": "a"},
+        ]
+    }
+    read = read_bytes(json.dumps(row).encode(), format="chat")
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' + c.function.arguments }}"
+
+    out = chat_renderer(
+        CHATML.replace("+ '<|im_end|>", "}}" + calls + "{% endfor %}{{ '<|im_end|>")
+    ).render(read.validated)
+
+    assert f"f {text}<|im_end|>" in out.formatted["text"][0].as_py()
+
+
+def test_arguments_in_another_form_are_an_object_to_other_templates(read_bytes):
+    def messages(arguments):
+        call = {"name": "f", "arguments": arguments}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        row = {"messages": [{"role": "user", "content": "q"}, said]}
+        (found,) = read_bytes(json.dumps(row).encode(), format="chat").messages
+        return chat_messages(found)
+
+    assert messages('{"a":1}') == messages({"a": 1}) == messages('{"a": 1}')

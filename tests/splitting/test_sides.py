@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
 from packhouse.recipe import SplitConfig
-from packhouse.splitting import Disjoint, sides
+from packhouse.splitting import LeakCheck, goes_to_eval
 
 KEYS = st.lists(st.integers(0, 30), max_size=80).map(
     lambda numbers: [key_of(number) for number in numbers]
@@ -21,7 +21,7 @@ def key_of(number: int) -> str:
 
 
 def is_eval(keys, **config) -> list[bool]:
-    return sides(pa.array(keys, pa.string()), SplitConfig(**config)).tolist()
+    return goes_to_eval(pa.array(keys, pa.string()), SplitConfig(**config)).tolist()
 
 
 def test_the_assignment_is_pinned():
@@ -117,27 +117,27 @@ def test_order_does_not_matter(keys, data, config):
 def test_numpy_chunked_and_sliced_keys_are_read_alike():
     keys = [key_of(number) for number in range(10)]
     config = SplitConfig(eval_fraction=0.5)
-    expected = sides(pa.array(keys), config).tolist()
+    expected = goes_to_eval(pa.array(keys), config).tolist()
 
-    assert sides(np.array(keys), config).tolist() == expected
+    assert goes_to_eval(np.array(keys), config).tolist() == expected
     chunked = pa.chunked_array([keys[:3], keys[3:3], keys[3:]], pa.string())
-    assert sides(chunked, config).tolist() == expected
-    assert sides(pa.array(["?", *keys, None])[1:11], config).tolist() == expected
+    assert goes_to_eval(chunked, config).tolist() == expected
+    assert goes_to_eval(pa.array(["?", *keys, None])[1:11], config).tolist() == expected
 
 
 @pytest.mark.parametrize("key", ["", "abc", "G" * 20, "A" * 20, "\u00e9" * 10, "0" * 21, None])
 def test_a_key_that_is_not_20_hex_digits_is_refused(key):
     with pytest.raises(ContractError, match=r"key 1 is '.*', not 20 lower-case hex digits"):
-        sides(pa.array(["0" * 20, key]), SplitConfig(eval_fraction=0.5))
+        goes_to_eval(pa.array(["0" * 20, key]), SplitConfig(eval_fraction=0.5))
 
 
 def prove_disjoint(train, evaluation, what="group_key"):
-    proof = Disjoint(what)
+    check = LeakCheck(what)
     for chunk in evaluation:
-        proof.hold(chunk)
+        check.add_eval(chunk)
     for chunk in train:
-        proof.look(chunk)
-    proof.end()
+        check.check_train(chunk)
+    check.finish()
 
 
 def test_disjoint_sides_are_proven():

@@ -110,14 +110,14 @@ MUTANTS = [
         "a publisher does not look at the past of the ref",
         refs,
         "_is_done",
-        "return current.held(target.version)",
+        "return current.has_pointed_to(target.version)",
         "return current.version == target.version",
     ),
     Mutant(
         "a move does not know itself again",
         refs,
         "_is_done",
-        "if current.made(write_id):",
+        "if current.was_moved_by(write_id):",
         "if False:",
     ),
     Mutant(

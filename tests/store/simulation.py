@@ -245,7 +245,7 @@ class Simulation:
             found, _ = yield from publish.find_slot_steps(DATASET, vid)
             if found is not None:
                 ref = yield from refs.set_ref_steps(DATASET, "latest", found.version)
-                if not ref.held(found.version):
+                if not ref.has_pointed_to(found.version):
                     raise Violation("ref set was acknowledged and is not in the ref")
 
         self._spawn("setter", start, 2, lambda _: None)
@@ -454,9 +454,9 @@ class Simulation:
             raise Violation(f"ref went from seq {old and old.seq} to {new.seq}")
         if not isinstance(self.store.slot(new.version), Manifest):
             raise Violation(f"ref points to {new.version}, which is not committed")
-        if old is not None and old.made(new.write_id):
+        if old is not None and old.was_moved_by(new.write_id):
             raise Violation(f"one move of the ref to {new.version} was made twice")
-        if old is not None and not self.has_setter and old.held(new.version):
+        if old is not None and not self.has_setter and old.has_pointed_to(new.version):
             raise Violation(f"ref moved back to {new.version}")
 
     def _check_delete(self, key: str) -> None:
@@ -474,7 +474,7 @@ class Simulation:
             raise Violation(f"{result.version} was acknowledged and is not committed")
         self._check_whole(slot)
         current = self.store.ref("latest")
-        if ref and (current is None or not current.held(result.version)):
+        if ref and (current is None or not current.has_pointed_to(result.version)):
             raise Violation(f"{result.version} was acknowledged and the ref never held it")
 
     def _check_acknowledged(self) -> None:
@@ -484,7 +484,7 @@ class Simulation:
             if not isinstance(slot, Manifest):
                 raise Violation(f"acknowledged {version} is lost")
             self._check_whole(slot)
-            if ref and (current is None or not current.held(version)):
+            if ref and (current is None or not current.has_pointed_to(version)):
                 raise Violation(f"the ref lost acknowledged {version}")
 
     def _check_reclaimed(self) -> None:

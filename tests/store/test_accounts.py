@@ -31,7 +31,8 @@ DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.ya
 def published(tmp_path_factory):
     """The demo as a run publishes it, with one other format."""
     place = tmp_path_factory.mktemp("published")
-    overrides = (f"publish.store={place / 'store'}", "publish.exports=[jsonl]")
+    exports = "publish.exports=[jsonl, {format: trl, shards: 2}]"
+    overrides = (f"publish.store={place / 'store'}", exports)
     recipe = load_recipe(DEMO, overrides)
     workspace = Workspace(cache=place / "cache", check=schemas.check)
     return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
@@ -96,6 +97,14 @@ def put(value, *path):
     return change
 
 
+def without_key(key):
+    def change(document):
+        assert key in [entry["key"] for entry in document["files"]]
+        document["files"] = [entry for entry in document["files"] if entry["key"] != key]
+
+    return change
+
+
 def hide_bad_rows(document):
     erase("counts", "ledger", 0, "quarantined")(document)
 
@@ -148,6 +157,10 @@ ATTACKS = {
     "no eval": (without("data", "eval"), "num_packs of split 'eval': 8; in its files: 0"),
     "no export": (without("exports"), "export 'jsonl' of train, eval is missing"),
     "half an export": (without("exports", "eval"), "export 'jsonl' of eval is missing"),
+    "a shard of an export": (
+        without_key("exports/trl/train-00001-of-00002.parquet"),
+        "export 'trl-00001-of-00002' of train is missing",
+    ),
     "bad rows": (hide_bad_rows, "step 'validate' lost 9 of 304 rows without a reason"),
     "bad rows, no file": (hide_bad_rows_and_their_file, "step 'validate' lost 9 of 304 rows"),
     "bad rows unread": (never_read_bad_rows, "rows read: 295; in lineage: 304"),

@@ -1,8 +1,14 @@
 """Columns of published files: what is fetched of them, and files that cannot be followed."""
 
 import io
+import os
 import random
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
+from packhouse.errors import DiskError, IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.store import LocalFile, OpenVersion, columns, open_version, publish_version
 from packhouse.store.columns import fetch_columns
 from packhouse.store.local import LocalStore
@@ -212,6 +218,35 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
     monkeypatch.setattr(columns, "_THREADS", 1)
     with pytest.raises(IntegrityError, match=message):
         read_view(opened, "records", ["num_tokens"])
+
+
+def test_a_store_that_gives_less_than_it_was_asked_for_is_named(publish, content, monkeypatch):
+    opened, get_range = publish(content), LocalStore.get_range
+
+    def short(self: LocalStore, key: str, start: int, length: int) -> Part:
+        return replace(get_range(self, key, start, length), data=b"PAR1")
+
+    monkeypatch.setattr(LocalStore, "get_range", short)
+    with pytest.raises(IntegrityError, match="gave 4 of the 65,536 bytes it was asked for"):
+        read_view(opened, "records", ["num_tokens"])
+
+
+def test_a_disk_that_cannot_take_a_copy_is_named_and_nothing_is_left(publish, content, tmp_path):
+    opened = publish(content)
+    (tmp_path / "tmp").mkdir()
+    ask = "import sys; from packhouse.cli import cli; cli(['stats', sys.argv[1]])"
+    done = subprocess.run(
+        [sys.executable, "-c", ask, f"{opened.store.uri}/tiny"],
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**16, 2**16)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == DiskError.exit_code, done.stderr
+    assert "File too large" in done.stderr
+    assert "set TMPDIR to another folder" in done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_an_object_that_is_gone_is_named(publish, content):

@@ -98,7 +98,9 @@ def facts_of(rows, lengths, trained, bad):
     return {
         "lineage": {"sources": [{"file": f, "rows": n} for f, n in rows.items()]},
         "counts": {
-            "ledger": [{"rows_in": 100, "quarantined": {"json": bad}}],
+            "ledger": [
+                {"step": "validate", "rows_in": 100, "rows_out": 90, "quarantined": {"json": bad}}
+            ],
             "statistics": {
                 "train": {
                     "length_histogram": lengths,

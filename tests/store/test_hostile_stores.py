@@ -23,8 +23,9 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.report.notebook import numbers_of
-from packhouse.result import print_ledger
+from packhouse.report.checks import duplicates_section, quality_section
+from packhouse.report.sections import flow_section, heading, overview, recipe_section
+from packhouse.result import print_ledger, print_quality
 from packhouse.store import (
     load_ref,
     open_store,
@@ -37,6 +38,7 @@ from packhouse.store import (
 )
 from packhouse.store.accounts import manifest_problems, tally_problems
 from packhouse.store.card import dataset_card
+from packhouse.store.counts import numbers_of
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import Manifest, parse_slot
@@ -163,6 +165,12 @@ def test_no_number_of_a_file_is_strange(store, name, value):
         ("schema", []),
         ("counts", {"ledger": [{"rows_in": -1}]}),
         ("counts", {"ledger": {"step": "x"}}),
+        ("counts", {"ledger": [{"step": "x", "rows_in": 1}]}),
+        ("counts", {"dedup": None}),
+        ("configuration", {"format": []}),
+        ("configuration", {"pack": {"seed": "7"}}),
+        ("configuration", {"pack": {"pad_record_to_multiple_of": 0}}),
+        ("audit", {"dataset": {}, "sources": {}, "quality": {"dataset": {"rows": 1}}}),
         ("counts", {"statistics": {"train": {"num_packs": True}}}),
         ("counts", {"statistics": {"train": {"length_histogram": [[1]]}}}),
         ("counts", {"x": 2**64}),
@@ -373,6 +381,14 @@ def leaves(value, path=()):
 
 def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
     document = json.loads((PUBLISHED / "demo-manifest.json").read_bytes())
+    counters = {"rows": 304, "html": 1}
+    row = {"source": "rows/rows.jsonl", "row": 7, "record_id": "ab", "value": 1}
+    document["audit"]["quality"] = {
+        "dataset": counters,
+        "sources": {"rows": counters},
+        "worst": {"html": [row]},
+        "languages": {"en": 304},
+    }
     whole = parse_slot((PUBLISHED / "demo-manifest.json").read_bytes())
     for split in document["counts"]["statistics"].values():
         del split["length_histogram"][1:]
@@ -410,6 +426,12 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
             if {"ledger", "lineage"} & set(path):
                 lines = [dict(line) for line in manifest.counts.get("ledger", [])]
                 print_ledger(lines, manifest.lineage.get("sources", []))
+            if {"audit", "counts", "lineage", "configuration"} & set(path):
+                print_quality(manifest.audit)
+                for section in (heading, overview, flow_section, recipe_section):
+                    section(manifest)
+                quality_section(manifest)
+                duplicates_section(manifest)
             numbers_of(manifest)
     assert num_read > 100  # facts that no reader takes for a path or a number
     assert num_refused > 1000

@@ -1,15 +1,18 @@
 """Endpoint, region, addressing, CA bundle and profile come from the usual AWS environment."""
 
+import io
 import os
 import shutil
 import ssl
 import subprocess
 
 import pytest
+from botocore.response import StreamingBody
+from botocore.stub import Stubber
 
 from packhouse.errors import ConfigError, StoreError
 from packhouse.store import open_store
-from packhouse.store.s3 import filesystem_options, make_client
+from packhouse.store.s3 import S3Store, filesystem_options, make_client
 from tests.store.conftest import SETTINGS
 from tests.store.proxy import FaultyProxy
 
@@ -98,3 +101,24 @@ def test_an_endpoint_with_a_password_is_refused_and_not_repeated(monkeypatch, na
         with pytest.raises(ConfigError, match=f"{name} holds a user name") as caught:
             use()
         assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "call"),
+    [
+        ("head_object", {"ContentLength": 1, "ETag": "x"}, lambda store: store.head("k")),
+        ("get_object", {"ContentLength": 4}, lambda store: store.get("k")),
+        ("get_object", {"ContentLength": 4}, lambda store: store.get_range("k", 0, 4)),
+        ("put_object", {}, lambda store: store.put_create("k", b"PAR1")),
+    ],
+)
+def test_an_answer_without_what_every_server_gives_is_refused(bare, operation, answer, call):
+    bare.setenv("AWS_ACCESS_KEY_ID", "a")
+    bare.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    client = make_client()
+    if operation == "get_object":
+        answer |= {"Body": StreamingBody(io.BytesIO(b"PAR1"), 4)}
+    stubber = Stubber(client)
+    stubber.add_response(operation, answer)
+    with stubber, pytest.raises(StoreError, match="the answer has no '"):
+        call(S3Store("bucket", client=client))

@@ -160,7 +160,7 @@ class FakeClient:
 
     def put_object(self, Key, Body, **_):
         if self.status == 200:
-            self.objects[Key] = Body
+            self.objects[Key] = Body.read()
             return {"ETag": '"0"'}
         from botocore.exceptions import ClientError
 

@@ -50,14 +50,6 @@ def test_a_prompt_is_dart_math_s_to_the_byte_and_the_answer_alone_is_trained(nam
     assert pieces(done) == [[" It is 2.</s>"]]
 
 
-def test_alpaca_is_stanford_s_and_dart_math_s_has_a_line_break_more():
-    stanford, dart = (
-        render(name, adds_bos=False).formatted["text"].to_pylist()[0]
-        for name in ("alpaca", "dart-math/alpaca")
-    )
-    assert dart == stanford.replace("### Response:", "### Response:\n")
-
-
 def test_a_bos_that_the_texts_begin_with_stands_once():
     tokens = {"bos_token": "<|begin_of_text|>", "eos_token": "</s>"}
     (text,) = render("dart-math/llama3-math", special_tokens=tokens).formatted["text"].to_pylist()

@@ -44,8 +44,8 @@ def test_records_are_compared_by_id_wherever_packing_put_them(store, tmp_path):
 def test_a_changed_line_of_the_ledger_is_named_by_its_step(store, tmp_path):
     def facts(bad):
         lines = [
-            {"step": "validate", "rows_in": 9, "quarantined": bad},
-            {"step": "format", "rows_in": 8, "quarantined": {}},
+            {"step": "validate", "rows_in": 9, "rows_out": 8, "quarantined": bad},
+            {"step": "format", "rows_in": 8, "rows_out": 8, "quarantined": {}},
         ]
         return FACTS | {"counts": {"ledger": lines}}
 

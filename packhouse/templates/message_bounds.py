@@ -13,12 +13,12 @@ from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.turn_rules import TurnRules
 
-__all__ = ["Places"]
+__all__ = ["MessageBounds"]
 
 FREE_MESSAGES = 2**18  # messages of prompts that a row may cost, beyond 64 for each of its own
 
 
-class Places:
+class MessageBounds:
     """Where the messages of one rendering are, as spans of its bytes."""
 
     def __init__(self, talk: Conversation, control: re.Pattern[bytes]) -> None:

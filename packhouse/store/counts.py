@@ -1,0 +1,69 @@
+"""What a manifest counts, as numbers that pages show."""
+
+from packhouse.packing import PackStatistics
+from packhouse.records.ledger import sum_by_reason
+from packhouse.store.manifest import Manifest
+from packhouse.wording import by_name, counted
+
+__all__ = ["numbers_of", "splits_of", "totals_of"]
+
+
+def totals_of(manifest: Manifest) -> dict[str, int]:
+    """Return rows of the ledger, and packs, records and tokens of all splits, by name."""
+    ledger = manifest.counts.get("ledger", [])
+    totals = {"rows read": ledger[0].get("rows_in", 0) if ledger else 0}
+    for kind in ("quarantined", "dropped"):
+        totals[kind] = sum_by_reason(ledger, kind).total()
+    splits = splits_of(manifest).values()
+    for name, attribute in _OF_SPLITS.items():
+        totals[name] = sum(getattr(each, attribute) for each in splits)
+    return totals
+
+
+_OF_SPLITS = {
+    "records packed": "num_sequences",
+    "packs": "num_packs",
+    "tokens": "num_tokens",
+    "trained tokens": "num_trained",
+    "padding": "num_padding",
+}
+
+
+def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what a manifest says of rows and splits: names and values."""
+    ledger = manifest.counts.get("ledger", [])
+    lines = [("rows read", f"{ledger[0].get('rows_in', 0):,}" if ledger else "0")]
+    for kind in ("quarantined", "dropped"):
+        sums = sum_by_reason(ledger, kind)
+        lines.append((kind, f"{sums.total():,} ({by_name(sums)})" if sums else "0"))
+    for name, side in splits_of(manifest).items():
+        share = side.num_trained / max(side.num_tokens, 1)
+        said = (
+            f"{counted(side.num_packs, 'pack')} of {side.seq_len:,} tokens, {side.fill:.2%} full; "
+            f"{counted(side.num_sequences, 'record')}, {counted(side.num_tokens, 'token')}, "
+            f"{share:.1%} trained"
+        )
+        lines.append((name, said))
+    return lines
+
+
+def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:
+    """Return the statistics of the splits that have packs, train before eval.
+
+    What another program's manifest does not say is 0.
+    """
+    splits = {}
+    for name, said in sorted(manifest.counts.get("statistics", {}).items(), reverse=True):
+        known = {key: said[key] for key in _NUMBERS if type(said.get(key)) is int}
+        bars = [(length, count) for length, count in said.get("length_histogram", [])]
+        side = PackStatistics(
+            **{"seq_len": 1, "lower_bound": 0, **known},
+            strategy=str(said.get("strategy", "")),
+            length_histogram=bars,
+        )
+        if side.num_packs:
+            splits[name] = side
+    return splits
+
+
+_NUMBERS = ("seq_len", "num_sequences", "num_packs", "num_tokens", "num_trained", "lower_bound")

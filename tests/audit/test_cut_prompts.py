@@ -1,0 +1,212 @@
+"""Prompts cut in front and masks that begin late, in rows that other tools tokenized."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packhouse
+from packhouse.golden import pin
+from packhouse.recipe import parse_recipe
+from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.encoders import load_tokenizer
+
+Rows = list[dict[str, Any]]
+SYSTEM = {"role": "system", "content": "Answer in one line, and be kind to everyone who asks."}
+TALK = [
+    {"role": "user", "content": "What may a visitor to the harbour see on a Sunday?"},
+    {"role": "assistant", "content": "Ships, gulls and the old crane."},
+    {"role": "user", "content": "And on a Monday?"},
+    {"role": "assistant", "content": "The same, without the crowd."},
+]
+CALL = [
+    {"role": "user", "content": "How warm is it in the harbour of Oslo today?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": '[{"type":"function","id":"abcdefghi","function":{"name":"weather",'
+        '"arguments":{"city":"Oslo"}}}]',
+    },
+    {"role": "tool", "content": "21 degrees", "tool_call_id": "abcdefghi", "name": "weather"},
+    {"role": "assistant", "content": "It is 21 degrees."},
+]
+NAMES = ("Ada", "Boris", "Chen", "Dora", "Emil", "Fatima", "Goran", "Hana")
+CHATS = [
+    *[[{**turn, "content": f"{name}: {turn['content']}"} for turn in TALK] for name in NAMES],
+    [SYSTEM, *TALK],
+    CALL,
+]
+CHATML = ("<|im_start|>", "<|im_start|>assistant")
+MISTRAL = ("[INST]", "[/INST]")
+# Template of each tokenizer, what a turn begins with, and what stands before an answer.
+TEMPLATES = {
+    "qwen2.5-instruct": ("chat", *CHATML),
+    "qwen3": ("chat", *CHATML),
+    "mistral-7b-instruct-v0.3": ("chat", *MISTRAL),
+    "qwen3 with Alpaca": ("alpaca_newline", "### Instruction:", "### Response:"),
+    "mistral-7b-instruct-v0.3 with Alpaca": (
+        *("dart-math/alpaca", "### Instruction:", "### Response:"),
+    ),
+}
+
+
+class Rowmaker:
+    """A tokenizer with a template, as another tool has them."""
+
+    def __init__(self, name: str, shared: Path, cache: Path) -> None:
+        self.template, self.opens, self.header = TEMPLATES[name]
+        self.tokenizer = str(shared / "tokenizers" / name.partition(" ")[0])
+        self.cache = cache
+        self.backend = load_tokenizer(load_snapshot(self.tokenizer).backend)
+
+    def rows(self, chats: list[Any]) -> Rows:
+        recipe = parse_recipe(
+            {
+                "dataset": "made",
+                "tokenizer": self.tokenizer,
+                "sources": [{"path": "rows"}],
+                "format": {"template": self.template},
+            },
+            where="test",
+        )
+        made = []
+        for item in pin([{"messages": chat} for chat in chats], recipe):
+            if "input_ids" not in item:
+                continue
+            labels = [-100] * len(item["input_ids"])
+            for start, end in item["trained"]:
+                labels[start:end] = item["input_ids"][start:end]
+            made.append({"input_ids": item["input_ids"], "labels": labels})
+        return made
+
+    def found(self, rows: Rows) -> dict[str, int]:
+        report = packhouse.audit(
+            rows, self.tokenizer, template=self.template, cache=self.cache, progress=False
+        )
+        return {finding.name: finding.number for finding in report.findings}
+
+    def text(self, ids: list[int]) -> str:
+        return str(self.backend.decode(ids, skip_special_tokens=False)).lstrip()
+
+
+@pytest.fixture(params=TEMPLATES)
+def maker(request: pytest.FixtureRequest, shared: Path, tmp_path: Path) -> Rowmaker:
+    return Rowmaker(request.param, shared, tmp_path)
+
+
+def first_trained(row: dict[str, Any]) -> int:
+    return next(n for n, label in enumerate(row["labels"]) if label != -100)
+
+
+def late(row: dict[str, Any], *numbers: int) -> dict[str, Any]:
+    """The row with the first tokens of each answer left out of the mask."""
+    labels = list(row["labels"])
+    begins = [n for n, label in enumerate(labels) if label != -100 and labels[n - 1] == -100]
+    for begin, number in zip(begins, numbers, strict=False):
+        labels[begin : begin + number] = [-100] * len(labels[begin : begin + number])
+    return {**row, "labels": labels}
+
+
+def test_every_cut_inside_a_prompt_is_found_and_whole_rows_are_not(maker: Rowmaker) -> None:
+    rows = maker.rows(CHATS)
+    assert not maker.found(rows)
+    chosen = rows[0] if maker.opens in ("[INST]", "### Instruction:") else rows[8]
+    cut, num_visible = [], 0
+    for at in range(1, first_trained(chosen)):
+        left = {name: values[at:] for name, values in chosen.items()}
+        prompt = maker.text(chosen["input_ids"][at : first_trained(chosen)])
+        before, header, _ = prompt.partition(maker.header)
+        if header and before:
+            cut.append(left)
+            is_whole = before.startswith(maker.opens)
+            if maker.opens == "### Instruction:":  # the preamble is no turn's
+                is_whole = maker.opens in before
+            num_visible += not is_whole
+
+    assert 8 < num_visible < len(cut)
+    found = maker.found([*rows, *cut])
+    assert found.pop("missing_headers") == num_visible
+    assert found.keys() <= {"missing_bos"}
+
+
+def test_answers_whose_first_tokens_are_not_trained_are_found(maker: Rowmaker) -> None:
+    rows = maker.rows(CHATS)
+    spoiled = [late(rows[0], 1), late(rows[1], 0, 5), late(rows[2], 2, 2), *rows[3:]]
+
+    assert maker.found(spoiled) == {"untrained_starts": 3}
+
+
+def _without(row: dict[str, Any], begin: str, maker: Rowmaker) -> dict[str, Any]:
+    """The row with what the answer begins with left out of the mask."""
+    start = first_trained(row)
+    for end in range(start, len(row["labels"])):
+        if maker.text(row["input_ids"][start:end]).rstrip() == begin:
+            break
+    return {**row, "labels": [*[-100] * end, *row["labels"][end:]]}
+
+
+def test_thoughts_and_the_tags_of_a_prompt_may_be_left_out(shared: Path, tmp_path: Path) -> None:
+    maker = Rowmaker("qwen3", shared, tmp_path)
+    thought = "<think>\nGulls live there.\n</think>"
+    chats = [[TALK[0], {"role": "assistant", "content": f"{thought}\n\nGulls."}]]
+    (thinking,) = maker.rows(chats)
+    (silent,) = maker.rows([TALK[:2]])
+
+    for row, begin in (
+        (thinking, "<think>"),
+        (thinking, thought),
+        (silent, "<think>\n\n</think>"),
+    ):
+        left = _without(row, begin, maker)
+        assert not maker.found([*maker.rows(CHATS), left]), begin
+    half = _without(thinking, "<think>\nGulls live", maker)
+    assert maker.found([*maker.rows(CHATS), half]) == {"untrained_starts": 1}
+
+
+def test_an_end_trained_alone_counts_only_where_nothing_else_is(
+    shared: Path, tmp_path: Path
+) -> None:
+    """Axolotl's `train_on_eos: all` trains the end of turns that it does not train."""
+    maker = Rowmaker("qwen2.5-instruct", shared, tmp_path)
+    rows = maker.rows(CHATS)
+    (short,) = maker.rows([TALK[:2]])
+    spoiled = []
+    for row in (rows[0], short):
+        size = row["labels"].index(151645, first_trained(row)) - first_trained(row)
+        spoiled.append(late(row, size))
+
+    assert not maker.found([spoiled[0], *rows[1:]])
+    assert maker.found([spoiled[1], *rows]) == {"untrained_starts": 1}
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
+def test_right_rows_of_real_chats_have_no_finding(
+    shared: Path, tmp_path: Path, tokenizer: str
+) -> None:
+    """What packhouse makes of real conversations, as if another tool had made it."""
+    files = [
+        "alpaca_gpt4_eval_1000.jsonl",
+        "glaive_toolcall_en_demo.json",
+        "oasst_en_100_message.jsonl",
+        "reason_tool_use_demo_50.jsonl",
+        "xtuner_openai_sft.jsonl",
+    ]
+    named = str(shared / "tokenizers" / tokenizer)
+    lifted = ("max_duplicates", "max_unterminated_turns", "max_trained_prompts")
+    version = packhouse.prepare(
+        [str(shared / "data" / file) for file in files],
+        tokenizer=named,
+        format={"template": "chat"},
+        pack={"seq_len": 16384, "over_length": "drop"},
+        audit=dict.fromkeys(lifted, 1.0),
+        validate={"max_quarantined": 1.0},
+        store=tmp_path / "store",
+        dataset="chats",
+        cache=tmp_path / "cache",
+        progress=False,
+    )
+    report = packhouse.audit(version, named, cache=tmp_path / "cache", progress=False)
+    found = {finding.name: finding.number for finding in report.findings}
+
+    assert report.counts["records"] > 1000
+    assert not found.keys() & {"missing_headers", "untrained_starts"}

@@ -1,0 +1,51 @@
+"""Names that a recipe takes are on the pages that explain them."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from packhouse.packing import STRATEGIES, plan
+from packhouse.recipe import FormatConfig
+from packhouse.recipe.source import RowFormatName
+from packhouse.templates import single_turn
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FORMATS = DOCS / "how-to" / "own-format.md"
+TEMPLATE = FormatConfig.model_fields["template"].description or ""
+
+
+def first_cells(text: str) -> set[str]:
+    """Names in backticks in the first column of a text's tables."""
+    cells = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (FORMATS.read_text(), set(get_args(RowFormatName)) - {"auto"}),
+        ((DOCS / "packing.md").read_text(), set(STRATEGIES)),
+        (plan.__doc__, set(STRATEGIES)),
+    ],
+    ids=["row formats", "strategies", "strategies in the code"],
+)
+def test_a_table_has_a_row_for_each_name(text, names):
+    assert names - first_cells(text) == set()
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "contributor.md"])
+def test_files_that_a_page_names_are_there(page):
+    named = set(re.findall(r"`([\w./-]+/[\w./-]*|\w+\.py)`", (DOCS / page).read_text()))
+    roots = (DOCS.parent, DOCS.parent / "packhouse")
+    assert len(named) > 10
+    assert [
+        path for path in sorted(named) if not any((root / path).exists() for root in roots)
+    ] == []
+
+
+@pytest.mark.parametrize("name", single_turn.SINGLE_TURN)
+def test_each_template_is_explained(name):
+    assert re.search(rf"^    {name}\s", single_turn.__doc__, re.MULTILINE)
+    assert f"`{name}`" in TEMPLATE

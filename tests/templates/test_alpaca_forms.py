@@ -1,0 +1,100 @@
+"""Alpaca's three forms: Stanford's, with a line break behind the header, and dart-math's."""
+
+import pytest
+
+from packhouse.recipe import FormatConfig, SourceConfig, TokenizeConfig, ValidateConfig
+from packhouse.sources import read_shard, scan_source
+from packhouse.templates import make_renderer
+from packhouse.tokenization import load_snapshot, tokenize_table
+from tests.templates.toys import make_snapshot, make_table, pieces
+
+WITHOUT_INPUT = """\
+Below is an instruction that describes a task. Write a response that appropriately completes the \
+request.
+
+### Instruction:
+Say hi.
+
+### Response:"""
+WITH_INPUT = """\
+Below is an instruction that describes a task, paired with an input that provides further context. \
+Write a response that appropriately completes the request.
+
+### Instruction:
+Add.
+
+### Input:
+1 and 2
+
+### Response:"""
+WITHOUT_BLOCK = """\
+Below is an instruction that describes a task. Write a response that appropriately completes the \
+request.
+
+### Instruction:
+Add.
+1 and 2
+
+### Response:"""
+
+
+@pytest.mark.parametrize(
+    ("template", "without_input", "with_input"),
+    [
+        ("alpaca", WITHOUT_INPUT, WITH_INPUT),
+        ("alpaca_newline", WITHOUT_INPUT + "\n", WITH_INPUT + "\n"),
+        ("dart-math/alpaca", WITHOUT_INPUT + "\n", WITHOUT_BLOCK + "\n"),
+    ],
+)
+def test_the_text_of_each_form_is_as_published(template, without_input, with_input):
+    asked = {"role": "user", "content": "Add.", "context": "1 and 2"}
+    rows = [
+        [("user", "Say hi."), ("assistant", "Hi!")],
+        [asked, {"role": "assistant", "content": "3"}],
+    ]
+    renderer = make_renderer(FormatConfig(template=template), make_snapshot(adds_bos=False))
+    rendered = renderer.render(make_table(rows)).formatted
+
+    assert rendered["text"].to_pylist() == [f"{without_input}Hi!</s>", f"{with_input}3</s>"]
+    assert pieces(rendered) == [["Hi!</s>"], ["3</s>"]]
+
+
+def test_further_turns_repeat_the_header_with_its_line_break():
+    turns = [("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    renderer = make_renderer(FormatConfig(template="alpaca_newline"), make_snapshot())
+    rendered = renderer.render(make_table([[*turns, ("assistant", "d")], turns[1:3] * 2]))
+
+    assert rendered.formatted["text"].to_pylist()[0] == (
+        "<s>Be brief.\n\n### Instruction:\na\n\n### Response:\nb</s>"
+        "\n\n### Instruction:\nc\n\n### Response:\nd</s>"
+    )
+    assert pieces(rendered.formatted) == [["b</s>", "d</s>"], ["b</s>", "b</s>"]]
+
+
+def test_what_the_form_has_no_place_for_names_the_form():
+    renderer = make_renderer(FormatConfig(template="alpaca_newline"), make_snapshot())
+    done = renderer.render(make_table([[("user", "a"), ("user", "b"), ("assistant", "c")]]))
+
+    assert done.quarantined["detail"].to_pylist() == [
+        "alpaca_newline needs user and assistant in turn, got user, user, assistant"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "num_straddling"), [("qwen2.5-instruct", 156), ("mistral-7b-instruct-v0.3", 8)]
+)
+def test_with_the_line_break_no_answer_begins_inside_a_token_of_the_prompt(
+    shared, tokenizer, num_straddling
+):
+    config = SourceConfig(path=str(shared / "data" / "alpaca_data.json"), format="alpaca")
+    shard = read_shard(scan_source(config)[0], config, ValidateConfig(), "prompt")
+    snapshot = load_snapshot(str(shared / "tokenizers" / tokenizer))
+    straddling = {}
+    for template in ("alpaca", "alpaca_newline"):
+        renderer = make_renderer(FormatConfig(template=template), snapshot)
+        rendered = renderer.render(shard.validated.slice(0, 300))
+        assert rendered.quarantined.num_rows == 0
+        done = tokenize_table(rendered.formatted, snapshot, TokenizeConfig())
+        straddling[template] = done.notes.get("straddles_start", 0)
+
+    assert straddling == {"alpaca": num_straddling, "alpaca_newline": 0}

@@ -1,0 +1,11 @@
+"""Ids of control tokens, as tests want them."""
+
+import numpy as np
+
+from packhouse.tokenization import TokenizerSnapshot
+from packhouse.tokenization.pipeline import read_pipeline
+
+
+def control_ids(snapshot: TokenizerSnapshot) -> set[int]:
+    """Ids that steer a model and that contents must not forge: `<|im_end|>`, `[INST]`."""
+    return set(np.flatnonzero(read_pipeline(snapshot.backend).is_control).tolist())

@@ -66,7 +66,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
     until one of them came to its end; the next one is a whole one. The state of a pass that came to
     its end has nothing left in its epoch. Workers read ahead, so a pass that is left within its
     last batches may have ended for them. Under `transformers.Trainer` or accelerate, which deal
-    out batches themselves, set `rank=0, world_size=1`.
+    out batches themselves, set `rank=0, world_size=1`; on several ranks also
+    `accelerator_config={"dispatch_batches": False}`.
 
     Raises:
         ConfigError: a rank, size or count that makes no sense; or `drop_uneven` with fewer packs

@@ -15,8 +15,6 @@ from bench.reporting import markdown_table
 from packhouse.loaders import make_supervised_dataset
 from packhouse.packing import pack_costs, plan_packs, step_imbalance
 
-__all__ = ["main"]
-
 HEAD = ("lengths", "seq_len", "ranks", "packs", "as planned", "balanced")
 
 

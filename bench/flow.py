@@ -22,8 +22,6 @@ from bench.inputs import find_shared, grown_alpaca
 from bench.measuring import Contender, Sample, interleave, spread
 from bench.peers import RUN_PYTHON
 
-__all__ = ["main"]
-
 _STARTS_WITHIN_S = 180
 
 

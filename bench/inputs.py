@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DEMO", "ROOT", "WORK", "find_shared", "grown_alpaca", "perturb", "small_alpaca"]
-
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / ".packhouse" / "bench"
 DEMO = ROOT / "deployments" / "demo"

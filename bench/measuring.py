@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Contender", "Sample", "Spread", "interleave", "run_once", "spread"]
-
 _SAMPLE_S = 0.01
 ROOT = Path(__file__).resolve().parents[1]
 

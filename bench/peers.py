@@ -15,8 +15,6 @@ from bench.inputs import DEMO, ROOT, WORK, find_shared, grown_alpaca, small_alpa
 from bench.measuring import Contender, interleave
 from bench.reporting import HEAD, markdown_table, peers_table
 
-__all__ = ["main"]
-
 PEER_PYTHON = ROOT / ".packhouse" / "bench-env" / "bin" / "python"
 RUN_PYTHON = ROOT / ".packhouse" / "bench-run" / "bin" / "python"
 OURS = "packhouse"

@@ -15,8 +15,6 @@ from bench.reporting import markdown_table
 from packhouse.packing import plan_packs
 from packhouse.packing.plan import lower_bound
 
-__all__ = ["main"]
-
 SIZES = (1024, 2048, 4096, 8192, 32_768, 131_072)
 HEAD = (
     "lengths",

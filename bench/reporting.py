@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from bench.measuring import Sample, spread
 
-__all__ = ["markdown_table", "peers_table"]
-
 HEAD = (
     "system", "CPU s", "without imports", "wall s", "peak MB", "packs", "tokens", "bytes/token",
     "CPU ratio", "ratio without imports", "memory ratio",

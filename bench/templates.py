@@ -26,8 +26,6 @@ from bench.measuring import spread
 from bench.reporting import markdown_table
 from packhouse.runtime.memory import keep_freed_memory
 
-__all__ = ["main"]
-
 FILES = {
     "alpaca_data.json": "alpaca",
     "fastchat_dummy_conversation.json": "auto",

@@ -24,8 +24,6 @@ from tasks.backfill import filled, name_of
 from tasks.engines import Runner
 from tasks.hooks import FLOW
 
-__all__ = ["backfill"]
-
 
 @flow(name="backfill", flow_run_name="backfill", **FLOW)
 def backfill(

@@ -22,8 +22,6 @@ from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import collect, collected, datasets_of
 
-__all__ = ["gc"]
-
 
 @flow(name="gc", flow_run_name=store_run_name, **FLOW)
 def gc(

@@ -37,8 +37,6 @@ from packhouse.runtime.without_pandas import WITHOUT_PANDAS
 from packhouse.sources.records import gc_paused
 from packhouse.terminal import echo, print_note
 
-__all__ = ["SETTINGS", "command", "main", "on_server", "own_process", "reporting_errors"]
-
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 # The embedded server: started by Prefect when no PREFECT_API_URL is set, gone when the run ends.

@@ -8,8 +8,6 @@ from contextvars import copy_context
 from threading import Thread
 from typing import Any
 
-__all__ = ["start_embedded_server"]
-
 
 def start_embedded_server() -> None:
     """Start the server that Prefect would start at the flow's first request, if it would.

@@ -22,8 +22,6 @@ from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
 from tasks.steps import audit, files, format_, gather, pack, publish, split, tokenize, validate
 
-__all__ = ["STEPS", "prepare"]
-
 STEPS = (validate, format_, tokenize, pack, gather, split, audit, files, publish)
 """A task for each step. `packhouse.chain` says when, and `tasks.runner` submits them."""
 

@@ -20,8 +20,6 @@ from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved
 
-__all__ = ["promote"]
-
 
 @flow(name="promote", flow_run_name=store_run_name, **FLOW)
 def promote(

@@ -23,8 +23,6 @@ from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
 
-__all__ = ["refresh"]
-
 
 @flow(name="refresh", flow_run_name=recipe_run_name, **FLOW)
 def refresh(

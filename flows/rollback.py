@@ -21,8 +21,6 @@ from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved, past_of_ref
 
-__all__ = ["rollback"]
-
 
 @flow(name="rollback", flow_run_name=store_run_name, **FLOW)
 def rollback(

@@ -17,8 +17,6 @@ from packhouse.runtime.progress import show_progress
 from packhouse.store.address import parse_address
 from packhouse.terminal import echo
 
-__all__ = ["COMMANDS"]
-
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one line of JSON."
 )

@@ -21,8 +21,6 @@ from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import checked, datasets_of, verify_one
 
-__all__ = ["verify"]
-
 
 @flow(name="verify", flow_run_name=store_run_name, **FLOW)
 def verify(store: StorePlace, dataset: Name | None = None, version: str = "latest") -> Any:

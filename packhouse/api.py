@@ -39,14 +39,6 @@ from packhouse.store.address import parse_address
 from packhouse.views import ask
 from packhouse.wording import by_name, counted
 
-__all__ = [
-    "Version",
-    "open_version",
-    "plan",
-    "prepare",
-    "prepare_recipe",
-]
-
 log = logging.getLogger("packhouse.cache")
 
 

@@ -39,8 +39,6 @@ from packhouse.steps.validate import filters_of_run
 from packhouse.store.doctor import check_usable
 from packhouse.wording import counted
 
-__all__ = ["Prepared", "prepare"]
-
 log = logging.getLogger("packhouse.cache")
 
 

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from packhouse.estimate import Estimate
     from packhouse.refresh import Refreshed
 
-__all__ = [
-    "BUG",
-    "GATES",
-    "CiJob",
-    "PlanFacts",
-    "all_gates",
-    "failed_gate",
-    "outcome_markdown",
-    "plan_markdown",
-    "summary_json",
-    "to_junit",
-]
-
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
 BUG = 1

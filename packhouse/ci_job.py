@@ -31,8 +31,6 @@ from packhouse.steps.publish import configuration_of
 from packhouse.store import OpenVersion
 from packhouse.views.diff import changed_keys
 
-__all__ = ["run_job"]
-
 
 def run_job(
     job: CiJob,

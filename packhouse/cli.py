@@ -20,8 +20,6 @@ from packhouse.escaping import for_terminal
 from packhouse.runtime.interrupts import Interrupted, handle_signals
 from packhouse.terminal import echo, print_note
 
-__all__ = ["COMMANDS", "cli", "exit_interrupted", "exit_with", "main"]
-
 # name -> (module, one line for the list of commands)
 COMMANDS = {
     "prepare": ("packhouse.commands.prepare", "Prepare data: a recipe, or files and a tokenizer."),

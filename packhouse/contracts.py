@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 from packhouse.errors import ContractError
 from packhouse.records import tables
 
-__all__ = ["check", "check_columns", "spans_in_order"]
-
 Mask = npt.NDArray[np.bool_]
 Rules = Iterator[tuple[str, Mask]]
 """What is wrong with the rows of a mask, and the mask."""

@@ -40,8 +40,6 @@ from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.wording import by_name
 
-__all__ = ["audit"]
-
 # What the audit of a preparation calls the same.
 _PREPARED = {
     "untrained": "untrained_rows",

@@ -13,8 +13,6 @@ is one function for each exit; letters of every language stay as they are.
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Markdown", "fenced", "for_markdown", "for_terminal", "markdown_code", "markdown_table"]
-
 # C1 and bidirectional controls, line and paragraph separators, what streams and XML cannot hold
 # (half surrogates, non-characters), and the tag characters, which spell invisible ASCII.
 _OTHERS = (

@@ -33,8 +33,6 @@ from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
 from packhouse.wording import counted
 
-__all__ = ["Estimate", "bytes_needed", "estimate", "sample_rows"]
-
 _Lengths = npt.NDArray[np.integer[Any]]
 _SAMPLE_BYTES = 2**20
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md

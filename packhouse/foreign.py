@@ -29,20 +29,6 @@ from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.given import pass_tokens, read_given
 from packhouse.tokenization.loading import MEMORY_PER_BYTE, tokenizer_bytes
 
-__all__ = [
-    "REFUSED",
-    "REJECTED",
-    "cuts_windows",
-    "decode",
-    "make_window_rule",
-    "render_shard",
-    "run_template",
-    "run_tokenizer",
-    "tokenize_shard",
-    "try_rows",
-    "usual_template",
-]
-
 REFUSED = "refused.arrow"
 """Rows that a template or tokenizer refused; their raw bytes are in the source, not here."""
 

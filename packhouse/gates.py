@@ -19,8 +19,6 @@ from typing import Literal
 
 from packhouse.escaping import Markdown, markdown_table
 
-__all__ = ["GateLog", "GateOutcome", "GateResult", "gates_table"]
-
 GateOutcome = Literal["passed", "failed", "not reached"]
 
 

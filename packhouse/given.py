@@ -29,18 +29,6 @@ from packhouse.runtime.disks import disk_errors
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.tokenization.names import pin_tokenizer
 
-__all__ = [
-    "data_uri",
-    "is_rows",
-    "is_settings",
-    "name_of",
-    "pinned",
-    "read_recipe",
-    "recipe_for",
-    "tokenizer_name",
-    "write_content",
-]
-
 # `data/train.jsonl` is a file, even where it does not exist.
 _DATASET_ID = re.compile(
     r"[\w.-]{1,96}/(?!.*\.(?:jsonl?|ndjson|csv|tsv|txt|xlsx|parquet|arrow|gz|zst|bz2|xz|zip)$)[\w.-]{1,96}"

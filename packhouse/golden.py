@@ -31,8 +31,6 @@ from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
 from packhouse.wording import counted
 
-__all__ = ["GIVEN", "check_golden", "pin", "read_golden", "write_golden"]
-
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
 """What a conversation is; all else in the file is what must come of it."""
 

@@ -7,8 +7,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-__all__ = ["near_files", "near_name"]
-
 _MOST_FILES = 5000
 _MOST_NAMED = 3
 

@@ -5,8 +5,6 @@ from html import escape
 
 from packhouse.escaping import for_terminal
 
-__all__ = ["PAGE_STYLE", "html_table", "html_text"]
-
 # Half transparent, so that they go with a light and a dark page.
 PAGE_STYLE = """<style>
 .packhouse {font: 13px/1.5 system-ui, sans-serif; color: inherit}

@@ -9,8 +9,6 @@ from packhouse.recipe import Recipe
 from packhouse.tokenization import TokenizerSnapshot
 from packhouse.tokenization.pipeline import Pipeline
 
-__all__ = ["learn_template"]
-
 
 def learn_template(
     recipe: Recipe | None, snapshot: TokenizerSnapshot, pipeline: Pipeline, tokenizers: Path

@@ -36,19 +36,6 @@ from packhouse.sources.row_formats import row_format_of
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
 
-__all__ = [
-    "MendedSource",
-    "Retried",
-    "check_mended",
-    "count_reasons",
-    "editable",
-    "explain_bad_rows",
-    "likely_causes",
-    "read_bad_rows",
-    "read_quarantine_file",
-    "read_quarantined",
-]
-
 _MOST_FILES = 200
 """Files of bad rows that are opened for samples; counts are always of all rows."""
 _MOST_ROWS = 1000

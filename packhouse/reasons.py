@@ -6,8 +6,6 @@ are part of published files and of the ledger, so they stay as they are.
 
 from typing import Literal, NamedTuple
 
-__all__ = ["DROP_REASONS", "QUARANTINE_REASONS", "Reason", "TurnOrder"]
-
 TurnOrder = Literal[
     "system_not_first", "starts_with_assistant", "consecutive_user", "consecutive_assistant"
 ]

@@ -34,8 +34,6 @@ from packhouse.tokenization.loading import find_snapshot
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
 
-__all__ = ["recipe_cell", "recipe_report"]
-
 _SOURCES = 8
 _SHOWN_TOKENS = 4_000  # of a source
 _MOST_BYTES = 2**26  # of sources that a notebook reads

@@ -41,21 +41,6 @@ from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.views.diff import Diff, diff_versions
 
-__all__ = [
-    "Change",
-    "Look",
-    "Planned",
-    "Refreshed",
-    "candidate_of",
-    "candidate_recipe",
-    "compare",
-    "finish_refresh",
-    "look",
-    "open_current",
-    "planned_version",
-    "unchanged",
-]
-
 Outcome = Literal["unchanged", "published", "waiting", "held"]
 
 

@@ -25,16 +25,6 @@ from packhouse.steps.validate import ValidateFacts
 from packhouse.terminal import console, echo, print_table, print_text
 from packhouse.wording import counted
 
-__all__ = [
-    "audit_table",
-    "ledger_table",
-    "print_ledger",
-    "print_quality",
-    "print_report",
-    "print_result",
-    "report_json",
-]
-
 
 def report_json(prepared: Prepared) -> dict[str, Any]:
     """Return the result of a run as plain JSON."""

@@ -24,14 +24,6 @@ from packhouse.recipe import SplitConfig
 from packhouse.records.hex_keys import NUM_DIGITS, Keys, as_arrow, is_among, key_bytes, leading_bits
 from packhouse.records.lists import one_chunk
 
-__all__ = [
-    "LeakCheck",
-    "goes_to_eval",
-    "join_equal",
-    "join_groups",
-    "mixed_keys",
-]
-
 VERSION = 1
 """Of the assignment; part of the step's cache key."""
 

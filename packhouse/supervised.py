@@ -37,8 +37,6 @@ from packhouse.templates.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.templates.single_turn import ends_of
 from packhouse.tokenization import load_snapshot
 
-__all__ = ["make_supervised_dataset"]
-
 Fields = str | Sequence[str | None] | None
 
 

@@ -16,17 +16,6 @@ from typing_extensions import override
 
 from packhouse.escaping import for_terminal
 
-__all__ = [
-    "EscapedRecord",
-    "console",
-    "echo",
-    "page",
-    "print_facts",
-    "print_note",
-    "print_table",
-    "print_text",
-]
-
 _PIPE_WIDTH = 2000
 
 

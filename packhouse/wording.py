@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-__all__ = ["by_name", "counted", "first_line"]
-
 
 def counted(number: int, what: str, plural: str | None = None) -> str:
     """Return a number with what it counts, in the singular or the plural.

@@ -12,10 +12,7 @@ import pyarrow as pa
 from pandera.errors import SchemaErrors
 
 from packhouse import contracts
-from packhouse.contracts import check_columns
 from packhouse.errors import ContractError
-
-__all__ = ["HEX20", "check_columns", "check_values", "rows_where", "spans_in_order"]
 
 HEX20 = r"^[0-9a-f]{20}$"
 

@@ -5,11 +5,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.contracts import check_columns
 from packhouse.records import tables
-from schemas.contract import HEX20, check_columns, check_values, rows_where, spans_in_order
-
-__all__ = ["FORMATTED", "check"]
-
+from schemas.contract import HEX20, check_values, rows_where, spans_in_order
 
 FORMATTED = pandera.DataFrameSchema(
     {

@@ -9,10 +9,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.contracts import check_columns
 from packhouse.records import tables
-from schemas.contract import check_columns, check_values, rows_where
-
-__all__ = ["PACKED", "check"]
+from schemas.contract import check_values, rows_where
 
 PACKED = pandera.DataFrameSchema(
     checks=[

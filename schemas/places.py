@@ -35,8 +35,6 @@ from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import expand_variables, tokenizer_at
 from packhouse.recipe.section import Uri
 
-__all__ = ["Places", "RecipeName", "StorePlace", "load_places", "refuse_credentials"]
-
 Place = Annotated[str, StringConstraints(min_length=1)]
 
 StorePlace = Annotated[Uri, Field(min_length=1)]

@@ -4,10 +4,9 @@ import pandera.polars as pandera
 import polars as pl
 import pyarrow as pa
 
+from packhouse.contracts import check_columns
 from packhouse.records import tables
-from schemas.contract import check_columns, check_values
-
-__all__ = ["QUARANTINED", "check"]
+from schemas.contract import check_values
 
 QUARANTINED = pandera.DataFrameSchema(
     {

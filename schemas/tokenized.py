@@ -4,10 +4,9 @@ import pandera.polars as pandera
 import polars as pl
 import pyarrow as pa
 
+from packhouse.contracts import check_columns
 from packhouse.records import tables
-from schemas.contract import HEX20, check_columns, check_values, rows_where, spans_in_order
-
-__all__ = ["TOKENIZED", "check"]
+from schemas.contract import HEX20, check_values, rows_where, spans_in_order
 
 _start = pl.element().struct.field("start")
 _end = pl.element().struct.field("end")

@@ -36,16 +36,6 @@ from tasks.backfill import Runs
 from tasks.events import gate_of
 from tasks.pictures import artifact_key, lengths_picture
 
-__all__ = [
-    "backfill_artifacts",
-    "garbage_artifacts",
-    "move_artifacts",
-    "publish_artifacts",
-    "refresh_artifacts",
-    "refusal_artifacts",
-    "verify_artifacts",
-]
-
 _MOST_DETAIL = 120
 _MOST_SHOWN = 10
 _MOST_RAW = 160

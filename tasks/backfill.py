@@ -8,8 +8,6 @@ from prefect.states import Completed, Failed
 
 from packhouse.recipe import Recipe
 
-__all__ = ["Runs", "filled", "name_of"]
-
 Runs = Sequence[tuple[str, State[Any]]]
 """Recipe and final state of its run."""
 

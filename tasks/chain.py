@@ -29,8 +29,6 @@ from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
 from tasks.versions import look_at_sources
 
-__all__ = ["Steps", "prepared_state", "refresh_chain", "run_chain"]
-
 Steps = Sequence[Task[..., Any]]
 """A task for each step of the chain, named like the step (`tasks.steps`)."""
 

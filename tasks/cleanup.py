@@ -31,8 +31,6 @@ from packhouse.store.gc import collect_steps, find_garbage
 from packhouse.store.protocol import run
 from tasks.guard import allowed_recipe
 
-__all__ = ["clean_up", "end_task_runs", "recipe_of"]
-
 log = logging.getLogger("packhouse.flows")
 
 

@@ -23,8 +23,6 @@ from typing import Any, Literal, get_args
 from packhouse.engine.local_pool import end_with_parent
 from packhouse.errors import ConfigError, TransientError
 
-__all__ = ["ENGINES", "Engine", "Runner", "choose_engine", "is_lost_worker", "started"]
-
 log = logging.getLogger("packhouse.tasks")
 
 Runner = Literal["threads", "processes", "dask", "ray"]

@@ -34,8 +34,6 @@ from packhouse.errors import (
     TemplateError,
 )
 
-__all__ = ["announce_end", "announce_held", "announce_published", "announce_refused", "gate_of"]
-
 _GATES: dict[type[PackhouseError], str] = {
     AuditError: "audit",
     ContractError: "schema",

@@ -36,15 +36,6 @@ from packhouse.given import pinned, read_recipe
 from packhouse.recipe import Recipe
 from schemas.places import Places, load_places
 
-__all__ = [
-    "allowed_recipe",
-    "allowed_store",
-    "dataset_slot",
-    "named_recipe",
-    "slot_name",
-    "worker_cache",
-]
-
 log = logging.getLogger("packhouse.flows")
 
 LEASE_S = 60.0

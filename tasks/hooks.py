@@ -21,9 +21,6 @@ from tasks.cleanup import clean_up, end_task_runs
 from tasks.events import announce_end, announce_refused
 from tasks.guard import named_recipe
 
-__all__ = ["FLOW", "is_made_up", "recipe_run_name", "store_run_name"]
-
-
 if logging.getLogger("packhouse").level == logging.NOTSET:
     # PREFECT_LOGGING_EXTRA_LOGGERS gives it Prefect's handlers, and root's level: WARNING.
     logging.getLogger("packhouse").setLevel(logging.INFO)

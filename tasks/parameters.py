@@ -10,8 +10,6 @@ from prefect import Flow
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-__all__ = ["write_parameters_alone"]
-
 _KNOWN = (BaseModel, str, bool, int, float, type(None))
 
 

@@ -13,8 +13,6 @@ from packhouse.report.pictures import lengths_svg
 from packhouse.steps.pack import Side
 from packhouse.wording import counted
 
-__all__ = ["artifact_key", "lengths_picture"]
-
 
 def artifact_key(*parts: str) -> str:
     """Return a key as Prefect takes it: lower case, digits and dashes.

@@ -16,8 +16,6 @@ from prefect.tasks import exponential_backoff
 
 from packhouse.errors import TransientError
 
-__all__ = ["is_transient", "retried_task"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -18,8 +18,6 @@ from packhouse.runtime.progress import CurrentStep, current_step, own_progress
 from packhouse.wording import counted
 from tasks.pictures import artifact_key
 
-__all__ = ["progress_artifacts"]
-
 log = logging.getLogger("packhouse.flows")
 
 APPEARS_AFTER_S = 5.0

@@ -24,8 +24,6 @@ from packhouse.recipe import Recipe
 from packhouse.runtime.progress import job_done, step_progress
 from tasks.engines import Engine, choose_engine, is_lost_worker, started
 
-__all__ = ["PrefectRunner", "prefect_runner"]
-
 log = logging.getLogger("packhouse.tasks")
 
 _MOST_RESTARTS = 3

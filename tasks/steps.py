@@ -22,18 +22,6 @@ from packhouse.recipe import Recipe
 from packhouse.steps import STEPS
 from tasks.policies import retried_task
 
-__all__ = [
-    "audit",
-    "files",
-    "format_",
-    "gather",
-    "pack",
-    "publish",
-    "split",
-    "tokenize",
-    "validate",
-]
-
 log = logging.getLogger("packhouse.tasks")
 
 Receipts = list[AnyReceipt]

@@ -18,19 +18,6 @@ from packhouse.wording import counted
 from tasks.artifacts import move_artifacts
 from tasks.policies import retried_task
 
-__all__ = [
-    "Reports",
-    "checked",
-    "collect",
-    "collected",
-    "datasets_of",
-    "look_at_sources",
-    "move_ref",
-    "moved",
-    "past_of_ref",
-    "verify_one",
-]
-
 T = TypeVar("T")
 Reports = list[tuple[str, T]]
 """What was found of each dataset."""

@@ -1,7 +1,5 @@
 """Stanford's two prompts, for the peers. packhouse has its own."""
 
-__all__ = ["prompt_of", "size_of"]
-
 from pathlib import Path
 from typing import Any
 

@@ -13,8 +13,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run"]
-
 _RECIPE = """
 dataset: bench
 sources:

@@ -10,8 +10,6 @@ from typing import Any
 
 from bench.contenders.alpaca import prompt_of, size_of
 
-__all__ = ["run"]
-
 IGNORE = -100
 BATCH = 1000
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from bench.contenders.alpaca import prompt_of, size_of
 
-__all__ = ["run"]
-
 
 def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     """Prepare as `SFTTrainer(train_dataset=..., args=SFTConfig(packing=True))` does."""

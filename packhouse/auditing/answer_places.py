@@ -13,8 +13,6 @@ import numpy.typing as npt
 from packhouse.auditing.token_rows import TokenRows
 from packhouse.auditing.turns import TokenBytes, Turns
 
-__all__ = ["AnswerPlaces"]
-
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

@@ -13,8 +13,6 @@ from packhouse.records.lists import list_offsets, one_chunk
 from packhouse.templates.thinking import has_thinking, without_thinking
 from packhouse.templates.weighing import decide_weights
 
-__all__ = ["answer_bytes", "num_trained_answers", "num_trained_others"]
-
 Int64s = npt.NDArray[np.int64]
 
 

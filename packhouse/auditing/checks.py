@@ -8,8 +8,6 @@ import pyarrow as pa
 from packhouse.errors import PluginError
 from packhouse.plugins import Plugin
 
-__all__ = ["combine_checks", "run_check"]
-
 _WORST = 5
 _MAX_DETAIL = 200
 

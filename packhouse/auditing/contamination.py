@@ -31,14 +31,6 @@ from packhouse.sources import read_shard, scan_source
 from packhouse.templates.chat_messages import parsed_arguments
 from packhouse.wording import counted
 
-__all__ = [
-    "MATCHES",
-    "Benchmarks",
-    "combine_contamination",
-    "match_benchmarks",
-    "read_benchmarks",
-]
-
 MATCHES = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),  # of the file that the shard is of

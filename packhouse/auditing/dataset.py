@@ -11,8 +11,6 @@ import pyarrow as pa
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.lists import flat_list, read_ranges, zero_based
 
-__all__ = ["audit_packs", "combine"]
-
 
 def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) -> dict[str, Any]:
     """Add up the audits of shards, by source and in all.

@@ -7,8 +7,6 @@ from packhouse.auditing.second_look import are_written
 from packhouse.auditing.tokens import Tokens
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["bos_and_unknown", "double_ends"]
-
 Int64s = npt.NDArray[np.int64]
 
 

@@ -10,8 +10,6 @@ from packhouse.quality import COUNTERS
 from packhouse.recipe import AuditConfig
 from packhouse.wording import counted
 
-__all__ = ["audit_rows", "check_audit"]
-
 # limit of AuditConfig -> finding, what it is a share of, what it says of a source
 _SHARES = {
     "max_unterminated_turns": (

@@ -19,8 +19,6 @@ from packhouse.records.lists import list_array
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["audit_given"]
-
 _BATCH_ROWS = 1000
 
 # Count of `audit_shard` -> findings that are it. `trained_prompt_bytes` is counted in bytes.

@@ -18,8 +18,6 @@ from packhouse.auditing.token_rows import COLUMNS
 from packhouse.errors import ConfigError, SourceError
 from packhouse.runtime.confine import stream_confined
 
-__all__ = ["token_batches"]
-
 _KNOWN = (*COLUMNS, "label")
 _BATCH_ROWS = 1000
 _HEAD_BYTES = 2**20  # of a JSON file, in which its first row names its fields

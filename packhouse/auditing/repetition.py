@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.hex_keys import is_among, leading_bits, sort_leading_bits
 
-__all__ = ["audit_records"]
-
 Read: TypeAlias = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 
 

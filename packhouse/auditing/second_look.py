@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from packhouse.auditing.tokens import Tokens
 
-__all__ = ["are_written", "ends_blank", "has_no_end"]
-
 _MAX_TAIL = 8  # tokens
 
 

@@ -35,8 +35,6 @@ from packhouse.records.lists import list_offsets, one_chunk
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["NUM_WORST", "audit_shard", "worst_rows"]
-
 NUM_WORST = 5
 """Rows that are named for each finding."""
 

@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 
 from packhouse.packing.layout import MASK_COLUMNS, published_schema, to_layout
 
-__all__ = ["COLUMNS", "Padding", "TokenRows", "read_token_rows"]
-
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]

@@ -26,8 +26,6 @@ from packhouse.auditing.turns import TokenBytes, Turns
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["Sample", "TokenAudit", "audit_token_rows"]
-
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

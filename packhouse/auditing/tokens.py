@@ -12,8 +12,6 @@ from packhouse.tokenization.offsets import EncodedRows, locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.tokenization.spans import Spans, train_ranges
 
-__all__ = ["Intervals", "Tokens"]
-
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

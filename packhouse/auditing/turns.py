@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from packhouse.tokenization.pipeline import Pipeline
 
-__all__ = ["PROBES", "TokenBytes", "Turns", "learn_turns"]
-
 _SYSTEM, _U1, _A1 = "Be brief and kind.", "Which colour is a tomato?", "Mostly a bright red."
 _U2, _A2, _TOOL = "How heavy may one become?", "Some pass four kilograms.", "sunny, 21 degrees"
 

@@ -23,19 +23,6 @@ from pathlib import Path
 
 from packhouse.runtime.disks import disk_errors
 
-__all__ = [
-    "UNFINISHED_DAYS",
-    "Hold",
-    "HoldFile",
-    "cache_lock",
-    "file_clock",
-    "forget_tries",
-    "has_ended",
-    "held_keys",
-    "hold_files",
-    "hold_steps",
-]
-
 UNFINISHED_DAYS = 7
 """How long the steps of a run that failed or was killed are held."""
 

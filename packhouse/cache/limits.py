@@ -28,21 +28,6 @@ from packhouse.cache.holds import cache_lock, file_clock, held_keys, hold_files
 from packhouse.errors import ConfigError
 from packhouse.runtime.disks import disk_errors, free_space
 
-__all__ = [
-    "CacheLimits",
-    "CacheRoom",
-    "Cached",
-    "Unfinished",
-    "cache_limits",
-    "cache_room",
-    "choose_steps",
-    "find_unfinished",
-    "in_mb",
-    "keep_limits",
-    "list_steps",
-    "remove_steps",
-]
-
 log = logging.getLogger("packhouse.cache")
 
 

@@ -40,8 +40,6 @@ from packhouse.store.objects import (
 )
 from packhouse.store.protocol import RetryPolicy, ask, download, run
 
-__all__ = ["StepMirror", "open_mirror"]
-
 _SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".html", ".mds", ".msgpack")
 _RECEIPT = "receipt.json"
 # A mirror saves time: it may not cost much of it. Its notes say what it did not do.

@@ -12,8 +12,6 @@ from platformdirs import user_cache_path
 
 from packhouse.errors import ConfigError
 
-__all__ = ["CachePlace", "check_cache", "default_cache", "find_cache"]
-
 # A URI whose slashes are missing or went when it became a path; `a:b/c` and `x/b:c` are folders.
 _URI = re.compile(
     r"(?:^(?P<first>[a-z][a-z0-9+.-]+)"

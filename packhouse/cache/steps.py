@@ -33,16 +33,6 @@ from packhouse.errors import IntegrityError
 from packhouse.runtime.disks import disk_errors
 from packhouse.runtime.fingerprint import canonical_json, digest, file_sha256
 
-__all__ = [
-    "LOCK",
-    "AnyReceipt",
-    "FileFact",
-    "Receipt",
-    "StepStore",
-    "is_intact",
-    "parse_receipt",
-]
-
 LOCK = ".lock"
 """In a work folder; away as soon as the folder is a step."""
 

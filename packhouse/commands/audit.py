@@ -14,8 +14,6 @@ from packhouse.terminal import console, echo
 if TYPE_CHECKING:
     from packhouse.report.audit_report import AuditReport
 
-__all__ = ["audit"]
-
 FOUND = 4
 """Exit code: something was found."""
 

@@ -23,8 +23,6 @@ from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo, print_text
 from packhouse.wording import counted
 
-__all__ = ["cache"]
-
 _folder = click.option(
     "--cache",
     "folder",

@@ -16,8 +16,6 @@ from packhouse.runtime.interrupts import Interrupted, ignore_signals, interrupti
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import echo, print_note
 
-__all__ = ["ci"]
-
 
 @click.command()
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())

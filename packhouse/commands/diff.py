@@ -20,8 +20,6 @@ from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
 
-__all__ = ["diff"]
-
 _MOST_TEXTS = 2
 """Examples of a kind of change that are shown with their text."""
 _BEFORE, _AFTER = 12, 30

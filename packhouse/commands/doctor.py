@@ -19,8 +19,6 @@ from packhouse.steps.plan import plan_jobs
 from packhouse.store.doctor import Check, examine
 from packhouse.store.objects import ObjectNotFoundError, open_store
 
-__all__ = ["doctor"]
-
 
 @click.group()
 def doctor() -> None:

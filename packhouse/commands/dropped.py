@@ -31,8 +31,6 @@ from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.views import read_view
 from packhouse.wording import counted
 
-__all__ = ["dropped"]
-
 _COLUMNS = ("source", "row", "record_id", "reason", "detail", "repeats")
 _TEXT = 400
 """Characters of a text that are printed; --json has all."""

@@ -18,8 +18,6 @@ from packhouse.steps.pack import PACK
 from packhouse.steps.plan import Plan, output_jobs, plan_jobs
 from packhouse.terminal import console, echo
 
-__all__ = ["explain", "explain_plan"]
-
 
 @click.command()
 @recipe_options

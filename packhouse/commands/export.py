@@ -10,8 +10,6 @@ from packhouse.exports import FORMATS, export_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
 
-__all__ = ["export"]
-
 
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")

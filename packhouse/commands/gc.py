@@ -10,8 +10,6 @@ from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.terminal import echo
 from packhouse.wording import counted
 
-__all__ = ["gc"]
-
 
 @click.command()
 @click.argument("dataset", metavar="ROOT/DATASET")

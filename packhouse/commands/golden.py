@@ -18,8 +18,6 @@ from packhouse.records.tables import read_table
 from packhouse.steps.plan import plan_jobs
 from packhouse.terminal import echo
 
-__all__ = ["golden"]
-
 _LOOK_AT = 1000  # rows of each shard among which shapes are looked for
 
 

@@ -24,8 +24,6 @@ from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import console, echo, print_note, print_text
 from packhouse.wording import counted
 
-__all__ = ["init"]
-
 _SHOWN_ROWS = 2
 _SHOWN_TOKENS = 400
 _SAMPLE_ROWS = 500

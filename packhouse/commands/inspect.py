@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rich.rule import Rule
     from rich.text import Text
 
-__all__ = ["inspect"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wanted:

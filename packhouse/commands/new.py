@@ -17,8 +17,6 @@ from packhouse.errors import ConfigError, PackhouseError
 from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo
 
-__all__ = ["new"]
-
 _OWN = Path(packhouse.__file__).parent / "project"
 
 # Folders and files that are copied; recipes of the checkout name data that is not here.

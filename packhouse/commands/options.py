@@ -8,8 +8,6 @@ import click
 
 from packhouse.cache.places import default_cache
 
-__all__ = ["cache_option", "json_option", "recipe_options", "run_options", "set_option"]
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

@@ -19,8 +19,6 @@ from packhouse.steps.plan import plan_jobs
 from packhouse.terminal import console, echo, print_table, print_text
 from packhouse.wording import counted
 
-__all__ = ["plan"]
-
 
 @click.command()
 @recipe_options

@@ -9,8 +9,6 @@ from packhouse.runtime.interrupts import Interrupted
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import print_note
 
-__all__ = ["prepare"]
-
 
 @click.command()
 @click.argument("data", metavar="RECIPE | DATA...", nargs=-1, required=True)

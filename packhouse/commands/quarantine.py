@@ -35,8 +35,6 @@ from packhouse.store.address import open_address
 from packhouse.terminal import echo, print_note, print_text
 from packhouse.wording import counted
 
-__all__ = ["quarantine"]
-
 _TARGET_HELP = (
     "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "
     ".arrow, as an error names it), or a RECIPE: then the rows that its last run on this machine "

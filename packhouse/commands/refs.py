@@ -10,8 +10,6 @@ from packhouse.store.read import open_version
 from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
 from packhouse.terminal import echo
 
-__all__ = ["ref"]
-
 
 @click.group()
 def ref() -> None:

@@ -16,8 +16,6 @@ from packhouse.report.version_report import version_report
 from packhouse.store.address import open_address, open_beside
 from packhouse.terminal import echo
 
-__all__ = ["report"]
-
 
 @click.command()
 @click.argument("targets", metavar="VERSION|RECIPE", nargs=-1, required=True)

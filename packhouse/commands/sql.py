@@ -19,8 +19,6 @@ from packhouse.terminal import console, echo, print_facts, print_table
 from packhouse.views import ask
 from packhouse.wording import counted
 
-__all__ = ["print_rows", "sql"]
-
 _CELL = 400
 """Characters of a cell that a table shows; --json and --csv have all."""
 

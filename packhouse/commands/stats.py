@@ -15,8 +15,6 @@ from packhouse.store.address import open_address
 from packhouse.terminal import echo
 from packhouse.views import read_view
 
-__all__ = ["stats"]
-
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
 
 

@@ -17,8 +17,6 @@ from packhouse.store.address import open_address
 from packhouse.terminal import echo
 from packhouse.views import read_view
 
-__all__ = ["trace"]
-
 _COLUMNS = ("source", "row", "record_id", "split", "outcome", "num_tokens", "pack", "position")
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
 _FROM["line"] = "line (from 1)"

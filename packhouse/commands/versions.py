@@ -23,8 +23,6 @@ from packhouse.terminal import echo, print_facts, print_note
 from packhouse.terminal import print_table as print_rich_table
 from packhouse.wording import counted
 
-__all__ = ["ls", "pull", "show", "verify"]
-
 
 def echo_json(value: Any) -> None:
     """Print JSON with sorted keys."""

@@ -26,8 +26,6 @@ from packhouse.records.ngrams import Int64s, Words, hash_words, run_hashes, word
 from packhouse.runtime.extras import import_extra
 from packhouse.runtime.fingerprint import library_versions
 
-__all__ = ["FINGERPRINTS", "fingerprint_table", "near_libraries", "needs_fingerprints"]
-
 Uint32s = npt.NDArray[np.uint32]
 
 _NUMBERS = pa.list_(pa.field("item", pa.uint32(), nullable=False))

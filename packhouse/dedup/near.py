@@ -21,8 +21,6 @@ import pyarrow as pa
 from packhouse.records.lists import count_up, flat_list
 from packhouse.records.ngrams import FACTOR, Int64s
 
-__all__ = ["Near", "bands_for", "find_near"]
-
 _MAX_LINKS = 32
 _VERIFIED_SHINGLES = 2**22
 """Shingles compared at once, about: bounds memory."""

@@ -24,16 +24,6 @@ from packhouse.records.lists import string_bytes
 from packhouse.records.ngrams import Int64s
 from packhouse.splitting import join_groups
 
-__all__ = [
-    "DedupFacts",
-    "Deduplicated",
-    "Found",
-    "Repeats",
-    "deduplicate",
-    "facts_of",
-    "first_of_each",
-]
-
 _DIGITS = 20  # of a normal id
 _KEPT, _DUPLICATE = REASONS.index("kept"), REASONS.index("duplicate")
 _NEAR = REASONS.index("near_duplicate")

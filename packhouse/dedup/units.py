@@ -13,8 +13,6 @@ import pyarrow as pa
 from packhouse.records.lists import flat_list, list_array, one_chunk
 from packhouse.records.ngrams import Int64s
 
-__all__ = ["merged", "numbered", "spread", "unit_numbers"]
-
 
 def unit_numbers(shard: pa.Table) -> Int64s:
     """Unit of each row of a shard, from 0, rising.

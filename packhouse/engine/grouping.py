@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from packhouse.engine.step import AnyJob
 
-__all__ = ["JobGroup", "group_jobs"]
-
 _OVERHEAD_BYTES = 2**15
 """What opening, checking and writing the files of a job costs, in bytes that it could have read."""
 _TASKS_PER_WORKER = 4

@@ -16,8 +16,6 @@ from packhouse.runtime.disks import write_whole
 from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import SourceShard
 
-__all__ = ["changed_parts", "load_last_run", "obsolete_keys", "save_last_run", "touch_last_run"]
-
 _OF_ALL_SHARDS = ("quarantine", "dropped")
 
 

@@ -25,8 +25,6 @@ from packhouse.recipe import Recipe
 from packhouse.recipe.model import plugins_of
 from packhouse.runtime.progress import job_done, step_progress
 
-__all__ = ["LocalRunner", "PoolRunner", "Run", "end_with_parent", "local_runner"]
-
 Run = Callable[[Sequence[AnyJob]], list[AnyReceipt]]
 """Does the jobs of one step, in any order, and returns their receipts in the order of the jobs."""
 

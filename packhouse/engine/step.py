@@ -37,8 +37,6 @@ from packhouse.runtime.interrupts import check_interrupted
 from packhouse.runtime.memory import keep_freed_memory
 from packhouse.runtime.without_pandas import settle_pyarrow
 
-__all__ = ["AnyJob", "AnyStep", "Job", "Parameters", "Ref", "Step", "Work", "execute"]
-
 Ref = tuple[str, str]
 """Name of the step and key of a job."""
 

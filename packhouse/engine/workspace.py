@@ -10,8 +10,6 @@ from packhouse import contracts
 from packhouse.cache.places import check_cache, default_cache
 from packhouse.cache.steps import StepStore
 
-__all__ = ["Check", "Workspace"]
-
 Check = Callable[[str, pa.Table], None]
 """Called with an artefact's name and its table; raises ContractError."""
 

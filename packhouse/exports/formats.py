@@ -18,17 +18,6 @@ import pyarrow.parquet as pq
 from packhouse.records.lists import flat_list, list_array, zero_based
 from packhouse.runtime.extras import import_extra
 
-__all__ = [
-    "split_rows",
-    "to_records",
-    "write_arrow",
-    "write_axolotl",
-    "write_jsonl",
-    "write_msgpack",
-    "write_parquet",
-    "write_trl",
-]
-
 Batches = Iterator[pa.RecordBatch]
 
 

@@ -21,8 +21,6 @@ import pyarrow as pa
 
 from packhouse.exports.formats import split_rows
 
-__all__ = ["write_mds"]
-
 _COLUMNS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_lengths")  # by name
 _SHARD_BYTES = 64 * 2**20
 

@@ -18,8 +18,6 @@ from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.plan import round_up
 from packhouse.records.lists import count_up, flat_list, list_array, zero_based
 
-__all__ = ["to_megatron", "write_megatron"]
-
 Batches = Iterator[pa.RecordBatch]
 
 

@@ -13,8 +13,6 @@ from packhouse.errors import ContractError
 from packhouse.loaders.masks import record_starts
 from packhouse.wording import counted
 
-__all__ = ["PackingReport", "RankReport", "check_packing", "check_ranks"]
-
 # Rounding, as a share of the largest logit; leaks are of the size of the logits themselves.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _HALF_TOLERANCE = 3e-2

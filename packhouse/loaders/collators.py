@@ -26,8 +26,6 @@ from packhouse.packing.layout import IGNORE_INDEX, position_ids
 from packhouse.packing.plan import round_up
 from packhouse.wording import counted
 
-__all__ = ["ClassificationCollator", "PackedCollator", "PaddedCollator", "shift_left"]
-
 Batch = dict[str, Any]
 Weights = Literal["column", "record", "ignore"]
 

@@ -37,8 +37,6 @@ from packhouse.store.contracts import checked_rows, read_batches
 from packhouse.store.local import LocalStore
 from packhouse.store.manifest import Manifest
 
-__all__ = ["mapped_file", "read_rows", "verified_file"]
-
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
     """Return a local path to the published bytes of a file: in place, or downloaded to the cache.

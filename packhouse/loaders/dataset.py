@@ -27,8 +27,6 @@ from packhouse.packing.shuffle import permutation, splitmix64
 from packhouse.records.ledger import LedgerLine
 from packhouse.wording import counted
 
-__all__ = ["PackStat", "PackedDataset", "TokenizedDataset"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackStat:

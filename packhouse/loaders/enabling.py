@@ -27,8 +27,6 @@ from packhouse.errors import ConfigError, ContractError
 from packhouse.loaders import refusals
 from packhouse.loaders.masks import cu_seqlens, record_starts
 
-__all__ = ["FAMILIES", "PackingHandle", "enable_packing", "is_enabled"]
-
 # Families whose tiny models pass `check_packing` in the tests, by `model_type`.
 FAMILIES = (
     "gemma",

@@ -18,8 +18,6 @@ from packhouse.packing.shuffle import permutation, splitmix64
 if TYPE_CHECKING:
     from packhouse.loaders.streaming import StreamingPackedDataset
 
-__all__ = ["Reader"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:

@@ -18,15 +18,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "block_causal_mask",
-    "block_mask",
-    "cu_seqlens",
-    "packed_mask_mod",
-    "record_starts",
-    "segment_ids",
-]
-
 
 def record_starts(position_ids: torch.Tensor) -> torch.Tensor:
     """Return a mask of the first token of each record, bool [batch, T].

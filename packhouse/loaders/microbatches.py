@@ -17,14 +17,6 @@ from packhouse.errors import ConfigError
 from packhouse.loaders.collators import shift_left
 from packhouse.packing.layout import IGNORE_INDEX
 
-__all__ = [
-    "balance_rows",
-    "count_targets",
-    "prepare_finetuning_batch",
-    "split_batch_into_microbatches",
-    "token_loss",
-]
-
 Batch = dict[str, Any]
 
 

@@ -25,8 +25,6 @@ from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["enable_preferences", "load_preferences", "preference_columns"]
-
 Form = Literal["trl", "reward", "packed"]
 
 _Trainer = TypeVar("_Trainer", bound=type[Any])

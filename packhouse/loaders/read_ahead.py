@@ -7,8 +7,6 @@ from itertools import islice
 
 from packhouse.loaders.rows import Row
 
-__all__ = ["read_ahead"]
-
 
 def read_ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
     """Yield the same rows, read up to `depth` ahead in a thread that ends with the iterator.

@@ -22,8 +22,6 @@ from packhouse.loaders.global_order import Reader
 from packhouse.loaders.streaming import StreamingPackedDataset
 from packhouse.runtime.disks import disk_errors, write_whole
 
-__all__ = ["consumed_records", "training_receipt", "write_receipt"]
-
 RECEIPT = "packhouse-receipt.json"
 
 

@@ -26,8 +26,6 @@ import numpy as np
 
 from packhouse.errors import ContractError
 
-__all__ = ["allow", "refuse"]
-
 _REMEDY = "use packhouse.loaders.PackedCollator (docs/how-to/keep-records-apart.md)"
 
 _PLAIN: list[tuple[type, str, Callable[..., Any]]] = []

@@ -18,8 +18,6 @@ from packhouse.loaders.copies import mapped_file, verified_file
 from packhouse.store import FileEntry, OpenVersion
 from packhouse.store.contracts import checked_rows
 
-__all__ = ["RowGroups"]
-
 
 class RowGroups:
     """The row groups of a published file; of an Arrow or JSON Lines file, its batches.

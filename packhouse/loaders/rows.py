@@ -22,8 +22,6 @@ from packhouse.packing.layout import IGNORE_INDEX, MASK_COLUMNS, position_ids, t
 from packhouse.records.lists import flat_list, list_offsets, read_ranges, zero_based
 from packhouse.records.tables import read_table
 
-__all__ = ["ArrowRows", "Row", "open_rows", "read_row"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -31,8 +31,6 @@ from packhouse.loaders.rows import Row
 from packhouse.loaders.versions import cache_folder, check_verify, open_split
 from packhouse.store import OpenVersion, open_store
 
-__all__ = ["StreamingPackedDataset"]
-
 # Places in the state that processes share. From the last on: whether each reader of the pass (each
 # worker, or the process itself) came to the end of its part.
 _EPOCH, _START, _NUM_WORKERS, _ENDED = range(4)

@@ -26,14 +26,6 @@ from packhouse.store.manifest import Manifest, parse_slot
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = [
-    "cache_folder",
-    "check_verify",
-    "load_packed",
-    "map_rows",
-    "open_split",
-]
-
 
 @overload
 def load_packed(

@@ -19,8 +19,6 @@ from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
 
-__all__ = ["check_packed"]
-
 Values = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 

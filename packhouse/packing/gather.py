@@ -32,8 +32,6 @@ from packhouse.records.lists import (
 from packhouse.records.span_weights import flat_weights, weights_column
 from packhouse.records.tables import PACKED
 
-__all__ = ["GatherTally", "gather"]
-
 BATCH_TOKENS = 2**19
 """Tokens of a batch, about: 256 packs of 2,048. It bounds memory and decides no published byte."""
 

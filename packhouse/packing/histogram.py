@@ -23,8 +23,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Patterns", "best_fit_decreasing", "exact_completion", "first_fit_decreasing"]
-
 IntArray = npt.NDArray[np.int64]
 
 # Lengths tried as the first of a triple. 1 costs a few packs in a million; over 4 gains nothing.

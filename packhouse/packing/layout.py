@@ -27,24 +27,6 @@ from packhouse.records.lists import (
 from packhouse.records.span_weights import flat_weights
 from packhouse.records.tables import PACKED
 
-__all__ = [
-    "CONTRACT_VERSION",
-    "IGNORE_INDEX",
-    "MASK_COLUMNS",
-    "PREFERENCE_NAMES",
-    "Layout",
-    "expand_labels",
-    "expand_weights",
-    "position_ids",
-    "preference_names",
-    "published_schema",
-    "records_of",
-    "supervised_names",
-    "to_layout",
-    "trained_mask",
-    "trained_tokens",
-]
-
 IGNORE_INDEX = -100
 """Label of a token that is not trained; what torch's cross-entropy ignores by default."""
 

@@ -8,8 +8,6 @@ import numpy as np
 from packhouse.errors import PackhouseError
 from packhouse.packing.plan import plan_packs
 
-__all__ = ["SeqLenTrial", "try_seq_lens"]
-
 _FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 _MAX_RECORDS = 2**21  # 7 plans of 2 million lengths take 0.5 s
 

@@ -16,8 +16,6 @@ from packhouse.errors import SequenceTooLongError
 from packhouse.recipe import PackConfig
 from packhouse.records.lists import read_ranges
 
-__all__ = ["REASONS", "Admitted", "apply_over_length"]
-
 # Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
 # `packhouse.dedup`; `sampled_out`: see `packhouse.steps.mixing`; `contaminated`: a benchmark's.
 REASONS = (

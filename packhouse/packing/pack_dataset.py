@@ -30,8 +30,6 @@ from packhouse.wording import counted
 if TYPE_CHECKING:
     import datasets
 
-__all__ = ["PackTally", "pack_dataset"]
-
 OverLength = Literal["error", "drop", "truncate", "split"]
 
 _OF_TRL: Mapping[str, tuple[str, OverLength]] = {

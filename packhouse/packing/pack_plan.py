@@ -13,18 +13,6 @@ import numpy.typing as npt
 from packhouse.packing.shuffle import permutation
 from packhouse.records.lists import count_up
 
-__all__ = [
-    "IndexArray",
-    "IntArray",
-    "Lengths",
-    "PackPlan",
-    "balance_packs",
-    "join_plans",
-    "pack_costs",
-    "step_imbalance",
-    "take_packs",
-]
-
 IntArray = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.integer[Any]]
 IndexArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]

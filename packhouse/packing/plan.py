@@ -43,8 +43,6 @@ from packhouse.packing.shuffle import keys_to_indices, permutation, shuffle_keys
 from packhouse.plugins import find_plugin
 from packhouse.records.lists import count_up
 
-__all__ = ["STRATEGIES", "lower_bound", "plan_packs", "round_up"]
-
 _BLOCK_RUNS = 2**16  # in memory at a time, about
 
 _Length = TypeVar("_Length", bound=np.integer[Any])

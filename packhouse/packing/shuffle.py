@@ -13,8 +13,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["keys_to_indices", "permutation", "shuffle_keys", "splitmix64"]
-
 _MASK = 2**64 - 1
 _BLOCK = 1 << 16  # indices at a time: the passes over a block stay in the cache
 

@@ -12,8 +12,6 @@ from packhouse.packing.gather import GatherTally
 from packhouse.packing.pack_plan import PackPlan
 from packhouse.packing.plan import lower_bound
 
-__all__ = ["PackStatistics", "length_class", "length_histogram"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackStatistics:

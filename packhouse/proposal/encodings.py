@@ -8,8 +8,6 @@ import codecs
 import re
 from collections.abc import Callable
 
-__all__ = ["guess_encoding"]
-
 _ENOUGH = 0.6
 """Share of the letters beyond ASCII that must be common ones."""
 

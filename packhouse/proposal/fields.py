@@ -19,8 +19,6 @@ from packhouse.sources.strict import parse_text
 from packhouse.sources.text_formats import TextFields
 from packhouse.sources.transcripts import is_transcript
 
-__all__ = ["Shape", "join_shapes", "shape_of"]
-
 _QUESTION = (
     "question instruction prompt query ask user human problem request input inputs q 问题 提问 问 "
     "指令 質問 질문 frage pregunta pergunta вопрос soal patient customer utterance task title "

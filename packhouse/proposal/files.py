@@ -42,8 +42,6 @@ from packhouse.sources.tabular import TABULAR, without_fill
 from packhouse.sources.text_files import Parsing
 from packhouse.wording import counted
 
-__all__ = ["Look", "look_at", "look_at_file"]
-
 _SAMPLE_ROWS = 1000
 _MAX_FILES = 200
 """Files of one path that are looked at."""

@@ -10,8 +10,6 @@ import yaml
 from packhouse.escaping import for_terminal
 from packhouse.proposal.files import Look
 
-__all__ = ["file_facts", "path_in_recipe", "recipe_text"]
-
 _WHY = {
     "encoding": "the file is not UTF-8",
     "file_format": "what the file's name does not say",

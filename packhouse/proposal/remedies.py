@@ -9,16 +9,6 @@ from typing import Any
 
 from packhouse.proposal.fields import shape_of
 
-__all__ = [
-    "is_calls",
-    "is_whole_talk",
-    "remedy_for_answers_elsewhere",
-    "remedy_for_header",
-    "remedy_for_rows",
-    "remedy_for_text",
-    "remedy_for_transcripts",
-]
-
 _MAX_CHARS = 20_000
 """Of a line that is tried as Python: its parser takes 1,000 times the memory of its text."""
 _ROWS = {

@@ -13,8 +13,6 @@ from packhouse.records.tables import read_table
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 
-__all__ = ["try_first_rows"]
-
 _SAMPLE_BYTES = 2**20
 
 

@@ -7,8 +7,6 @@ import pyarrow.compute as pc
 
 from packhouse.records.lists import string_bytes
 
-__all__ = ["echoes", "is_empty", "is_refusal"]
-
 # \x{2019}: the typographic apostrophe.
 _APOSTROPHE = r"['\x{2019}]?"
 _I_AM = rf"i(?:{_APOSTROPHE}m| am)"

@@ -23,8 +23,6 @@ from packhouse.quality.personal import has_card, has_email, has_phone, has_secre
 from packhouse.quality.repetition import REPETITIVE, repetition
 from packhouse.records.lists import list_offsets, one_chunk
 
-__all__ = ["COUNTERS", "combine_quality", "count_quality", "quality_lines"]
-
 COUNTERS = {
     "empty_answers": "have an answer that says nothing",
     "echoes": "have an answer that says the prompt again",

@@ -3,8 +3,6 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["has_html", "has_invisible", "has_mojibake"]
-
 _MARKUP = (
     r"(?i)</?(?:p|br|div|span|a|b|i|u|em|strong|ul|ol|li|h[1-6]|table|t[dhr]|font|img|center|hr"
     r"|blockquote|sup|sub)(?:\s+[a-z:-]{1,30}\s*=[^<>]{0,500})?\s*/?>"

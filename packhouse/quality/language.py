@@ -15,8 +15,6 @@ import pyarrow as pa
 from packhouse.errors import ConfigError
 from packhouse.runtime.extras import import_extra
 
-__all__ = ["UNDETERMINED", "language", "language_key"]
-
 UNDETERMINED = "und"
 
 _LANGUAGES = (

@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["has_card", "has_email", "has_phone", "has_secret"]
-
 _EMAIL = (
     r"(?:^|[^A-Za-z0-9._%+/-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,63})"
     r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,8}[A-Za-z]{2,24}(?:$|[^A-Za-z0-9@_:-]|:(?:\s|$))"

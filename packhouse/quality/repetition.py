@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from packhouse.records.lists import string_bytes
 
-__all__ = ["REPETITIVE", "repetition"]
-
 REPETITIVE = 0.6
 """More than that is counted as repetition: a text said three times has 0.67."""
 

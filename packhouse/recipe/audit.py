@@ -8,9 +8,6 @@ from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section, Share
 from packhouse.recipe.source import SourceConfig
 
-__all__ = ["AuditConfig", "OnMatch", "QualityConfig"]
-
-
 OnMatch = Literal["stop", "drop", "same_side"]
 
 

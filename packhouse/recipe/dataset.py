@@ -7,9 +7,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section
 
-__all__ = ["DedupConfig", "PackConfig", "SplitConfig"]
-
-
 Strategy = Literal["best_fit", "first_fit", "first_fit_shuffle", "next_fit", "concat", "none"]
 
 

@@ -15,8 +15,6 @@ from pydantic import BaseModel, ValidationError
 
 from packhouse.near import near_name
 
-__all__ = ["explain_mistakes"]
-
 Loc = tuple[int | str, ...]
 
 MOST_SHOWN = 5

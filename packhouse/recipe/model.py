@@ -20,8 +20,6 @@ from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
 from packhouse.recipe.section import Name, Section, Uri
 from packhouse.recipe.source import RowFormatName, SourceConfig
 
-__all__ = ["Preferences", "Recipe", "plugins_of", "preferences_in"]
-
 Preferences = Literal["pairs", "kto"]
 """Formats of rows that say which answers are better; all sources are of one, or none is."""
 

@@ -12,8 +12,6 @@ from pydantic import (
 
 from packhouse.recipe.section import Name, Section, Share, Uri
 
-__all__ = ["MAX_SHARDS", "NO_NPY", "ExportConfig", "ExportFormat", "PublishConfig", "shard_names"]
-
 Target = Annotated[
     str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+(\?files=true)?)$")
 ]

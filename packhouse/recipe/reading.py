@@ -16,17 +16,6 @@ from packhouse.recipe.mistakes import explain_mistakes
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.section import HUB_NAME, IN_A_FILE
 
-__all__ = [
-    "apply_override",
-    "changes_data",
-    "expand_variables",
-    "is_recipe_path",
-    "load_recipe",
-    "merge_settings",
-    "parse_recipe",
-    "tokenizer_at",
-]
-
 
 def is_recipe_path(path: object) -> bool:
     """Return True for the path of a recipe: a `.yaml` or `.yml` file.

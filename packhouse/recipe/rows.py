@@ -10,8 +10,6 @@ from pydantic_core import PydanticCustomError
 from packhouse.reasons import TurnOrder
 from packhouse.recipe.section import IN_A_FILE, Section
 
-__all__ = ["FormatConfig", "Role", "TokenizeConfig", "ValidateConfig"]
-
 Role = Literal["system", "user", "assistant", "tool"]
 
 

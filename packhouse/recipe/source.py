@@ -15,8 +15,6 @@ from packhouse.plugins import NameOf
 from packhouse.recipe.rows import Role
 from packhouse.recipe.section import Name, Section, Uri
 
-__all__ = ["MIXING", "Encoding", "RowFormatName", "SourceConfig"]
-
 RowFormatName = Literal[
     "auto",
     "alpaca",  # instruction, input, output

@@ -10,17 +10,6 @@ import pyarrow as pa
 from packhouse.errors import ContractError
 from packhouse.records.lists import one_chunk, string_bytes
 
-__all__ = [
-    "NUM_DIGITS",
-    "Keys",
-    "as_arrow",
-    "is_among",
-    "key_bytes",
-    "leading_bits",
-    "num_different",
-    "sort_leading_bits",
-]
-
 NUM_DIGITS = 20
 
 Keys: TypeAlias = pa.Array | pa.ChunkedArray | npt.NDArray[Any]

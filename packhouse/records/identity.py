@@ -25,8 +25,6 @@ from packhouse.records.messages import (
     string_buffers,
 )
 
-__all__ = ["GroupBy", "conversation_ids", "group_keys", "pair_ids"]
-
 GroupBy = Literal["prompt", "record"]
 
 _TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG = range(100, 104)

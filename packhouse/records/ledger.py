@@ -17,19 +17,6 @@ from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, Q
 from packhouse.gates import GateResult
 from packhouse.wording import counted
 
-__all__ = [
-    "ROW_STEPS",
-    "Filter",
-    "LedgerLine",
-    "RowCounts",
-    "check_ledger",
-    "check_quarantine",
-    "filters_of",
-    "ledger_of",
-    "sum_by_reason",
-]
-
-
 ROW_STEPS = ("validate", "format", "tokenize")
 """Steps that may refuse a row; the limit of bad rows is checked after each."""
 
@@ -103,9 +90,12 @@ class Counted(Protocol):
     """A receipt: its facts are `RowCounts` if rows went through its step."""
 
     @property
-    def step(self) -> str: ...
+    def step(self) -> str:
+        """Its name."""
+
     @property
-    def facts(self) -> object: ...
+    def facts(self) -> object:
+        """What it says of its output."""
 
 
 def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:

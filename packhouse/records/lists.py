@@ -15,20 +15,6 @@ import pyarrow.compute as pc
 
 from packhouse.records.tables import SPAN
 
-__all__ = [
-    "Int32s",
-    "Ranges",
-    "count_up",
-    "flat_list",
-    "list_array",
-    "list_offsets",
-    "one_chunk",
-    "ranges_array",
-    "read_ranges",
-    "string_bytes",
-    "zero_based",
-]
-
 Int32s = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.integer[Any]]
 

@@ -21,16 +21,6 @@ import pyarrow.compute as pc
 from packhouse.reasons import TurnOrder
 from packhouse.records.tables import CONVERSATION, MESSAGE
 
-__all__ = [
-    "REASONS",
-    "ROLES",
-    "TEXT_FIELDS",
-    "Answers",
-    "FlatMessages",
-    "role_violations",
-    "string_buffers",
-]
-
 VERSION = 2
 """Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""
 

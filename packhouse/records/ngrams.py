@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 
 from packhouse.records.lists import list_offsets, one_chunk
 
-__all__ = ["Hashes", "Int64s", "Words", "hash_words", "run_hashes", "words_of"]
-
 Hashes = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 

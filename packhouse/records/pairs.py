@@ -31,16 +31,6 @@ from packhouse.records.lists import (
 )
 from packhouse.records.tables import PACKED, QUARANTINED, TOKENIZED, VALIDATED
 
-__all__ = [
-    "as_sequences",
-    "both_sides",
-    "check_answers",
-    "cut_behind_answers",
-    "join_sides",
-    "keep_both",
-    "split_sides",
-]
-
 Faults = dict[int, tuple[str, str]]
 """Row of a table -> reason code and a sentence."""
 

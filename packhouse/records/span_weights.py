@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from packhouse.records.tables import WEIGHTS
 
-__all__ = ["flat_weights", "weights_column"]
-
 Float32s = npt.NDArray[np.float32]
 
 

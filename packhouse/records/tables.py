@@ -10,23 +10,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-__all__ = [
-    "CONVERSATION",
-    "DROPPED",
-    "FORMATTED",
-    "MESSAGE",
-    "PACKED",
-    "QUARANTINED",
-    "SPAN",
-    "TOKENIZED",
-    "VALIDATED",
-    "WEIGHTS",
-    "read_table",
-    "refused_rows",
-    "write_batches",
-    "write_table",
-]
-
 # One turn. `context` is Alpaca's `input` or Dolly's `context`: text that belongs to a user turn but
 # that templates place by themselves. `tool_calls` is canonical JSON text, never an Arrow union:
 # null-filled keys of other rows would leak into the prompt.

@@ -9,16 +9,6 @@ from packhouse.recipe import AuditConfig
 from packhouse.report.tokens import Run, html_runs, plain
 from packhouse.wording import counted
 
-__all__ = [
-    "MEANINGS",
-    "AuditReport",
-    "Example",
-    "Finding",
-    "headline",
-    "indented",
-    "make_report",
-]
-
 # Finding -> what is wrong, what to do.
 MEANINGS = {
     "untrained": ("no trained token", "drop them, or mend their mask: their loss is 0 or NaN"),

@@ -17,8 +17,6 @@ from packhouse.report.html import details, figure, section, table
 from packhouse.store.manifest import Manifest
 from packhouse.wording import counted
 
-__all__ = ["audit_section", "duplicates_section", "left_out_section", "quality_section"]
-
 Measured = Mapping[str, Any]
 
 

@@ -29,8 +29,6 @@ from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, diff_versions
 from packhouse.wording import counted
 
-__all__ = ["diff_report", "mask_runs"]
-
 _NAMES = ("old", "new")
 _TOKENS = 1500  # of a record
 _MEANINGS = {

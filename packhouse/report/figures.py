@@ -9,20 +9,6 @@ from typing import Any
 from packhouse.packing.other_seq_lens import SeqLenTrial
 from packhouse.packing.statistics import length_class
 
-__all__ = [
-    "KIND_COLORS",
-    "Figure",
-    "Spec",
-    "compare_figure",
-    "fill_figure",
-    "length_figures",
-    "reasons_figure",
-    "seq_len_figure",
-    "share_figure",
-    "trained_figure",
-    "turns_figure",
-]
-
 Spec = Mapping[str, Any]
 Bins = Mapping[str, Mapping[int, int]]
 """Series -> largest length of a class -> count."""

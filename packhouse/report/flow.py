@@ -8,8 +8,6 @@ from typing import Any
 from packhouse.report.figures import KIND_COLORS, Figure
 from packhouse.wording import by_name, counted
 
-__all__ = ["flow_figure"]
-
 
 def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw rows from step to step as a band; what leaves it falls away below.

@@ -17,17 +17,6 @@ from packhouse.pages import html_text
 from packhouse.report.figures import Figure
 from packhouse.report.vega import read_asset, vega_bundle
 
-__all__ = [
-    "details",
-    "figure",
-    "header",
-    "page",
-    "preformatted",
-    "section",
-    "table",
-    "tiles",
-]
-
 _MOST_CODE = 100_000  # characters of settings
 _WITHOUT_VEGA = (
     "Charts need the JavaScript that packhouse's wheel carries, and this installation has none; "

@@ -25,8 +25,6 @@ from packhouse.report.samples import (
 )
 from packhouse.views.tables import Tables
 
-__all__ = ["MAX_READ_TOKENS", "measure"]
-
 MAX_READ_TOKENS = 2**24
 """Tokens of a split whose masks are read."""
 _PACKS = 40  # of a split, at most

@@ -29,8 +29,6 @@ from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
 
-__all__ = ["FramedPage", "Record", "cell", "version_cell"]
-
 _RECORDS = 3
 _TOKENS = 240  # of a record
 _MAX_BYTES = 2**26  # of a file that is fetched for it

@@ -10,8 +10,6 @@ from packhouse.packing import PackStatistics
 from packhouse.pages import html_text
 from packhouse.wording import counted
 
-__all__ = ["lengths_svg"]
-
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 170, 64, 34
 _COLORS = {"train": "#1f77b4", "eval": "#ff7f0e"}
 

@@ -19,21 +19,6 @@ from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.views.tables import Tables
 
-__all__ = [
-    "MAX_RECORD_TOKENS",
-    "PACK_COLUMNS",
-    "PackRecord",
-    "first_split",
-    "label_text",
-    "page_record",
-    "read_pack",
-    "read_packs",
-    "records_in",
-    "rows_with_masks",
-    "weight_runs",
-    "weights_text",
-]
-
 MAX_RECORD_TOKENS = 3_000
 """Tokens of a record that a page shows."""
 

@@ -29,19 +29,6 @@ from packhouse.store.counts import splits_of, totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.wording import counted
 
-__all__ = [
-    "flow_section",
-    "heading",
-    "lengths_section",
-    "load_section",
-    "overview",
-    "packs_section",
-    "recipe_section",
-    "samples_section",
-    "short_number",
-    "trained_section",
-]
-
 Measured = Mapping[str, Any]
 _MOST_SOURCES = 8  # colours that can be told apart
 _OTHERS = "other sources"

@@ -21,18 +21,6 @@ from packhouse.pages import html_text
 from packhouse.tokenization.of_version import LoadSnapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 
-__all__ = [
-    "Run",
-    "coloured",
-    "html_runs",
-    "pipeline_of",
-    "plain",
-    "runs_of",
-    "special_tokens",
-    "token_texts",
-    "trained_ranges",
-]
-
 Mask = npt.NDArray[np.bool_]
 
 

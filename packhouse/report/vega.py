@@ -7,8 +7,6 @@
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["read_asset", "vega_bundle"]
-
 
 @cache
 def vega_bundle() -> str | None:

@@ -29,15 +29,6 @@ from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views.tables import Tables
 
-__all__ = [
-    "MAX_BYTES",
-    "measured_of",
-    "report_of",
-    "unpublished_report",
-    "version_report",
-    "with_texts",
-]
-
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens of samples: fewer where their texts are long
 _TOKEN_CHARS = 200  # of a token that is shown; some vocabularies have tokens of 128 spaces

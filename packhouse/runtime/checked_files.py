@@ -11,8 +11,6 @@ import orjson
 
 from packhouse.runtime.disks import write_whole
 
-__all__ = ["read_checked", "write_checked"]
-
 
 def write_checked(file: Path, content: dict[str, Any]) -> None:
     """Write digest and content beside their final name, then move them there at once."""

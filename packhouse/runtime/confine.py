@@ -46,8 +46,6 @@ from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.runtime import progress
 from packhouse.runtime.confined import MARK, MARK_BYTES, is_confined
 
-__all__ = ["MEMORY_MB", "SECONDS", "run_confined", "start_early", "stream_confined"]
-
 MEMORY_MB = "PACKHOUSE_CHILD_MEMORY_MB"
 """Environment variable: memory of a child beyond what its input explains, 1024 by default."""
 SECONDS = "PACKHOUSE_CHILD_SECONDS"

@@ -33,8 +33,6 @@ import pyarrow as pa
 from packhouse.errors import PackhouseError
 from packhouse.runtime import progress
 
-__all__ = ["MARK", "MARK_BYTES", "at", "file_of_parent", "is_confined", "limited", "serve"]
-
 MARK_BYTES = 512
 """Bytes that parent and child share: what the child works on."""
 MARK = "<Qd"

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from packhouse.errors import DiskError
 
-__all__ = ["FreeSpace", "disk_errors", "free_space", "temporary_folder", "write_whole"]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_DISKS = (*_FULL, errno.EROFS)
 """Error numbers of disks that cannot take what is written."""

@@ -1,7 +1,5 @@
 """What DuckDB may not do, wherever packhouse runs it: reach files or the network, or load code."""
 
-__all__ = ["NO_FILES"]
-
 NO_FILES = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",

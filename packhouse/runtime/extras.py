@@ -5,8 +5,6 @@ from typing import Any
 
 from packhouse.errors import ConfigError
 
-__all__ = ["import_extra"]
-
 
 def import_extra(module: str, extra: str, what: str) -> Any:
     """Import a module that an extra of packhouse brings.

@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["canonical_json", "digest", "file_sha256", "library_versions"]
-
 
 def canonical_json(value: Any) -> bytes:
     """Return the one JSON spelling of a value; raises TypeError on sets and other unordered things.

@@ -4,8 +4,6 @@ import os
 from importlib import import_module
 from typing import Any
 
-__all__ = ["hub_options", "silent_bar"]
-
 
 def hub_options() -> dict[str, Any]:
     """Return the endpoint and the token of the environment, as the Hub's client takes them.

@@ -9,14 +9,6 @@ panic looks like any other failure of an encoder. So the handler also remembers 
 import signal
 from typing import Any
 
-__all__ = [
-    "Interrupted",
-    "check_interrupted",
-    "handle_signals",
-    "ignore_signals",
-    "interruption",
-]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: signal.Signals | None = None
 

@@ -13,8 +13,6 @@ from functools import cache
 
 import pyarrow as pa
 
-__all__ = ["keep_freed_memory", "leave_without_collecting"]
-
 # Numbers of <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

@@ -11,8 +11,6 @@ from typing import Any, Self
 
 from packhouse.pages import PAGE_STYLE, html_text
 
-__all__ = ["NotebookProgress", "is_notebook"]
-
 _EVERY_S = 0.1
 
 

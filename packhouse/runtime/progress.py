@@ -30,19 +30,6 @@ from typing_extensions import override
 from packhouse.runtime.notebook import NotebookProgress, is_notebook
 from packhouse.terminal import console, echo
 
-__all__ = [
-    "CurrentStep",
-    "advance",
-    "current_step",
-    "forward",
-    "job_done",
-    "own_progress",
-    "say",
-    "show_progress",
-    "start_phase",
-    "step_progress",
-]
-
 _APPEARS_AFTER_S = 1.0
 
 

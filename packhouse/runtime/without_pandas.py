@@ -22,8 +22,6 @@ from types import ModuleType
 import pyarrow as pa
 from typing_extensions import override
 
-__all__ = ["WITHOUT_PANDAS", "recall_pandas", "settle_pyarrow", "without_pandas"]
-
 WITHOUT_PANDAS = "PACKHOUSE_WITHOUT_PANDAS"
 """Set in the environment of processes that are our own."""
 

@@ -8,25 +8,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers
-from packhouse.sources.chat_messages import (
-    BadRowError,
-    Conversation,
-    kind_of,
-)
+from packhouse.sources.chat_messages import Conversation, kind_of
 from packhouse.sources.records import Ints
-
-__all__ = [
-    "MESSAGE_FIELDS",
-    "Adapted",
-    "Found",
-    "RowFormat",
-    "aliases",
-    "check_present",
-    "optional",
-    "optional_text",
-]
 
 MESSAGE_FIELDS = frozenset(("messages", "conversations", "conversation"))
 """Names of fields that hold messages; what these say, not their names, tells chat from ShareGPT."""

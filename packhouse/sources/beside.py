@@ -13,13 +13,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.rows import check_arguments
-from packhouse.sources.chat_messages import BadRowError, kind_of, parse_field, read_tools
+from packhouse.sources.chat_messages import kind_of, parse_field, read_tools
 from packhouse.sources.message_weights import MAX_WEIGHT
 from packhouse.sources.records import Ints, Rows
-
-__all__ = ["BESIDE", "Beside", "names_beside", "read_beside"]
 
 _ARGUMENTS = ("chat_template_kwargs", "documents")
 BESIDE = (*_ARGUMENTS, "loss_weight")

@@ -23,20 +23,6 @@ from packhouse.sources.message_weights import (
 )
 from packhouse.sources.strict import hidden_fault, parse_text
 
-__all__ = [
-    "SPEAKERS",
-    "BadRowError",
-    "Conversation",
-    "Turn",
-    "kind_of",
-    "parse_field",
-    "read_messages",
-    "read_tools",
-    "rename_messages",
-    "speaker_key",
-    "text_turn",
-]
-
 _Text = str | None
 Turn = tuple[str, str, _Text, _Text, _Text, _Text, _Text, float | None, _Text]
 """The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig
 from packhouse.sources.base_format import (
     Found,
@@ -14,7 +15,6 @@ from packhouse.sources.base_format import (
     optional_text,
 )
 from packhouse.sources.chat_messages import (
-    BadRowError,
     Conversation,
     kind_of,
     read_messages,
@@ -27,12 +27,6 @@ from packhouse.sources.preference_formats import PREFERENCE_FORMATS
 from packhouse.sources.records import Rows
 from packhouse.sources.strict import parse_text
 from packhouse.sources.transcripts import is_transcript, read_transcript
-
-__all__ = [
-    "CONVERSATION_FORMATS",
-    "BareMessages",
-    "FlatMessages",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,6 @@ from packhouse.runtime.extras import import_extra
 from packhouse.sources.faults import fault_column, fault_field
 from packhouse.wording import first_line
 
-__all__ = ["DATABASES", "read_database", "refuse_unsaved"]
-
 DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}
 """File formats that are read here -> their names."""
 

@@ -31,8 +31,6 @@ from packhouse.sources.files import file_errors, open_file
 from packhouse.sources.workbooks import read_workbook
 from packhouse.wording import first_line
 
-__all__ = ["MAX_COLUMNS", "decode_head", "decode_rows"]
-
 BATCH_BYTES = 8 * 2**20
 """Decoded bytes of a batch that is handed over, unless one row is larger."""
 

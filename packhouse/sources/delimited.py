@@ -22,8 +22,6 @@ from packhouse.sources.json_lines import filled_lines
 from packhouse.sources.records import MAX_BAD_ROWS, Failure, Ints, Records, Rows, too_long
 from packhouse.sources.text_files import Parsing, TextFile
 
-__all__ = ["CommaFile", "SemicolonFile", "TabFile", "parse_delimited", "record_ends"]
-
 MAX_RECORDS = 2**22
 """Records of a shard: each takes 600 bytes of memory, and in `1\\n2\\n...` two of the file."""
 

@@ -28,8 +28,6 @@ from packhouse.wording import counted, first_line
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["MAX_FAILED", "analyse", "bind", "evaluate"]
-
 MAX_FAILED = 10_000
 """Rows evaluated together on which an expression may fail; each costs a millisecond."""
 

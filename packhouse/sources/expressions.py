@@ -14,8 +14,6 @@ from typing import Any
 from packhouse.errors import ConfigError
 from packhouse.near import near_name
 
-__all__ = ["FUNCTIONS", "FUNCTION_GROUPS", "Parsed", "in_parentheses", "parse_expression"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:

@@ -17,18 +17,6 @@ from packhouse.sources.records import Rows
 from packhouse.sources.row_formats import row_format_called
 from packhouse.sources.strict import parse_text
 
-__all__ = [
-    "CONVERSATIONAL",
-    "IN_MESSAGES",
-    "PARTS",
-    "TRAIN_FLAGS",
-    "bounded",
-    "check_nothing_is_left_out",
-    "count_extra_fields",
-    "find_disallowed",
-    "find_extra_fields",
-]
-
 ExtraFields = dict[tuple[str, ...], list[str]]
 """Keys of rows -> those of them that the rows' format does not read."""
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-__all__ = ["WITH_FAULTS", "fault_column", "fault_field"]
-
 WITH_FAULTS = ("xlsx", "sqlite", "duckdb")
 """Formats of files whose rows have it."""
 

@@ -11,16 +11,6 @@ import orjson
 
 from packhouse.errors import SourceError
 
-__all__ = [
-    "BOM",
-    "FORMATS_BY_ENDING",
-    "Compression",
-    "FileFormat",
-    "compression_of",
-    "format_of",
-    "format_of_name",
-]
-
 FileFormat = Literal[
     "json",
     "jsonl",

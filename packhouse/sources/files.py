@@ -22,16 +22,6 @@ from packhouse.sources import hub
 from packhouse.sources.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.store.objects import open_filesystem
 
-__all__ = [
-    "SourceFile",
-    "file_errors",
-    "find_files",
-    "local_path",
-    "open_file",
-    "pin_of",
-    "source_name",
-]
-
 _SCHEMES = ("file", "s3", "hf")
 
 

@@ -19,8 +19,6 @@ from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.runtime.hub_access import hub_options, silent_bar
 from packhouse.wording import first_line
 
-__all__ = ["GLOB", "HubFile", "fetch", "find_hub_files", "parse_uri"]
-
 _URI = re.compile(
     r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<path>.*))?"
 )

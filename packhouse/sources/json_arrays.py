@@ -30,14 +30,6 @@ from packhouse.sources.text_files import (
     parse_sample,
 )
 
-__all__ = [
-    "ArrayFile",
-    "Block",
-    "array_blocks",
-    "find_list",
-    "parse_array",
-]
-
 BLOCK_BYTES = 2**21
 """Bytes of a block to parse, unless an element is longer: see `json_lines.BLOCK_BYTES`."""
 

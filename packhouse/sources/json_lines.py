@@ -12,8 +12,6 @@ import numpy.typing as npt
 from packhouse.sources.records import Ints, Records, parse_pieces
 from packhouse.sources.text_files import SAMPLE_ROWS, Parsing, TextFile, parse_sample
 
-__all__ = ["LinesFile", "filled_lines", "parse_lines"]
-
 BLOCK_BYTES = 2**21
 """Bytes of a block, unless a record is longer: enough that what a block costs by itself is little,
 and few enough that its rows are parsed, checked and dropped in cache."""

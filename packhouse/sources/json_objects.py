@@ -16,8 +16,6 @@ import numpy as np
 from packhouse.sources.records import Ints, Records, parse_pieces
 from packhouse.sources.text_files import SAMPLE_ROWS, Parsing, TextFile, parse_sample
 
-__all__ = ["ObjectsFile", "object_spans"]
-
 BLOCK_BYTES = 2**21
 """See `json_lines.BLOCK_BYTES`."""
 

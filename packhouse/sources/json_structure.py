@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from packhouse.sources.records import Ints
 
-__all__ = ["Elements", "split_elements"]
-
 _QUOTE, _BACKSLASH, _COMMA, _NEWLINE = b'"\\,\n'
 _SPLIT_BYTES = 2**18
 

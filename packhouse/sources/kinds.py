@@ -22,16 +22,6 @@ from typing import Any, TypeAlias
 import orjson
 import pyarrow as pa
 
-__all__ = [
-    "MAX_KEYS",
-    "Kind",
-    "column_of",
-    "joined_kinds",
-    "kind_of_type",
-    "kind_of_values",
-    "shown_kind",
-]
-
 Kind: TypeAlias = "str | list[Kind] | dict[str, Kind]"
 """`null`, `bool`, `int`, `float`, `text`; `[kind]` of a list; `{key: kind}` of an object."""
 

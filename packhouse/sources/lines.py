@@ -15,8 +15,6 @@ from packhouse.sources.file_formats import compression_of
 from packhouse.sources.files import file_errors, find_files, local_path, open_file, source_name
 from packhouse.sources.streams import FileStream
 
-__all__ = ["lines_at", "lines_of_rows", "name_row", "place_of"]
-
 
 def lines_at(uri: str, offsets: Sequence[int], encoding: str = "utf-8") -> list[int]:
     """Return the line, from 1, that holds each byte of a file's text.

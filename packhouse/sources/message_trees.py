@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from packhouse.sources.chat_messages import BadRowError, kind_of
+from packhouse.plugins import BadRowError
+from packhouse.sources.chat_messages import kind_of
 from packhouse.sources.strict import parse_text
-
-__all__ = ["Said", "build_trees", "tree_paths"]
 
 
 class Said(NamedTuple):

@@ -10,8 +10,6 @@ import orjson
 
 from packhouse.plugins import BadRowError
 
-__all__ = ["MAX_WEIGHT", "SPANS", "WEIGHTS", "Pieces", "read_weight", "weigh_message"]
-
 WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
 """Fields that are read; `loss_scale` is ms-swift's, `train` and `training` Axolotl's and others',
 `loss` xtuner's and ms-swift's."""

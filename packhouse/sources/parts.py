@@ -17,8 +17,6 @@ from packhouse.sources.streams import read_range
 from packhouse.sources.tabular import TABULAR, parse_tables
 from packhouse.sources.text_files import NotInBlocksError, Parsing
 
-__all__ = ["Part", "for_parts"]
-
 _T = TypeVar("_T")
 
 

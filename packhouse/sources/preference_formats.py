@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig
 from packhouse.sources.base_format import (
     RowFormat,
@@ -25,7 +26,6 @@ from packhouse.sources.base_format import (
     optional_text,
 )
 from packhouse.sources.chat_messages import (
-    BadRowError,
     Conversation,
     Turn,
     kind_of,
@@ -35,8 +35,6 @@ from packhouse.sources.chat_messages import (
 )
 from packhouse.sources.strict import parse_text
 from packhouse.sources.transcripts import is_transcript, read_transcript
-
-__all__ = ["PREFERENCE_FORMATS", "STATED"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,6 @@ from packhouse.sources.parts import Part, for_parts
 from packhouse.sources.records import gc_paused
 from packhouse.sources.shards import SourceShard
 
-__all__ = ["RAW_BYTES", "name_row_of", "raw_columns", "raw_rows", "read_raw", "with_raw_rows"]
-
 RAW_BYTES = 64 * 2**10
 """Bytes of a bad row that are kept."""
 

@@ -39,8 +39,6 @@ from packhouse.sources.reshaping import reshape
 from packhouse.sources.row_formats import adapt, check_same_format, row_format_called
 from packhouse.sources.shards import SourceShard
 
-__all__ = ["ShardRows", "read_shard"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardRows:

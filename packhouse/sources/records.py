@@ -19,18 +19,6 @@ import orjson
 from packhouse.recipe import SourceConfig
 from packhouse.sources.strict import CUT_OFF, are_suspect, hidden_fault, why_not_json
 
-__all__ = [
-    "MAX_BAD_ROWS",
-    "Failure",
-    "Ints",
-    "Records",
-    "Rows",
-    "check_parsed",
-    "gc_paused",
-    "parse_pieces",
-    "unwrapped",
-]
-
 MAX_BAD_ROWS = 500_000
 """Bad rows of a shard. Each takes 700 bytes of memory, and in `[1,1,1...]` two of the file."""
 

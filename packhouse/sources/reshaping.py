@@ -26,16 +26,6 @@ from packhouse.sources.kinds import Kind, column_of, shown_kind
 from packhouse.sources.records import Rows
 from packhouse.sources.tabular import without_fill
 
-__all__ = [
-    "Reshaped",
-    "check_types",
-    "columns_of",
-    "expression_key",
-    "expression_libraries",
-    "reshape",
-    "wanted_columns",
-]
-
 _SHOWN = 30
 _WHERE = "where"
 _RENAMED = "any"

@@ -16,35 +16,18 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, PluginError, SourceError
 from packhouse.near import near_name
-from packhouse.plugins import Plugin, find_plugin
+from packhouse.plugins import BadRowError, Plugin, find_plugin
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import assemble
 from packhouse.records.tables import MESSAGE
 from packhouse.sources.base_format import MESSAGE_FIELDS, Adapted, Found, RowFormat
 from packhouse.sources.beside import BESIDE
-from packhouse.sources.chat_messages import (
-    BadRowError,
-    Conversation,
-    Turn,
-    kind_of,
-    read_messages,
-    speaker_key,
-)
+from packhouse.sources.chat_messages import Conversation, Turn, kind_of, read_messages, speaker_key
 from packhouse.sources.conversation_formats import CONVERSATION_FORMATS, FlatMessages
 from packhouse.sources.preference_formats import STATED
 from packhouse.sources.records import Rows
 from packhouse.sources.text_formats import TEXT_FORMATS, TextFields, class_index
 from packhouse.sources.token_rows import TOKEN_FORMATS
-
-__all__ = [
-    "ROW_FORMATS",
-    "adapt",
-    "check_fields",
-    "check_same_format",
-    "find_row_format",
-    "row_format_called",
-    "row_format_of",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

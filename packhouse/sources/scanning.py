@@ -17,8 +17,6 @@ from packhouse.sources.shards import MAX_SHARD_BYTES, SourceShard, cut_source
 from packhouse.sources.streams import read_range
 from packhouse.sources.tabular import TABULAR
 
-__all__ = ["scan_source"]
-
 MAX_WHOLE_BYTES = 2**29
 """Bytes of a file whose rows are read together."""
 

@@ -39,8 +39,6 @@ from packhouse.sources.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.sources.tabular import TABULAR, scan_tables
 from packhouse.sources.text_files import Parsing, TextFile
 
-__all__ = ["TEXT_FILES", "SourceShard", "cut_source"]
-
 TEXT_FILES: dict[FileFormat, type[TextFile]] = {
     "jsonl": LinesFile,
     "json": ArrayFile,

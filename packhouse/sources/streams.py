@@ -18,8 +18,6 @@ from packhouse.errors import SourceError
 from packhouse.sources.file_formats import Compression
 from packhouse.sources.files import file_errors, open_file
 
-__all__ = ["FileStream", "read_range"]
-
 CHUNK_BYTES = 4 * 2**20
 MAX_RATIO = 100
 """Uncompressed bytes per stored byte; beyond it a file counts as a decompression bomb."""

@@ -19,16 +19,6 @@ from packhouse.plugins import BadRowError
 if TYPE_CHECKING:
     from packhouse.sources.records import Rows
 
-__all__ = [
-    "CUT_OFF",
-    "are_suspect",
-    "find_fault",
-    "hidden_fault",
-    "is_suspect",
-    "parse_text",
-    "why_not_json",
-]
-
 MAX_DEPTH = 32
 """Containers within one another, the row itself included."""
 MAX_FIELDS = 1000

@@ -20,8 +20,6 @@ from packhouse.sources.records import Failure, Records, Rows
 from packhouse.sources.row_formats import find_row_format
 from packhouse.sources.streams import FileStream
 
-__all__ = ["TABULAR", "parse_tables", "scan_tables"]
-
 TABULAR = ("parquet", "arrow", "xlsx", "sqlite", "duckdb")
 """Formats of files that are read here."""
 

@@ -18,8 +18,6 @@ from packhouse.errors import SourceError
 from packhouse.sources.file_formats import BOM
 from packhouse.sources.records import Records
 
-__all__ = ["Cut", "NotInBlocksError", "Parsing", "TextFile"]
-
 SAMPLE_ROWS = 100
 """Rows looked at to find the format of a file's rows."""
 

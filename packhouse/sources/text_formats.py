@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import assemble
 from packhouse.sources.base_format import (
@@ -21,21 +22,9 @@ from packhouse.sources.base_format import (
     optional,
     optional_text,
 )
-from packhouse.sources.chat_messages import (
-    BadRowError,
-    Conversation,
-    Turn,
-    kind_of,
-    text_turn,
-)
+from packhouse.sources.chat_messages import Conversation, Turn, kind_of, text_turn
 from packhouse.sources.records import Rows
 from packhouse.sources.strict import parse_text
-
-__all__ = [
-    "TEXT_FORMATS",
-    "TextFields",
-    "class_index",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packhouse.plugins import BadRowError
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers
 from packhouse.sources.base_format import RowFormat, aliases, check_present
-from packhouse.sources.chat_messages import BadRowError, Conversation, Turn, kind_of
+from packhouse.sources.chat_messages import Conversation, Turn, kind_of
 from packhouse.sources.message_weights import MAX_WEIGHT
 from packhouse.sources.records import Ints
-
-__all__ = ["TOKEN_FORMATS", "TokenRows"]
 
 _MASKS = ("loss_mask", "assistant_masks", "completion_mask")
 _TRAINED = ("labels", *_MASKS)

@@ -6,9 +6,7 @@ tells a speaker from a message that says `Human:` there, so it is a new turn.
 
 import re
 
-from packhouse.sources.chat_messages import BadRowError
-
-__all__ = ["is_transcript", "read_transcript"]
+from packhouse.plugins import BadRowError
 
 _FORMS = (
     re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):"),  # Anthropic's hh-rlhf

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from typing import IO
 from xml.parsers import expat
 
-__all__ = ["Faults", "find_faults"]
-
 Faults = dict[tuple[int, int], str]
 """Row and column of a cell from 0 -> its error, such as `#REF!`; "" for what nobody computed."""
 

@@ -20,8 +20,6 @@ from packhouse.runtime.extras import import_extra
 from packhouse.sources.faults import fault_column, fault_field
 from packhouse.sources.workbook_cells import Faults, find_faults
 
-__all__ = ["MAX_CELLS", "read_workbook"]
-
 MAX_CELLS = 2**24
 """Cells of a sheet, empty ones between others included: a sheet may say that it has 17 billion."""
 

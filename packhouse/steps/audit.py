@@ -44,15 +44,6 @@ from packhouse.steps.validate import VALIDATE, ValidateParameters
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
 
-__all__ = [
-    "AUDIT",
-    "AuditFacts",
-    "AuditParameters",
-    "checks_of",
-    "combine_audits",
-    "jobs",
-]
-
 _BATCH_PACKS = 256
 
 Of = Literal["shard", "quality", "packs", "records", "check"]

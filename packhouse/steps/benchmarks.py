@@ -27,15 +27,6 @@ from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import scan_source
 from packhouse.steps.validate import VALIDATE
 
-__all__ = [
-    "BENCHMARKS",
-    "BenchmarkFacts",
-    "benchmark_job",
-    "benchmarks_of",
-    "load_benchmarks",
-    "match_shards",
-]
-
 
 def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
     """Return what names the benchmarks; empty without any.

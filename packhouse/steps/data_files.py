@@ -22,14 +22,6 @@ from packhouse.recipe import PublishConfig
 from packhouse.records.tables import write_batches
 from packhouse.runtime.progress import advance
 
-__all__ = [
-    "ContentHash",
-    "DataFile",
-    "FileCut",
-    "cut_files",
-    "write_data_file",
-]
-
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
 

@@ -17,8 +17,6 @@ from packhouse.sources.files import source_name
 from packhouse.splitting import goes_to_eval
 from packhouse.steps.selection import Selection, column_of
 
-__all__ = ["SplitCounts", "from_eval_only_sources", "is_for_eval", "split_counts"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitCounts:

@@ -37,8 +37,6 @@ from packhouse.steps.validate import VALIDATE, may_drop
 from packhouse.store.draft import LocalFile
 from packhouse.store.manifest import FileKind
 
-__all__ = ["FILES", "FILE_SETTINGS", "FilesFacts", "WrittenFile", "jobs", "local_files"]
-
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """Publish settings that affect file contents; the others say where the files go."""
 

@@ -34,8 +34,6 @@ from packhouse.tokenization.given import text_of_given
 from packhouse.tokenization.loading import check_unchanged
 from packhouse.tokenization.names import tokenizer_folder
 
-__all__ = ["FINGERPRINTS", "FORMAT", "FormatParameters", "conversations", "fingerprint_job"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatParameters:

@@ -25,8 +25,6 @@ from packhouse.runtime.progress import advance
 from packhouse.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.steps.records import ShardIndex
 
-__all__ = ["GATHER", "GatherFacts", "PackRange", "jobs"]
-
 _SHARD_TOKENS = 2**24
 """Tokens of a gathered shard, about: 64 MiB of ids. What a worker holds while it gathers."""
 _MOST_SHARDS = 1024

@@ -19,8 +19,6 @@ from packhouse.recipe import SourceConfig
 from packhouse.records.lists import one_chunk
 from packhouse.splitting import mixed_keys
 
-__all__ = ["mix", "source_counts", "times_of"]
-
 _KEPT = REASONS.index("kept")
 
 Int32s = npt.NDArray[np.int32]

@@ -52,8 +52,6 @@ from packhouse.steps.shard_io import MappedTables
 from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizeParameters
 from packhouse.steps.validate import VALIDATE, ValidateParameters
 
-__all__ = ["PACK", "SIDES", "PackFacts", "PackParameters", "PlannedSide", "Side"]
-
 Side = Literal["train", "eval"]
 SIDES: tuple[Side, ...] = ("train", "eval")
 

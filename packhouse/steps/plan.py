@@ -39,8 +39,6 @@ from packhouse.steps.tokenize import TokenizeParameters
 from packhouse.steps.validate import ValidateParameters
 from packhouse.tokenization import fingerprint_tokenizer
 
-__all__ = ["OutputJobs", "Plan", "output_jobs", "plan_jobs"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:

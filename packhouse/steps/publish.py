@@ -51,16 +51,6 @@ from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.loading import check_unchanged, fingerprinted_bytes
 from packhouse.tokenization.names import is_hub_name
 
-__all__ = [
-    "ALL_LIBRARIES",
-    "ENGINE_VERSIONS",
-    "PUBLISH",
-    "Published",
-    "configuration_of",
-    "job",
-    "ref_gates",
-]
-
 STEPS_BEFORE: tuple[AnyStep, ...] = (
     *(VALIDATE, FORMAT, TOKENIZE, PACK),
     *(GATHER, SPLIT, AUDIT, FILES),

@@ -18,8 +18,6 @@ from packhouse.records.lists import one_chunk
 from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.steps.tokenize import TOKENIZE
 
-__all__ = ["OUTCOMES", "PLACES", "RECORDS", "ShardIndex", "read_records"]
-
 # Which shards there are, in order: key of the tokenize step, number of its first record, records.
 PLACES = pa.schema(
     [

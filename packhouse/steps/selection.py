@@ -30,8 +30,6 @@ from packhouse.steps.mixing import mix, source_counts
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
 
-__all__ = ["Selection", "ShardReceipts", "column_of", "select"]
-
 ShardReceipts = tuple[Receipt[ValidateFacts], Receipt[ShardCounts]]
 
 

@@ -14,8 +14,6 @@ from packhouse.records.ledger import RowCounts
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard, with_raw_rows
 
-__all__ = ["MappedTables", "ShardCounts", "take_refused", "write_with_reasons"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardCounts(RowCounts):

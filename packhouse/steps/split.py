@@ -23,8 +23,6 @@ from packhouse.splitting import LeakCheck
 from packhouse.steps.pack import PACK, PackParameters, Side
 from packhouse.steps.records import read_records
 
-__all__ = ["SPLIT", "SideCounts", "SplitFacts", "SplitParameters", "job"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitParameters:

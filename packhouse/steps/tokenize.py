@@ -20,8 +20,6 @@ from packhouse.steps.shard_io import ShardCounts, take_refused
 from packhouse.steps.validate import VALIDATE
 from packhouse.tokenization.loading import check_unchanged, tokenizer_bytes
 
-__all__ = ["TOKENIZE", "TokenizeFacts", "TokenizeParameters", "TokenizerFacts", "job"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizeParameters:

@@ -30,17 +30,6 @@ from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.given import GIVEN_VERSION, read_given
 from packhouse.tokenization.loading import check_unchanged
 
-__all__ = [
-    "VALIDATE",
-    "Origin",
-    "ValidateFacts",
-    "ValidateParameters",
-    "filters_of_run",
-    "jobs",
-    "may_drop",
-    "shard_bytes",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidateParameters:

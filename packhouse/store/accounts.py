@@ -23,8 +23,6 @@ from packhouse.records.ledger import LedgerLine, check_ledger, filters_of
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry, Manifest
 
-__all__ = ["Tally", "manifest_problems", "tally_file", "tally_problems"]
-
 Tally = Counter[tuple[str, str]]
 """Rows of records, quarantine and dropped files by place and outcome:
 `("source 'chats'", "records")`, `("source 'chats'", "over_seq_len")`, `("step 'validate'",

@@ -7,8 +7,6 @@ from packhouse.store.layout import check_name
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import OpenVersion, open_version
 
-__all__ = ["Address", "open_address", "open_beside", "open_dataset", "parse_address"]
-
 
 @dataclass(frozen=True, slots=True)
 class Address:

@@ -9,8 +9,6 @@ from packhouse.errors import (
 )
 from packhouse.store.objects import ObjectNotFoundError, PreconditionFailedError
 
-__all__ = ["error_of_answer"]
-
 # Codes that mean "send it again", though some come with a 400: bytes or time were lost on the way.
 _AGAIN = {"RequestTimeout", "BadDigest", "IncompleteBody", "SlowDown", "XAmzContentSHA256Mismatch"}
 _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}

@@ -15,8 +15,6 @@ from packhouse.store.counts import numbers_of, splits_of
 from packhouse.store.manifest import Manifest
 from packhouse.wording import counted
 
-__all__ = ["dataset_card"]
-
 
 def dataset_card(manifest: Manifest) -> str:
     """README.md in Markdown.

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta, PutResult, UpdateVersion
     from obstore.store import AzureConfig, ClientConfig, RetryConfig
 
-__all__ = ["CloudStore", "make_filesystem"]
-
 Scheme = Literal["gs", "az"]
 
 _CHUNK_BYTES = 8 * 2**20

@@ -33,8 +33,6 @@ from packhouse.store.objects import ObjectNotFoundError, ObjectStore
 from packhouse.store.protocol import ask, in_parallel, run
 from packhouse.store.read import OpenVersion
 
-__all__ = ["Fetched", "fetch_columns"]
-
 _WHOLE_BYTES = 2**18  # a smaller file is fetched whole, and its digest is checked
 _TAIL_BYTES = 2**16  # where the footer is looked for: it has about 100 bytes a column and row group
 _GAP_BYTES = 2**14  # between columns that one request reads

@@ -20,8 +20,6 @@ from packhouse.packing import check_packed, published_schema, supervised_names
 from packhouse.packing.layout import PREFERENCE_NAMES, Layout
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
-__all__ = ["check_data_file", "check_rows", "checked_rows", "read_batches", "stored_names"]
-
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**20  # more where a row is longer: pyarrow refuses rows that straddle blocks
 _JSON_LINE_BYTES = 2**25  # more is no row of ours

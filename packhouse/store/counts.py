@@ -5,8 +5,6 @@ from packhouse.records.ledger import sum_by_reason
 from packhouse.store.manifest import Manifest
 from packhouse.wording import by_name, counted
 
-__all__ = ["numbers_of", "splits_of", "totals_of"]
-
 
 def totals_of(manifest: Manifest) -> dict[str, int]:
     """Return rows of the ledger, and packs, records and tokens of all splits, by name."""

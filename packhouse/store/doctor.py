@@ -36,8 +36,6 @@ from packhouse.store.objects import (
 )
 from packhouse.store.protocol import RetryPolicy, ask, read, run
 
-__all__ = ["Check", "check_usable", "examine", "require_guarded"]
-
 _MAX_SKEW_S = 15 * 60.0
 """S3 refuses requests that are signed more than this from its own time."""
 

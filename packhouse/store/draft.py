@@ -29,8 +29,6 @@ from packhouse.store.objects import FileBody, file_body
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LocalFile", "Uploads", "card_file", "draft_manifest", "name_files"]
-
 _HASHING_THREADS = 4
 
 # Each file's entry in the manifest, and its bytes on this disk.

@@ -21,8 +21,6 @@ from typing import Any
 from packhouse.gates import GateOutcome, GateResult
 from packhouse.store.manifest import Manifest
 
-__all__ = ["Drift", "Gate", "breaking_changes", "distance", "measure_drift"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:

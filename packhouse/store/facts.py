@@ -12,8 +12,6 @@ from typing_extensions import TypedDict
 from packhouse.errors import ConfigError
 from packhouse.recipe.publish import MAX_SHARDS
 
-__all__ = ["FACT_TYPES", "check_facts"]
-
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Counters = dict[str, _Count]
 

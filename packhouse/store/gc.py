@@ -28,8 +28,6 @@ from packhouse.store.manifest import Manifest, Tombstone, read_slot_steps
 from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
 from packhouse.store.protocol import Steps, ask, run
 
-__all__ = ["DEFAULT_GRACE_S", "Garbage", "GcReport", "collect_garbage", "find_garbage"]
-
 DEFAULT_GRACE_S = 24 * 3600.0
 """Seconds since the last sign of life after which an uncommitted attempt counts as abandoned."""
 

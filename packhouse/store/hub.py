@@ -20,8 +20,6 @@ from packhouse.store.read import OpenVersion
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-__all__ = ["MIRRORED_KINDS", "mirror_to_hub", "parse_hub_uri"]
-
 MIRRORED_KINDS = ("data", "card")
 """Kinds of files that leave the store; the others may hold raw rows."""
 

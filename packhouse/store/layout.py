@@ -11,21 +11,6 @@ import re
 
 from packhouse.errors import ConfigError
 
-__all__ = [
-    "PROBES",
-    "check_name",
-    "check_vid",
-    "file_key",
-    "is_name",
-    "is_version",
-    "manifest_key",
-    "ref_key",
-    "split_version",
-    "tokenizer_key",
-    "version_folder",
-    "version_name",
-]
-
 PROBES = "_doctor-"
 """How the folders of store checks begin; no dataset may be called so."""
 

@@ -33,8 +33,6 @@ from packhouse.store.objects import (
     check_key,
 )
 
-__all__ = ["LocalStore"]
-
 _OWN = ".packhouse"  # temporary files and locks; hidden from listings
 _CHUNK_BYTES = 2**20
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO)

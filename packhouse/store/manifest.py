@@ -34,21 +34,6 @@ from packhouse.store.layout import (
 )
 from packhouse.store.protocol import Steps, read_checked
 
-__all__ = [
-    "FORMAT",
-    "TABLES",
-    "FileEntry",
-    "FileKind",
-    "Manifest",
-    "Tombstone",
-    "changed_manifest",
-    "committed_steps",
-    "parse_slot",
-    "read_slot_steps",
-    "schema_fingerprint",
-    "schema_to_json",
-]
-
 FORMAT = 1
 """Version of the manifest's own form."""
 

@@ -18,21 +18,6 @@ from urllib.parse import urlsplit
 from packhouse.errors import ConfigError, IntegrityError, StoreError
 from packhouse.runtime.extras import import_extra
 
-__all__ = [
-    "MAX_GET_BYTES",
-    "Blob",
-    "FileBody",
-    "ObjectInfo",
-    "ObjectNotFoundError",
-    "ObjectStore",
-    "Part",
-    "PreconditionFailedError",
-    "check_key",
-    "file_body",
-    "open_filesystem",
-    "open_store",
-]
-
 MAX_GET_BYTES = 2**26
 """Most that `ObjectStore.get` holds in memory: manifests, refs and receipts are smaller."""
 

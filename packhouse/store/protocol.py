@@ -38,23 +38,6 @@ from packhouse.store.objects import (
     PreconditionFailedError,
 )
 
-__all__ = [
-    "MAX_READS",
-    "All",
-    "Call",
-    "NewId",
-    "Pause",
-    "RetryPolicy",
-    "Steps",
-    "ask",
-    "download",
-    "in_parallel",
-    "put_data",
-    "read",
-    "read_checked",
-    "run",
-]
-
 log = logging.getLogger("packhouse.store")
 S = TypeVar("S")
 T = TypeVar("T")

@@ -51,8 +51,6 @@ from packhouse.store.protocol import All, Steps, ask, put_data, run
 from packhouse.store.refs import Ref, move_ref_steps, read_ref_steps
 from packhouse.store.tokenizers import keep_tokenizer
 
-__all__ = ["PublishedVersion", "publish_version"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedVersion:

@@ -35,15 +35,6 @@ from packhouse.store.publish import find_slot_steps
 from packhouse.store.refs import explaining, read_ref_steps, scan_refs
 from packhouse.store.tokenizers import fetch_tokenizer
 
-__all__ = [
-    "OpenVersion",
-    "VerifyReport",
-    "open_version",
-    "pull_version",
-    "scan_versions",
-    "verify_version",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenVersion:

@@ -47,8 +47,6 @@ from packhouse.store.protocol import (
     run,
 )
 
-__all__ = ["Move", "Ref", "load_ref", "rollback_ref", "scan_refs", "set_ref"]
-
 MAX_PAST = 500
 """Moves kept in a ref (about 100 bytes each); far more than writers that can race one write."""
 

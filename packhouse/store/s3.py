@@ -36,8 +36,6 @@ from packhouse.store.objects import (
     check_key,
 )
 
-__all__ = ["S3Store", "filesystem_options"]
-
 _CHUNK_BYTES = 2**20
 
 

@@ -31,8 +31,6 @@ from packhouse.store.objects import (
 )
 from packhouse.store.protocol import ask, read_checked, run
 
-__all__ = ["fetch_tokenizer", "keep_tokenizer"]
-
 _MAX_BYTES = 2**27
 """Largest sum of a tokenizer's files; Gemma 3 has 38 MB."""
 _MAX_FILES = 32

@@ -18,8 +18,6 @@ from packhouse.store.contracts import read_batches
 from packhouse.store.layout import version_folder
 from packhouse.store.read import OpenVersion
 
-__all__ = ["COLUMNS", "log_to_wandb", "text_rows"]
-
 COLUMNS = ["record_id", "text", "trained_text", "num_tokens", "num_trained"]
 
 Decode = Callable[[Sequence[int]], str]

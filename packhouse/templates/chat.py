@@ -43,8 +43,6 @@ from packhouse.templates.results import (
 from packhouse.templates.rows import RenderedRow, RowRenderer
 from packhouse.templates.thinking import has_thinking
 
-__all__ = ["ChatEngine"]
-
 MIN_SHAPE_ROWS = 2  # a shape of one row is rendered, and done
 MAX_COMPILED = 4  # rows of a shape to learn from in vain before the rest is rendered one by one
 MAX_SHAPES = 2**12  # that are remembered from one part to the next

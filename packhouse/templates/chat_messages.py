@@ -19,21 +19,6 @@ from packhouse.templates.provenance import Field, Path, Trace
 from packhouse.templates.traced_json import DataObject
 from packhouse.templates.traced_text import text_of
 
-__all__ = [
-    "PLAIN",
-    "Given",
-    "MessageForm",
-    "chat_messages",
-    "function_of",
-    "in_parts",
-    "is_field",
-    "parse_given",
-    "parsed_arguments",
-    "parsed_call",
-    "trace_conversation",
-    "with_call_ids",
-]
-
 Messages = list[dict[str, Any]]
 _FITS = re.compile(r"[A-Za-z0-9]{9}")
 

@@ -30,8 +30,6 @@ from packhouse.templates.results import Filled, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRow
 from packhouse.templates.trained_spans import Trained
 
-__all__ = ["CompiledTemplate", "Filling", "Hole", "compile_refusal", "compile_row"]
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 _IDS = ("name", "tool_call_id", "call_id")

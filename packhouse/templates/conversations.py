@@ -21,8 +21,6 @@ from packhouse.records.tables import MESSAGE
 from packhouse.templates.examples import with_field
 from packhouse.templates.weighing import ROLES, decide_weights
 
-__all__ = ["DEFAULTS", "Conversations", "Shape", "Turn", "make_shape"]
-
 _OTHER = 7
 _TRAINED, _SCALED, _CONTEXT = 8, 16, 32
 

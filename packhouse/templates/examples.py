@@ -28,15 +28,6 @@ from packhouse.records.tables import CONVERSATION, VALIDATED
 from packhouse.templates.thinking import has_thinking, is_unclosed, without_thinking
 from packhouse.templates.weighing import ROLES, decide_weights
 
-__all__ = [
-    "Examples",
-    "WindowRule",
-    "make_examples",
-    "rewrites",
-    "split_to_windows",
-    "with_field",
-]
-
 Ints = npt.NDArray[np.int64]
 Window = tuple[int, int]
 """First and last exchange, both inclusive."""

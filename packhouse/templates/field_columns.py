@@ -29,8 +29,6 @@ from packhouse.templates.json_texts import json_texts, parse_texts
 from packhouse.templates.predicates import Predicate, answers
 from packhouse.templates.provenance import JsonForm, Path
 
-__all__ = ["Column", "FieldColumns", "Numbers"]
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

@@ -20,8 +20,6 @@ import pyarrow.compute as pc
 
 from packhouse.templates.provenance import JsonForm, encoder
 
-__all__ = ["json_texts", "parse_texts"]
-
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

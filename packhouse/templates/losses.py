@@ -15,8 +15,6 @@ from packhouse.templates.provenance import UNPROVEN, Field, Piece, Trace
 from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
 
-__all__ = ["HAS_TAGS", "Loss", "LostError", "check_nothing_lost", "is_thought"]
-
 EXCERPT = 60  # characters of a lost text that are shown
 HAS_TAGS = "<think>"
 _OTHER_TEMPLATE = (

@@ -13,8 +13,6 @@ from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.turn_rules import TurnRules
 
-__all__ = ["MessageBounds"]
-
 FREE_MESSAGES = 2**18  # messages of prompts that a row may cost, beyond 64 for each of its own
 
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Predicate", "answers", "any_of"]
-
 
 class Predicate(NamedTuple):
     """One question about a text and the answer it got."""

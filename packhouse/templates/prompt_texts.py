@@ -12,8 +12,6 @@ from typing import Any
 from packhouse.errors import ConfigError
 from packhouse.templates.single_turn import PREAMBLE, Ends
 
-__all__ = ["DART_MATH", "TEXTS", "texts_to_jinja"]
-
 TEXTS = (
     "sys_prompt",
     "query_prompt",

@@ -16,20 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 from packhouse.templates.predicates import Predicate
 from packhouse.templates.results import RefusedError
 
-__all__ = [
-    "BLOCK_EDGES",
-    "REWRITTEN",
-    "UNPROVEN",
-    "Field",
-    "JsonForm",
-    "Part",
-    "Path",
-    "Piece",
-    "Trace",
-    "encoder",
-    "plain",
-]
-
 UNPROVEN = RefusedError(
     "template", "the template writes other text when contents are marked: no spans can be proven"
 )

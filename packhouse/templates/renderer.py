@@ -20,8 +20,6 @@ from packhouse.templates.conversations import Conversations
 from packhouse.templates.examples import WindowRule, make_examples, split_to_windows
 from packhouse.templates.results import Filled, Refusal, Texts
 
-__all__ = ["Engine", "Rendered", "Renderer", "digest"]
-
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 16  # about how much larger a part may become as examples of single turns

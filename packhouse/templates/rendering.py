@@ -23,8 +23,6 @@ from packhouse.templates.provenance import (
 from packhouse.templates.sandbox import ChatTemplate
 from packhouse.templates.traced_text import parts_of
 
-__all__ = ["Conversation", "Occurrence", "Rendering", "read_parts"]
-
 
 class Occurrence(NamedTuple):
     """A run of a field's characters in the rendering."""

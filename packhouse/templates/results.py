@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from packhouse.records.tables import FORMATTED, WEIGHTS
 
-__all__ = ["Filled", "Refusal", "RefusedError", "Texts", "concat_filled", "span_lists"]
-
 Ints = npt.NDArray[np.int64]
 SPANS = FORMATTED.field("content_spans").type
 

@@ -34,8 +34,6 @@ from packhouse.templates.trained_spans import Trained, find_spans
 from packhouse.templates.turn_rules import TurnRules, check_generation, learn_rules
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["RenderedRow", "RowRenderer"]
-
 MAX_RULES = 256  # arguments of rows whose rules are remembered
 MAX_SHOWN = 80  # characters of arguments in a refusal
 _ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")

@@ -43,8 +43,6 @@ from packhouse.templates.traced_text import (
     traced,
 )
 
-__all__ = ["ChatTemplate", "pinned_date"]
-
 
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}`: what the assistant generates."""

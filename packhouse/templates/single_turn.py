@@ -36,8 +36,6 @@ from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["SINGLE_TURN", "Ends", "SingleTurnEngine", "ends_of", "make_single_turn"]
-
 # The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.
 PREAMBLE = (
     "Below is an instruction that describes a task. "

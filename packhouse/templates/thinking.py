@@ -13,8 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["THOUGHT", "has_thinking", "is_unclosed", "thought_spans", "without_thinking"]
-
 THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)
 _THOUGHT_BYTES = re.compile(THOUGHT.pattern.encode(), re.DOTALL)
 

@@ -21,8 +21,6 @@ from packhouse.templates.traced_text import (
     traced,
 )
 
-__all__ = ["DataObject", "to_json"]
-
 
 class DataObject(dict[Any, Any]):
     """A JSON object of the row, which can be written whole, or taken apart.

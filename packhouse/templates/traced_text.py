@@ -24,18 +24,6 @@ from packhouse.templates.provenance import (
     plain,
 )
 
-__all__ = [
-    "TracedText",
-    "as_text",
-    "forget",
-    "is_traced",
-    "join_texts",
-    "parts_of",
-    "rewritten",
-    "text_of",
-    "traced",
-]
-
 _HALF = re.compile("[\ud800-\udfff]")  # half of a character: columns hold none
 Method: TypeAlias = Callable[..., Any]
 

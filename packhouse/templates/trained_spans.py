@@ -42,8 +42,6 @@ from packhouse.templates.results import RefusedError
 from packhouse.templates.thinking import thought_spans
 from packhouse.templates.turn_rules import TurnRules
 
-__all__ = ["Trained", "find_spans"]
-
 Messages = list[dict[str, Any]]
 
 

@@ -17,8 +17,6 @@ from typing import NamedTuple, NoReturn
 from packhouse.errors import TemplateError
 from packhouse.templates.rendering import Occurrence, Rendering
 
-__all__ = ["TurnRules", "check_generation", "learn_rules"]
-
 
 class TurnRules(NamedTuple):
     """How a template opens and closes an assistant turn."""

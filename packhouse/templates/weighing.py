@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
 
-__all__ = ["ROLES", "decide_weights"]
-
 ROLES = ("system", "user", "assistant", "tool")
 
 Weights = npt.NDArray[np.float32]

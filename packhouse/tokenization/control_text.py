@@ -22,8 +22,6 @@ from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.tokenization.renaming import rename_controls, token_finder
 from packhouse.tokenization.spans import Spans
 
-__all__ = ["ForgedText", "find_forged", "with_plain_contents"]
-
 _CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import gigatoken
     from tokenizers import Encoding, Tokenizer
 
-__all__ = ["Encoder", "EncoderError", "GigatokenEncoder", "HFEncoder", "Ids"]
-
 Ids = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
 

@@ -21,8 +21,6 @@ from packhouse.tokenization.offsets import EncodedRow, EncodedRows, byte_ranges,
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.unicode_drift import find_unicode_drift
 
-__all__ = ["encode_rows"]
-
 _CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
 
 

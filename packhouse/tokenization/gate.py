@@ -32,8 +32,6 @@ from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.unicode_drift import find_unicode_drift
 
-__all__ = ["Choice", "choose_encoder", "first_difference"]
-
 _JUDGING = threading.Lock()
 
 FEW_BYTES = 100_000

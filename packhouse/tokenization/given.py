@@ -20,8 +20,6 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.texts import decode_lists
 from packhouse.tokenization.tokenizing import Tokenized
 
-__all__ = ["GIVEN_VERSION", "GivenTokens", "pass_tokens", "read_given", "text_of_given"]
-
 GIVEN_VERSION = 1
 """Rises whenever the same ids would give other tables."""
 

@@ -34,15 +34,6 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = [
-    "check_unchanged",
-    "find_snapshot",
-    "fingerprint_tokenizer",
-    "fingerprinted_bytes",
-    "load_snapshot",
-    "tokenizer_bytes",
-]
-
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
 _SNAPSHOT_FORMAT = 1

@@ -4,8 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["memo"]
-
 T = TypeVar("T")
 
 _MAX_KEPT = 4  # a run has one tokenizer; each costs up to 0.4 s and 150 MB

@@ -14,8 +14,6 @@ from packhouse.recipe.section import HUB_NAME
 from packhouse.runtime.hub_access import hub_options, silent_bar
 from packhouse.wording import first_line
 
-__all__ = ["TOKENIZER_FILES", "is_hub_name", "pin_tokenizer", "tokenizer_folder"]
-
 # `config.json` counts: without it some tokenizers (BERT's) load as another class.
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -14,8 +14,6 @@ from packhouse.store.tokenizers import fetch_tokenizer
 from packhouse.tokenization.loading import find_snapshot, load_snapshot
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["LoadSnapshot", "tokenizer_of"]
-
 LoadSnapshot = Callable[[], TokenizerSnapshot | None]
 """Loads a tokenizer from this machine's disk; it can be pickled, for a child process."""
 

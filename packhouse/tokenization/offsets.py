@@ -16,8 +16,6 @@ from packhouse.tokenization.encoders import text_bases, text_bytes
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.tokenization.word_marks import dummy_prefixes
 
-__all__ = ["EncodedRow", "EncodedRows", "byte_ranges", "locate_by_widths"]
-
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -19,8 +19,6 @@ from packhouse.errors import TokenizerError
 from packhouse.tokenization.memo import memo
 from packhouse.tokenization.token_texts import TokenTexts
 
-__all__ = ["MAX_IDS", "AddedToken", "Pipeline", "read_pipeline"]
-
 MAX_IDS = 2**24
 """Ids must be under this; the largest vocabularies have a million."""
 

@@ -17,8 +17,6 @@ from packhouse.tokenization.pipeline import AddedToken, Pipeline, read_pipeline
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["RenamedTokenizer", "rename_controls", "token_finder"]
-
 
 @memo
 def token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["TokenizerSnapshot"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSnapshot:

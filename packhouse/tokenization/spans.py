@@ -14,8 +14,6 @@ import pyarrow as pa
 from packhouse.tokenization.encoders import text_bases
 from packhouse.tokenization.offsets import EncodedRows
 
-__all__ = ["Spans", "TrainedRanges", "train_ranges"]
-
 Int64s = npt.NDArray[np.int64]
 
 _BLOCK = 512  # spans

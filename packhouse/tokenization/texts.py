@@ -8,8 +8,6 @@ from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["decode_lists"]
-
 _BLOCK = 2**12  # lists that are joined at once: of 100,000 tokens each, under 2 GB
 
 

@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from packhouse.records.lists import string_bytes, zero_based
 
-__all__ = ["TokenTexts"]
-
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 

@@ -31,8 +31,6 @@ from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.spans import Spans, TrainedRanges, train_ranges
 
-__all__ = ["VERSION", "Tokenized", "tokenize_table"]
-
 VERSION = 2
 """Rises whenever the same text would give other ids or ranges."""
 

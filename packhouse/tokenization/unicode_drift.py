@@ -14,8 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["find_unicode_drift"]
-
 # Blocks outside the basic plane that are in common use and did not change for years. Emoji are
 # added every year, but are neither letters nor numbers before or after.
 _SETTLED_ASTRAL = [

@@ -8,8 +8,6 @@ compared to its text, and what the text holds at their place, does.
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["dummy_prefixes"]
-
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from packhouse.views.locating import Sequences
 
-__all__ = ["CONTENTS", "read_contents"]
-
 CONTENTS = pa.schema(
     [
         ("record_id", pa.string()),

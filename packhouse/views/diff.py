@@ -24,8 +24,6 @@ from packhouse.views.contents import CONTENTS
 from packhouse.views.query import read_view
 from packhouse.wording import counted
 
-__all__ = ["Change", "Diff", "RecordDiff", "changed_keys", "diff_versions"]
-
 _MAX_EXAMPLES = 5
 
 

@@ -26,8 +26,6 @@ from packhouse.packing.layout import trained_tokens
 from packhouse.store.contracts import check_rows, read_batches
 from packhouse.store.manifest import Manifest
 
-__all__ = ["Places", "Sequences", "each_sequences", "join_sequences", "locate_records"]
-
 Ints = npt.NDArray[np.int64]
 
 _PER_TOKEN = ("ids", "mask", "weights")

@@ -31,8 +31,6 @@ from packhouse.tokenization.loading import MEMORY_PER_BYTE
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables, columns_of_files
 
-__all__ = ["ask", "find_records", "read_view"]
-
 _CANDIDATES = 3
 """Signatures of a function that an error names."""
 

@@ -27,8 +27,6 @@ from packhouse.views.locating import (
 )
 from packhouse.views.texts import texts_of
 
-__all__ = ["COLUMNS", "OF_FILES", "ON_REQUEST", "Tables", "columns_of_files"]
-
 OF_FILES = (
     *("record_id", "source", "row", "group_key", "split", "outcome", "num_tokens", "times"),
     "repeats",

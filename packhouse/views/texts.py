@@ -8,8 +8,6 @@ from packhouse.errors import ConfigError
 from packhouse.tokenization import TokenizerSnapshot
 from packhouse.tokenization.texts import decode_lists
 
-__all__ = ["texts_of"]
-
 
 def texts_of(
     ids: pa.LargeListArray, load: Callable[[], TokenizerSnapshot | None] | None

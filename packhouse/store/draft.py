@@ -56,6 +56,7 @@ class LocalFile:
 def name_files(files: Sequence[LocalFile]) -> Uploads:
     """Give each file its content-hashed key, e.g. `data/train-00000-of-00002-0a1b2c3d4e5f.parquet`.
 
+    A file of one source is `data/eval-chats-00000-of-00002-...`; a split counts on through all its.
     A file whose sha256 is given is not read here: the store compares it as it reads the file.
 
     Raises:
@@ -75,7 +76,8 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
         elif file.name is not None:
             name = file.name
         else:
-            shard = f"{file.split}-{numbers[group]:05d}-of-{totals[group]:05d}-{short}"
+            of = f"{file.split}-{file.source}" if file.source else file.split
+            shard = f"{of}-{numbers[group]:05d}-of-{totals[group]:05d}-{short}"
             name = shard + body.path.suffix
         entry = FileEntry(
             key=f"{file.kind}/{name}",

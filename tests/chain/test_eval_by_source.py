@@ -10,7 +10,7 @@ import yaml
 from packhouse.errors import ConfigError
 from packhouse.exports import export_version
 from packhouse.loaders import StreamingPackedDataset, load_packed
-from packhouse.store import open_version
+from packhouse.store import OpenVersion, open_version
 from packhouse.store.accounts import manifest_problems
 from tests.chain.conftest import DEMO, Project
 
@@ -46,9 +46,13 @@ def records(rows: Any) -> set[str]:
     return {name for row in rows for name in row["record_ids"]}
 
 
-def lineage(uri: str) -> list[dict[str, Any]]:
+def opened_at(uri: str) -> OpenVersion:
     address, _, version = uri.partition("@")
-    opened = open_version(*address.rsplit("/", 1), version)
+    return open_version(*address.rsplit("/", 1), version)
+
+
+def lineage(uri: str) -> list[dict[str, Any]]:
+    opened = opened_at(uri)
     files = [opened.store.path(opened.key(e)) for e in opened.files("records")]
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
@@ -64,6 +68,8 @@ def test_each_source_has_eval_files_of_its_own(project, tmp_path, strategy):
 
     assert list(by_source) == ["a", "b", "test"]
     assert [row for rows in by_source.values() for row in rows] == list(whole)
+    named = [entry.key.rpartition("-of-")[0] for entry in opened_at(uri).files(split="eval")]
+    assert named == ["data/eval-a-00000", "data/eval-b-00001", "data/eval-test-00002"]
     of_record = {row["record_id"]: row for row in lineage(uri)}
     for name, rows in by_source.items():
         assert {of_record[r]["source"].partition("/")[0] for r in records(rows)} == {name}

@@ -14,9 +14,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from packhouse.errors import ConfigError, ContractError, IntegrityError, VersionNotFoundError
+from packhouse.errors import (
+    ConfigError,
+    ContractError,
+    DiskError,
+    IntegrityError,
+    VersionNotFoundError,
+)
 from packhouse.runtime.confine import run_confined
-from packhouse.runtime.disks import temporary_folder, write_whole
+from packhouse.runtime.disks import OF_DISKS, temporary_folder, write_whole
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
 from packhouse.store.contracts import check_data_file
@@ -62,6 +68,8 @@ class OpenVersion:
         """Download one file, resume what is there, and check its digest.
 
         Raises:
+            DiskError: the disk is full or read-only.
+            ConfigError: the folder takes no files: a file stands there, or it is another user's.
             VersionNotFoundError: somebody removed the file.
             IntegrityError: the store's bytes are not the published ones.
         """
@@ -82,9 +90,10 @@ class OpenVersion:
         except ObjectNotFoundError:
             raise self.gone(entry) from None
         except OSError as error:
-            raise ConfigError(
+            raise (DiskError if error.errno in OF_DISKS else ConfigError)(
                 f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
-                "another folder. What has come is kept, and the next try goes on there"
+                "another folder (TMPDIR, where you gave none). What has come to a folder of yours "
+                "is kept, and the next try goes on there"
             ) from error
         raise IntegrityError(
             f"'{self.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), "

@@ -242,7 +242,7 @@ def test_a_full_disk_under_a_pull_is_named_and_not_the_store(dataset, tmp_path):
     path.parent.mkdir(parents=True)
     partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
     partial.symlink_to("/dev/full")
-    message = call("pull", dataset, tmp_path / "copy", code=2)
+    message = call("pull", dataset, tmp_path / "copy", code=5)
     assert f"cannot write '{partial}': No space left on device" in message
     partial.unlink(missing_ok=True)
     call("pull", dataset, tmp_path / "copy")

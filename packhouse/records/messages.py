@@ -47,8 +47,8 @@ REASONS = {
     "no_assistant": "no message is an assistant's, so there is nothing to train",
     "ends_on_user": "the last message is a user turn; set allow_ends_on_user to keep such rows",
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
-    "empty_prompt": "message {at} is a user turn without text",
-    "empty_answer": "message {at} is an assistant turn without text, reasoning or tool call",
+    "empty_prompt": "the prompt (message {at}) is empty: a user turn without text",
+    "empty_answer": "the answer (message {at}) is empty: no text, reasoning or tool call",
     "control": "message {at} holds the NUL character",
     "too_many_chars": "message {at} is longer than max_chars",
 }

@@ -56,7 +56,7 @@ def test_nothing_is_warned_of_where_nothing_is_cut():
 
 def test_bfd_loses_the_end_of_a_row_and_says_so():
     tally = PackTally()
-    with pytest.warns(UserWarning, match="bfd cuts records.* 1 cut to 1 pieces, 1 tokens lost"):
+    with pytest.warns(UserWarning, match="bfd cuts records.* 1 cut to 1 piece, 1 token lost"):
         assert packed(ROWS, 4, "bfd", tally=tally)["input_ids"] == [[1, 2, 3, 4], [6, 7]]
     assert (tally.num_cut, tally.num_pieces, tally.num_lost_tokens) == (1, 1, 1)
 

@@ -124,7 +124,3 @@ def main() -> None:
     os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.runtime.without_pandas
     sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), err=True)
     cli(prog_name="packhouse")
-
-
-if __name__ == "__main__":
-    main()

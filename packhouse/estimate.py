@@ -6,8 +6,8 @@ estimate is as good as the sample is like the rest: a file sorted by length is e
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -134,6 +134,9 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             num_bytes += size
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
+            if checked:  # of a run that stopped: 0 rows out are no sample of what was bad
+                bad = max(counted.num_bad, sum(checked.facts.quarantined.values()))
+                counted = replace(counted, num_bad=bad)
         settings = {"file": shard.file, "settings": {"where": source.where}}
         lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
         lengths.setdefault(source_name(source), []).append(counted.packed)
@@ -146,6 +149,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     mixed = _mixed(recipe, lengths)
     tokens = sum(int(each.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, mixed)
+    filters = filters_of(lineage)
     return Estimate(
         rows=sum(len(each) for each in mixed),
         tokens=tokens,
@@ -159,8 +163,8 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             *_not_counted(recipe),
             *balance_notes,
         ),
-        filters=tuple(filters_of(lineage)),
-        refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every)),
+        filters=tuple(filters),
+        refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every, filters)),
         seq_lens=_other_seq_lens(recipe, every),
     )
 
@@ -171,8 +175,10 @@ def _refusals(
     num_over: int,
     mixed: list[_Lengths],
     every: Mapping[str, list[_Lengths]],
+    filters: Sequence[Filter],
 ) -> Iterator[str]:
     rows = num_bad + sum(len(each) for parts in every.values() for each in parts)
+    rows += sum(each.filtered for each in filters)  # a run counts all that it reads
     limit = recipe.validate_.max_quarantined
     if rows and num_bad / rows > limit:
         yield (

@@ -99,6 +99,8 @@ class _Scan:
         self.several: dict[int, tuple[int, list[Sample]]] = {}
         self.lengths: Counter[int] = Counter()
         self.cut: tuple[int, list[Sample]] = (0, [])
+        self.other: tuple[int, list[Sample]] = (0, [])
+        self.num_alike = 0
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -233,12 +235,13 @@ class _Scan:
             return
         answers = AnswerPlaces.of(rows, data, edges, self.turns, self.table)
         cut = answers.cut_prompts(_runs(rows)[0], self.bos_id)
-        number, kept = self.cut
-        kept += [self._sample(rows, at) for at in cut[: NUM_SAMPLES - len(kept)].tolist()]
-        self.cut = number + len(cut), kept
+        self.cut = self._more(self.cut, rows, cut)
         if not len(answers.headers):
             return
         self.found.has_turns = True
+        other, num_alike = answers.begin_otherwise(self.bos_id)
+        self.other = self._more(self.other, rows, np.setdiff1d(other, cut))
+        self.num_alike += num_alike
         late = answers.untrained_starts(self.thought_tags)
         self._note(rows, "untrained_starts", *_first_of_each(self._record_of(rows, late), late))
         is_header = _cover(answers.headers, answers.begins, len(ids))
@@ -254,6 +257,13 @@ class _Scan:
             ("trained_prompts", np.flatnonzero(wrong & ~is_header)),
         ):
             self._note(rows, name, *_first_of_each(self._record_of(rows, where), where))
+
+    def _more(
+        self, found: tuple[int, list[Sample]], rows: TokenRows, places: Int64s
+    ) -> tuple[int, list[Sample]]:
+        number, kept = found
+        some = [self._sample(rows, at) for at in places[: NUM_SAMPLES - len(kept)].tolist()]
+        return number + len(places), kept + some
 
     def _leaks(
         self, rows: TokenRows, data: bytes, edges: Int64s, joined: list[tuple[int, int]]
@@ -315,7 +325,10 @@ class _Scan:
         if joined > counts["leaks"] and alike >= max(_MOST * counts["rows"], 5):
             counts["leaks"], samples["leaks"] = joined, shown
         if self.found.has_turns:  # else the template is another one
-            counts["missing_headers"], samples["missing_headers"] = self.cut
+            number, kept = self.cut
+            if self.other[0] < self.num_alike:  # most begin as the template does: it is theirs
+                number, kept = number + self.other[0], (kept + self.other[1])[:NUM_SAMPLES]
+            counts["missing_headers"], samples["missing_headers"] = number, kept
         counts["unended"] = sum(each for each, _ in others)
         samples["unended"] = [s for _, some in others for s in some][:NUM_SAMPLES]
         return self.found

@@ -6,6 +6,7 @@ A row whose spans cannot be shown, or some of whose text the template leaves out
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -154,6 +155,7 @@ class RowRenderer:
         messages = [
             {"role": role, "content": text} for role, text in zip(roles, PROBE, strict=True)
         ]
+        given = given._replace(arguments={**self._probe_arguments, **given.arguments})
         try:
             talk = Conversation(
                 self.template, messages[:num_messages], given, self.control, self.has_content_parts
@@ -163,6 +165,19 @@ class RowRenderer:
         except RefusedError as error:
             self._probe_refusal = self._probe_refusal or error.refusal.detail
         return None
+
+    @cached_property
+    def _probe_arguments(self) -> dict[str, Any]:
+        """What probes need beside messages: documents, where the template fails without any.
+
+        Rows have to bring them, or the recipe.
+        """
+        documents = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
+        for own in ({}, documents):
+            with suppress(RefusedError):
+                self.template.render([{"role": "user", "content": PROBE[0]}], arguments=own)
+                return own
+        return {}
 
     def chat(self, raw: Messages) -> Messages:
         """Canonical messages as this template gets them; see `chat_messages`."""
@@ -210,7 +225,7 @@ class RowRenderer:
             for message in messages:
                 message["content"] = in_parts(message["content"])
         try:
-            written = self.template.render(messages)
+            written = self.template.render(messages, arguments=self._probe_arguments)
         except RefusedError:
             return None
         return all(text in written for text in texts)

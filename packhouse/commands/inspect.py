@@ -6,10 +6,13 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.text import Text
 
 from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
@@ -39,11 +42,6 @@ from packhouse.store.manifest import Manifest
 from packhouse.terminal import console, echo, page, print_note
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.rule import Rule
-    from rich.text import Text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,16 +151,16 @@ def _show_packs(
 ) -> None:
     """Print packs, record by record."""
 
-    def blocks() -> Iterator[Any]:
+    def blocks() -> Iterator[RenderableType]:
         labels = label_names(manifest)
         for number, row in packed:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
             records = counted(row["num_records"], "record")
-            yield _rule(f"{split} pack {number:,}: {counts}, {records}")
+            yield Rule(Text(f"{split} pack {number:,}: {counts}, {records}"))
             for name, start, end, side in records_in(row, manifest.preferences, labels):
                 weights = weights_text(row["loss_weights"][start:end])
                 said = ", ".join(part for part in (f"record {name}", side, weights) if part)
-                yield _cyan(f"\n-- {said} --\n")
+                yield Text(f"\n-- {said} --\n", "cyan")
                 yield _drawn(_runs(row, pipeline, start, end))
 
     if not as_json:
@@ -186,11 +184,11 @@ def _show_records(
     if not rows:
         print_note("no record matches")
 
-    def blocks() -> Iterator[Any]:
+    def blocks() -> Iterator[RenderableType]:
         for row in rows:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
-            yield _rule(f"{row['source']} row {row['row']:,}: {counts}")
-            yield _cyan(f"{row['about']}\n")
+            yield Rule(Text(f"{row['source']} row {row['row']:,}: {counts}"))
+            yield Text(f"{row['about']}\n", "cyan")
             yield _drawn(_runs(row, pipeline))
 
     if not as_json:
@@ -208,25 +206,9 @@ def _runs(
     return runs_of(row["input_ids"][start:end], mask, pipeline)
 
 
-def _drawn(runs: Sequence[Run]) -> "Group":
-    from rich.console import Group
-    from rich.text import Text
-
+def _drawn(runs: Sequence[Run]) -> Group:
     is_terminal = console().is_terminal
     return Group(coloured(runs) if is_terminal else Text(plain(runs)), Text())
-
-
-def _rule(title: str) -> "Rule":
-    from rich.rule import Rule
-    from rich.text import Text
-
-    return Rule(Text(title))
-
-
-def _cyan(text: str) -> "Text":
-    from rich.text import Text
-
-    return Text(text, "cyan")
 
 
 def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:

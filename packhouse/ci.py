@@ -264,6 +264,6 @@ def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, Any]:
     }
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "-" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

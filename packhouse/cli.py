@@ -114,7 +114,7 @@ def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | bool | dict | list | None)
 
 

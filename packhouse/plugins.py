@@ -201,12 +201,12 @@ class NameOf:
     kind: Kind
     built_in: tuple[str, ...] = ()
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         """Check a name when a recipe is read; without an import of a plug-in."""
         name = core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
         return core_schema.no_info_before_validator_function(self._take, name)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: object) -> dict[str, Any]:
         """Return the schema of a form's field."""
         return {"type": "string"} | ({"enum": list(self.built_in)} if self.built_in else {})
 

@@ -242,7 +242,7 @@ def explain_bad_rows(
     )
 
 
-def check_mended(lines: Iterable[Mapping[str, Any]], recipe: Recipe) -> Retried:
+def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retried:
     """Read mended rows again, by the recipe's rules.
 
     Args:
@@ -315,7 +315,7 @@ def _prepare(
     return _Mended(source=name, row_format=row_format, line=text, given=line)
 
 
-def _cannot(raw: Any, is_cut: bool) -> str | None:
+def _cannot(raw: object, is_cut: bool) -> str | None:
     if is_cut:
         return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
     text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()

@@ -182,7 +182,7 @@ def print_quality(audit: Mapping[str, Any]) -> None:
             print_text(line, 2)
 
 
-def audit_table(audit: dict[str, Any]) -> Any:
+def audit_table(audit: Mapping[str, object]) -> Any:
     """Return the audit as a rich table: a row for each source."""
     from rich.table import Table
 

@@ -41,15 +41,15 @@ Fields = str | Sequence[str | None] | None
 
 
 def make_supervised_dataset(
-    tokenizer: Any,
-    data_path: Any,
+    tokenizer: object,
+    data_path: object,
     *,
     query_field: Fields = None,
     resp_field: Fields = None,
     input_field: str | None = None,
     system_field: str | None = None,
     history_field: str | None = None,
-    prompt_template: Any = "alpaca",
+    prompt_template: object = "alpaca",
     pack_len: int | None = None,
     shuffle_seed: int | None = 42,
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop",
@@ -190,7 +190,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _sources(
-    data: Any, query: Fields, resp: Fields, others: Mapping[str, str | None], cache: Path
+    data: object, query: Fields, resp: Fields, others: Mapping[str, str | None], cache: Path
 ) -> list[SourceConfig]:
     paths = list(data) if isinstance(data, list | tuple) else [data]
     if not paths:
@@ -212,7 +212,7 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
 
 
 def _source(
-    path: Any, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
+    path: object, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
 ) -> SourceConfig:
     if (query is None) != (resp is None):
         raise ConfigError("give query_field and resp_field both, or neither")
@@ -237,7 +237,7 @@ _NO_COLUMN = "\0"
 """A name that no column has; the empty one is that of the index in many a CSV file."""
 
 
-def _format(template: Any, tokenizer: str, cache: Path) -> FormatConfig:
+def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
     if isinstance(template, FormatConfig):
         return template
     if not isinstance(template, str | Path | Mapping):

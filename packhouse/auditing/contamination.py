@@ -188,7 +188,7 @@ def _words_of_calls(calls: str) -> str:
     return " ".join(said)
 
 
-def _add_words(value: Any, said: list[str]) -> None:
+def _add_words(value: object, said: list[str]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             said.append(name)

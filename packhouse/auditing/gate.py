@@ -54,7 +54,7 @@ _OF_PACKS = {
 }
 
 
-def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> tuple[GateResult, ...]:
+def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateResult, ...]:
     """Hold an audit against the limits, for each source and the whole.
 
     Returns:

@@ -269,7 +269,7 @@ def _has_parts(messages: pa.ListArray) -> Bools:
     return np.asarray(np.diff(np.append(0, np.cumsum(parts))[offsets]) > 0)
 
 
-def _goes_on(tokens: Tokens, turn_boundaries: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> npt.NDArray[np.bool_]:
     """Ranges that are followed by another one of the same turn: a thought within is left out."""
     goes_on = np.zeros(len(tokens.range_rows), np.bool_)
     places = tokens.control[np.isin(tokens.ids[tokens.control], turn_boundaries)]

@@ -181,7 +181,9 @@ def _runs(offsets: Int64s, length: int) -> tuple[Int64s, Int64s]:
     return starts, np.minimum(length, ends[starts] - starts)
 
 
-def _keys(rows: Int64s, hashes: npt.NDArray[np.uint64], is_answer: Any) -> npt.NDArray[np.uint64]:
+def _keys(
+    rows: Int64s, hashes: npt.NDArray[np.uint64], is_answer: object
+) -> npt.NDArray[np.uint64]:
     """Row and shingle in one number, by which both sort."""
     mixed = (hashes ^ (hashes >> np.uint64(31))) >> np.uint64(32)
     shingle = (mixed & np.uint64(0xFFFFFFFE)) | np.asarray(is_answer).astype(np.uint64)

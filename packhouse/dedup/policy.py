@@ -154,7 +154,7 @@ def _normal_ids(table: pa.Table) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}")
 
 
-def first_of_each(values: npt.NDArray[Any]) -> Int64s:
+def first_of_each(values: np.ndarray) -> Int64s:
     """Index of the first of equal values, for each.
 
     Example:

@@ -116,7 +116,7 @@ class Step(Generic[P, F]):
         """Return the receipt of a job that is done, without a look at the files it lists."""
         return workspace.steps.peek(self.name, key, self.read_facts)
 
-    def read_facts(self, facts: dict[str, Any]) -> F:
+    def read_facts(self, facts: Mapping[str, object]) -> F:
         """Parse the facts of a receipt.
 
         Raises:

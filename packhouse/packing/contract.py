@@ -187,7 +187,9 @@ class _Rows:
             said = f"[{index}] {'' if values is None else f'= {values[at]} '}{limit}"
             self._refuse(column, row, index, said, value)
 
-    def _refuse(self, column: str, row: int, index: int, said: str, value: Any = None) -> NoReturn:
+    def _refuse(
+        self, column: str, row: int, index: int, said: str, value: object = None
+    ) -> NoReturn:
         row += self.first_row
         raise ContractError(
             f"packed row {row:,}: {column}{'' if said.startswith('[') else ' '}{said}",

@@ -56,7 +56,7 @@ def gather(
     shards: Sequence[pa.Table],
     plan: PackPlan,
     lengths: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.integer[Any]] | None = None,
+    rows: npt.NDArray[np.integer] | None = None,
     *,
     batch_tokens: int = BATCH_TOKENS,
     tally: GatherTally | None = None,
@@ -135,7 +135,7 @@ class _Records:
         self.labels = pa.chunked_array([batch["label"] for batch in batches], pa.int64())
 
 
-def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _concatenate(arrays: list[np.ndarray]) -> npt.NDArray[Any]:
     """Join arrays; a single one is not copied, and none at all are the offsets of no record."""
     if len(arrays) == 1:
         return arrays[0]
@@ -146,7 +146,7 @@ def _gather_batch(
     records: _Records,
     plan: PackPlan,
     lengths: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.integer[Any]] | None,
+    rows: npt.NDArray[np.integer] | None,
     packs: tuple[int, int],
     tally: GatherTally,
 ) -> pa.RecordBatch:
@@ -200,8 +200,8 @@ def _gather_batch(
 def _join(
     views: list[memoryview],
     chunk: npt.NDArray[np.int64],
-    begin: npt.NDArray[Any],
-    end: npt.NDArray[Any],
+    begin: np.ndarray,
+    end: np.ndarray,
 ) -> pa.Buffer:
     """Join the slices [begin, end) of the views' chunks."""
     places = zip(chunk.tolist(), begin.tolist(), end.tolist(), strict=True)
@@ -212,8 +212,8 @@ def _join(
 def _shift_ranges(
     records: _Records,
     slot: npt.NDArray[np.int64],
-    starts: npt.NDArray[Any],
-    ends: npt.NDArray[Any],
+    starts: np.ndarray,
+    ends: np.ndarray,
     pack_offsets: npt.NDArray[np.int64],
     token_offsets: npt.NDArray[np.int64],
 ) -> tuple[pa.Array, pa.Array, int]:

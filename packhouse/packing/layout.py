@@ -166,9 +166,7 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
     return np.where(trained_tokens(batch, offsets), ids, np.int32(IGNORE_INDEX))
 
 
-def trained_tokens(
-    batch: pa.RecordBatch | pa.Table, offsets: npt.NDArray[Any]
-) -> npt.NDArray[np.bool_]:
+def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> npt.NDArray[np.bool_]:
     """Return which tokens of rows are trained, flat, shape [num_tokens]; of either layout.
 
     Args:
@@ -256,7 +254,7 @@ def records_of(
 
 
 def position_ids(
-    seq_lengths: npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]] = np.int32
+    seq_lengths: npt.NDArray[np.integer], dtype: type[np.integer] = np.int32
 ) -> npt.NDArray[Any]:
     """Positions of all tokens, restarting at each sequence.
 

@@ -81,7 +81,7 @@ def pack_dataset(
     dataset: Any,
     seq_length: int,
     strategy: str = "best_fit",
-    map_kwargs: Mapping[str, Any] | None = None,
+    map_kwargs: Mapping[str, object] | None = None,
     *,
     over_length: OverLength | None = None,
     seed: int | None = None,

@@ -284,6 +284,6 @@ def _places(
     return [{**row, "value": value} for row, value in zip(found, numbers, strict=True)]
 
 
-def _histogram(values: npt.NDArray[Any]) -> dict[str, int]:
+def _histogram(values: np.ndarray) -> dict[str, int]:
     names, counts = np.unique(values, return_counts=True)
     return {str(name): int(count) for name, count in zip(names, counts, strict=True)}

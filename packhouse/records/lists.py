@@ -92,7 +92,7 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[Any], Off
     return array.values.to_numpy(zero_copy_only=True), list_offsets(array)
 
 
-def zero_based(values: npt.NDArray[Any], offsets: Offsets) -> tuple[npt.NDArray[Any], Offsets]:
+def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[npt.NDArray[Any], Offsets]:
     """The same list column with offsets from 0 and no value beyond the last offset."""
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
@@ -122,7 +122,7 @@ def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
 
 
 def count_up(
-    counts: npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]] = np.int64
+    counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64
 ) -> npt.NDArray[Any]:
     """Count from 0 within each run.
 
@@ -137,15 +137,13 @@ def count_up(
     return within
 
 
-def list_array(values: pa.Array, offsets: npt.NDArray[Any], item: pa.DataType) -> pa.Array:
+def list_array(values: pa.Array, offsets: np.ndarray, item: pa.DataType) -> pa.Array:
     """A list array over `values` (not copied) with non-null items."""
     kind = pa.list_(pa.field("item", item, nullable=False))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
 
 
-def ranges_array(
-    starts: Int32s, ends: Int32s, counts: Sequence[int] | npt.NDArray[Any]
-) -> pa.Array:
+def ranges_array(starts: Int32s, ends: Int32s, counts: Sequence[int] | np.ndarray) -> pa.Array:
     """A list<SPAN> array whose row `i` has `counts[i]` ranges.
 
     Example:

@@ -11,7 +11,6 @@ So a pair is counted, packed, split and dropped like any record: whole. All is d
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,9 +165,7 @@ class _Side:
         self.num_prompt = read_ranges(table["trained_ranges"]).starts
 
 
-def _are_equal(
-    sides: list[_Side], lengths: list[npt.NDArray[np.integer[Any]]]
-) -> npt.NDArray[np.bool_]:
+def _are_equal(sides: list[_Side], lengths: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.bool_]:
     """Which rows of two sides begin with as many tokens, and with the same ones."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
     counts = np.where(is_equal, lengths[0], 0)

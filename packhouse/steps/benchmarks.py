@@ -65,7 +65,7 @@ class BenchmarkFacts:
 
 
 def benchmark_job(
-    benchmarks: Mapping[str, Any], validated: Ref, label: str = "", size: int = 0
+    benchmarks: Mapping[str, object], validated: Ref, label: str = "", size: int = 0
 ) -> Job[BenchmarkParameters]:
     """Return the job that looks for benchmarks in a shard."""
     parameters = BenchmarkParameters(benchmarks=benchmarks)
@@ -88,7 +88,7 @@ def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
 _last_read: dict[bytes, Benchmarks] = {}
 
 
-def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, Any]) -> Benchmarks:
+def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchmarks:
     """Read the benchmarks once for all jobs that a process does, one after another.
 
     Args:
@@ -106,7 +106,7 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, Any]) -> Benchmarks
 
 def match_shards(
     work: Work[Any],
-    benchmarks: Mapping[str, Any],
+    benchmarks: Mapping[str, object],
     validated: Sequence[Receipt[Any]],
     shards: Sequence[pa.Table],
 ) -> tuple[list[npt.NDArray[np.bool_]], pa.Array]:

@@ -78,7 +78,7 @@ def job(
     recipe: Recipe,
     tokenizer: str,
     validated: Job[ValidateParameters],
-    benchmarks: Mapping[str, Any],
+    benchmarks: Mapping[str, object],
 ) -> Job[FormatParameters]:
     """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
     parameters = validated.parameters

@@ -134,7 +134,7 @@ def job(
     validate: Sequence[Job[ValidateParameters]],
     format_: Sequence[Job[FormatParameters]],
     tokenize: Sequence[Job[TokenizeParameters]],
-    benchmarks: Mapping[str, Any],
+    benchmarks: Mapping[str, object],
 ) -> Job[PackParameters]:
     """Return the job that plans all packs."""
     usual = SourceConfig(path="").model_dump(mode="json", include=set(MIXING))

@@ -135,7 +135,7 @@ class Published(PublishFacts):
 
 
 def job(
-    recipe: Recipe, split: Job[SplitParameters], benchmarks: Mapping[str, Any]
+    recipe: Recipe, split: Job[SplitParameters], benchmarks: Mapping[str, object]
 ) -> Job[PublishParameters]:
     """Return the job that publishes; what it reads is added when the packs are planned.
 

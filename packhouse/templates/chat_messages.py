@@ -126,7 +126,7 @@ def parsed_arguments(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def function_of(call: Any) -> dict[str, Any]:
+def function_of(call: object) -> dict[str, Any]:
     """Function of a call or a tool definition; empty where it has none."""
     function = call.get("function") if isinstance(call, dict) else None
     return function if isinstance(function, dict) else {}
@@ -205,7 +205,7 @@ def trace_conversation(
     return copies, Given(tools, arguments), trace
 
 
-def _traced_argument(trace: Trace, value: Any, path: Path) -> Any:
+def _traced_argument(trace: Trace, value: object, path: Path) -> Any:
     """An argument with its texts traced; keys, numbers and flags are those of its shape."""
     if isinstance(value, str) and value:
         return text_of(Field(trace, -1, "argument", value, path))
@@ -232,7 +232,7 @@ def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str,
     return copy
 
 
-def _traced_call(trace: Trace, at: int, number: int, call: Any) -> Any:
+def _traced_call(trace: Trace, at: int, number: int, call: object) -> Any:
     if not isinstance(call, dict):
         return call
     copy = dict(call)
@@ -266,7 +266,7 @@ def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> 
     return DataObject(whole, own)
 
 
-def _shared_texts(tool: dict[str, Any]) -> Iterator[str]:
+def _shared_texts(tool: Mapping[str, object]) -> Iterator[str]:
     """Texts of a definition that all rows of its shape share: keys, lists and the like."""
     function = function_of(tool)
     for is_function, owner in enumerate((tool, function)):
@@ -276,12 +276,12 @@ def _shared_texts(tool: dict[str, Any]) -> Iterator[str]:
                 yield from strings_in(value)
 
 
-def is_field(key: str, value: Any, is_function: bool) -> bool:
+def is_field(key: str, value: object, is_function: bool) -> bool:
     """Return True if rows of a shape may have other values here."""
     return isinstance(value, str | dict) and (is_function or key not in ("type", "function"))
 
 
-def _traced_items(tool: dict[str, Any], parent: Field, path: Path) -> dict[str, Any]:
+def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict[str, Any]:
     """Items of a definition; lists and the like are the same in all rows of a shape."""
     return {
         key: _traced(Field(parent.trace, -1, "tool", value, (*path, key), parent))
@@ -295,7 +295,7 @@ def _traced(field: Field) -> Any:
     return text_of(field) if isinstance(field.value, str) else DataObject(field)
 
 
-def strings_in(value: Any) -> Iterator[str]:
+def strings_in(value: object) -> Iterator[str]:
     """Keys and texts of a JSON value, in order."""
     if isinstance(value, str):
         yield value

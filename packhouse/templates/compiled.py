@@ -265,7 +265,7 @@ class Filling:
 
 
 def _scattered(
-    ranks: Sequence[Ints], parts: Sequence[npt.NDArray[Any]], num_rows: int
+    ranks: Sequence[Ints], parts: Sequence[np.ndarray], num_rows: int
 ) -> tuple[npt.NDArray[Any], Ints]:
     """Concatenate the rows of matrices of several widths, in the order of `ranks`.
 

@@ -8,7 +8,7 @@ columns of all calls.
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -185,7 +185,7 @@ class FieldColumns:
             self._columns[key] = Column(texts)
         return self._columns[key]
 
-    def _text(self, kind: str, *key: Any) -> pa.Array:
+    def _text(self, kind: str, *key: object) -> pa.Array:
         """All texts of a kind of field."""
         values = self._all.values
         if kind == "content":
@@ -252,7 +252,7 @@ class FieldColumns:
         return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
 
 
-def _item_at(value: Any, path: Iterable[Any]) -> Any:
+def _item_at(value: Any, path: Iterable[object]) -> Any:
     """An item of a JSON value; None where it has none there."""
     for key in path:
         try:
@@ -262,7 +262,7 @@ def _item_at(value: Any, path: Iterable[Any]) -> Any:
     return value
 
 
-def _argument_shape(value: Any) -> Hashable:
+def _argument_shape(value: object) -> Hashable:
     """All of a value but its texts, of which it is kept whether they are empty."""
     if isinstance(value, str):
         return bool(value)
@@ -273,7 +273,7 @@ def _argument_shape(value: Any) -> Hashable:
     return json.dumps(value)
 
 
-def _call_shape(call: Any, function: dict[str, Any]) -> Hashable:
+def _call_shape(call: object, function: Mapping[str, object]) -> Hashable:
     """All of a call but its id and its function's name and arguments, of which the kind is kept."""
     if not isinstance(call, dict):
         return json.dumps(call)
@@ -284,7 +284,7 @@ def _call_shape(call: Any, function: dict[str, Any]) -> Hashable:
     return _shape(call, function, rest)
 
 
-def _tool_shape(tool: Any, function: dict[str, Any]) -> Hashable:
+def _tool_shape(tool: object, function: Mapping[str, object]) -> Hashable:
     """All of a definition but its texts and objects, and those of its function."""
     if not isinstance(tool, dict):
         return json.dumps(tool)
@@ -293,7 +293,9 @@ def _tool_shape(tool: Any, function: dict[str, Any]) -> Hashable:
     return _shape(tool, function, rest)
 
 
-def _shape(whole: dict[str, Any], function: dict[str, Any], rest: list[Any]) -> Hashable:
+def _shape(
+    whole: Mapping[str, object], function: Mapping[str, object], rest: Sequence[object]
+) -> Hashable:
     """Keys, kinds of their values, and the values that are the same in all rows of a shape.
 
     {"id": "a", "function": {"name": "f"}}  ->  ("id", "function", 0, "name", str, dict, str)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
 
 import orjson
 
@@ -100,7 +99,7 @@ class RowRenderer:
             )
         return template
 
-    def rules(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+    def rules(self, arguments: Mapping[str, object]) -> TurnRules | None:
         """Turn rules; None where blocks say what is generated, or all is trained.
 
         Args:
@@ -127,7 +126,7 @@ class RowRenderer:
             raise rules
         return rules
 
-    def _learn(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+    def _learn(self, arguments: Mapping[str, object]) -> TurnRules | None:
         template, probe = self.template, partial(self._probe, Given(None, arguments))
         if self._config.train_on == "all":
             return None

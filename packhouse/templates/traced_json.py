@@ -45,7 +45,7 @@ class DataObject(dict[Any, Any]):
             dict.__setitem__(self, own, _opened(value, self._field))
 
 
-def _opened(value: Any, parent: Field) -> Any:
+def _opened(value: object, parent: Field) -> Any:
     """A value within an object, with its strings traced."""
     if isinstance(value, list):
         return [_opened(item, parent) for item in value]
@@ -56,7 +56,7 @@ def _opened(value: Any, parent: Field) -> Any:
 
 
 def _looking(name: str) -> Method:
-    def method(self: DataObject, *args: Any) -> Any:
+    def method(self: DataObject, *args: object) -> Any:
         if not self._is_open:
             self._open()
         return getattr(dict, name)(self, *args)
@@ -74,7 +74,7 @@ for _name in (
 _HIDDEN = re.compile(r'"\\u0000([0-9]+)\\u0000"')
 
 
-def to_json(value: Any, form: JsonForm) -> str:
+def to_json(value: object, form: JsonForm) -> str:
     """A value as JSON, in which each text keeps its provenance."""
     if isinstance(value, DataObject):
         return traced((Piece(value._field.to_json(form), value._field, 0, 1, form),))

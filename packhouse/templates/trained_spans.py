@@ -256,7 +256,7 @@ def _parts_in(
 
 
 def _thoughts_in(
-    turn: Trained, text: bytes, own: list[Occurrence], calls: list[Any]
+    turn: Trained, text: bytes, own: list[Occurrence], calls: Sequence[object]
 ) -> list[Range]:
     """Where a turn thinks: between tags, and in texts of fields that are written otherwise.
 

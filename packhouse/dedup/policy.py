@@ -99,7 +99,10 @@ def deduplicate(
         group_keys = join_groups(group_keys, pairs, split_seed)
     ends = np.cumsum([table.num_rows for table in fingerprints])
     parts = np.split(reasons, ends[:-1]) if len(ends) else []
-    without = [_without(each, part) for each, part in zip(admitted, parts, strict=True)]
+    without = [
+        each.without(part == _NEAR, "near_duplicate").without(part == _DUPLICATE, "duplicate")
+        for each, part in zip(admitted, parts, strict=True)
+    ]
     return Deduplicated(without, group_keys, repeats_of, found)
 
 
@@ -114,6 +117,7 @@ def _find(
         [_NONE, *(each.rows + base for each, base in zip(admitted, bases, strict=False))]
     )
     ids = np.concatenate([_NO_KEYS, *(_normal_ids(table) for table in fingerprints)])
+    # Rows 0 to 3 named a b a a: first [0 1 0 0], so rows 2 and 3 equal row 0.
     first = rows[first_of_each(ids[rows])]
     is_first = first == rows
     equal = np.stack([first, rows], axis=1)[~is_first]
@@ -176,12 +180,6 @@ def _drop_in_order(pairs: Pairs) -> Pairs:
             kept_for[second] = first
     dropped = [(kept, row) for row, kept in kept_for.items()]
     return np.array(dropped, np.int64).reshape(-1, 2)
-
-
-def _without(each: Admitted, reasons: npt.NDArray[np.uint8]) -> Admitted:
-    stays = reasons[each.rows] == _KEPT
-    merged = np.where(each.reasons == _KEPT, reasons, each.reasons)
-    return replace(each, rows=each.rows[stays], lengths=each.lengths[stays], reasons=merged)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

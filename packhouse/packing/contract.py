@@ -96,7 +96,7 @@ class _Rows:
         self._compare("record_ids", np.diff(record_ids), num_sequences, "seq_lengths")
 
     def check_ids(self, vocab_size: int) -> None:
-        # As unsigned, a negative id is a huge one: one pass finds both.
+        # As unsigned, a negative id is a huge one (-1 is 4,294,967,295): one pass finds both.
         if len(self.ids) and int(self.ids.view(np.uint32).max()) >= vocab_size:
             bad = self.ids.view(np.uint32) >= vocab_size
             limit = f"is outside the vocabulary of {vocab_size:,}"
@@ -112,6 +112,8 @@ class _Rows:
 
     def trained_by_ranges(self) -> Mask:
         ranges = read_ranges(self.batch["trained_ranges"])
+        # Ranges (1, 3), (4, 6) of row 0 and (0, 2) of row 1: rows [0 0 1], the first ones of theirs
+        # are [1 0 1], and before them ended [0 3 0].
         row = ranges.row_of_each()
         is_first = np.diff(row, prepend=-1) != 0
         is_over = ranges.ends > np.diff(self.offsets)[row]
@@ -126,6 +128,7 @@ class _Rows:
         return trained_mask(ranges.starts + base, ranges.ends + base, len(self.ids))
 
     def check_trained(self, trained: Mask, allow_untrained: bool) -> None:
+        # Lengths [3 2 4] begin at tokens [0 3 5] of the batch, whatever packs they are in.
         starts = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
         limit = "tokens long, has a trained first token, predicted from the record before it"
         self._refuse_sequences(trained[starts], limit)

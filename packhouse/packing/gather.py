@@ -110,7 +110,8 @@ class _Records:
         names = [string_bytes(batch["record_id"]) for batch in batches]
         self.ids = [memoryview(values.data) for values, _ in ids]
         self.names = [memoryview(values.data) for values, _ in names]
-        # Record r of chunk s has its offsets in places r + s and r + s + 1.
+        # Record r of chunk s has its offsets in places r + s and r + s + 1. Chunks of 2 and 3
+        # records have offsets [0 5 9 | 0 2 4 8]: those of record 3, in chunk 1, are 4 and 5.
         self.id_offsets = _concatenate([offsets for _, offsets in ids])
         self.name_offsets = _concatenate([offsets for _, offsets in names])
         ranges = [read_ranges(batch["trained_ranges"]) for batch in batches]
@@ -157,6 +158,7 @@ def _gather_batch(
     row = np.asarray(sequence if rows is None else rows[sequence], dtype=np.int64)
     starts = np.zeros(len(row), np.int64) if plan.starts is None else plan.starts[low:high]
     ends = lengths[sequence] if plan.ends is None else plan.ends[low:high]
+    # First rows [0 2 5] of chunks: records [3 0] are in chunks [1 0], with offsets at [4 0].
     chunk = np.searchsorted(records.first_rows, row, side="right") - 1
     slot = row + chunk
 

@@ -46,18 +46,15 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
     Lists that are views or of a fixed size become plain ones, which copies too.
     """
-    if _is_other_list(column.type):
+    kind = column.type
+    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if is_view or pa.types.is_fixed_size_list(kind):
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         kind = pa.large_list(column.type.value_type)
         column = pa.chunked_array([_plain_list(chunk) for chunk in chunks], kind)
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
-
-
-def _is_other_list(kind: pa.DataType) -> bool:
-    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    return bool(is_view or pa.types.is_fixed_size_list(kind))
 
 
 def _plain_list(array: pa.Array) -> pa.Array:
@@ -90,6 +87,19 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[Any], Off
     """
     array = one_chunk(column)
     return array.values.to_numpy(zero_copy_only=True), list_offsets(array)
+
+
+def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Items of a list column behind one another, and where each row's begin, from 0.
+
+    Example:
+        >>> items, offsets = list_items(pa.array([["a"], ["b", "c"], ["d"]]).slice(1))
+        >>> items.to_pylist(), offsets.tolist()
+        (['b', 'c', 'd'], [0, 2, 3])
+    """
+    array = one_chunk(column)
+    offsets = list_offsets(array).astype(np.int64)
+    return array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
 
 
 def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[npt.NDArray[Any], Offsets]:

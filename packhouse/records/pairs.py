@@ -180,6 +180,7 @@ def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     values, offsets = zero_based(*flat_list(_interleaved(ids)))
     num_tokens = [table["num_tokens"].to_numpy() for table in (chosen, rejected)]
     ranges = [read_ranges(table["trained_ranges"]) for table in (chosen, rejected)]
+    # Chosen answer [2, 4) of 4 tokens, rejected one [2, 3): [2, 4) and [6, 7) of the record.
     spans = [
         np.stack([getattr(ranges[0], name), getattr(ranges[1], name) + num_tokens[0]], axis=1)
         for name in ("starts", "ends")

@@ -207,8 +207,21 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     combined = combine(
         [(old.facts.origin.source, audited, new.facts.notes) for old, new, audited in shards]
     )
-    combined["packs"] = _add_packs(found["packs"], work.recipe)
-    _add_repetition(combined, found["records"][0])
+    packs: Counter[str] = Counter()
+    for counts in found["packs"]:
+        packs.update(counts)
+    if work.recipe.pack.strategy == "concat" or work.recipe.format.train_on == "all":
+        packs["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
+    combined["packs"] = dict(packs)
+    (repetition,) = found["records"]  # one job looks at the records of all shards
+    for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
+        combined["dataset"][name] = repetition[name]
+    if "near_duplicates" in repetition:
+        combined["dataset"]["near_duplicates"] = repetition["near_duplicates"]
+    for source, number in repetition["sources"].items():
+        combined["sources"][source]["duplicates"] = number
+    if repetition["worst"]:
+        combined["worst"]["duplicates"] = repetition["worst"]
     if work.recipe.audit.benchmarks:
         matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
         benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
@@ -221,23 +234,3 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     if found["check"]:
         combined["checks"] = combine_checks(found["check"])
     return combined
-
-
-def _add_packs(shards: list[dict[str, int]], recipe: Recipe) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts.update(shard)
-    if recipe.pack.strategy == "concat" or recipe.format.train_on == "all":
-        counts["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
-    return dict(counts)
-
-
-def _add_repetition(audit: dict[str, Any], repetition: dict[str, Any]) -> None:
-    for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
-        audit["dataset"][name] = repetition[name]
-    if "near_duplicates" in repetition:
-        audit["dataset"]["near_duplicates"] = repetition["near_duplicates"]
-    for source, number in repetition["sources"].items():
-        audit["sources"][source]["duplicates"] = number
-    if repetition["worst"]:
-        audit["worst"]["duplicates"] = repetition["worst"]

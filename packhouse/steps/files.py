@@ -233,6 +233,8 @@ def _data_jobs(
 
 def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
     """Yield the files of a side, numbered through; those of a source hold no other."""
+    # Sources a of 10 packs and b of 4, files of 3 each: a in files 0 to 3, packs [0, 3) to [9, 10),
+    # b in files 4 and 5, packs [10, 13) and [13, 14).
     parts: list[tuple[str | None, Mapping[str, int]]] = [*planned.by_source.items()]
     whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
     first = number = 0

@@ -107,6 +107,7 @@ def _read_plan(
     packed: Receipt[PackFacts], config: PackConfig, packs: PackRange
 ) -> tuple[PackPlan, npt.NDArray[np.int64]]:
     """The packs [first, last) as a plan of their own, and the record of each sequence."""
+    # Packs [1, 3) of offsets [0 2 3 5]: bounds [2 3 5], so sequences [2, 5), cut at [0 1 3].
     offsets = read_table(packed.path(f"{packs.side}-offsets.arrow"))["offset"]
     bounds = offsets.slice(packs.first, packs.last - packs.first + 1).to_numpy()
     table = read_table(packed.path(f"{packs.side}-sequences.arrow"))

@@ -189,7 +189,9 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     only = from_eval_only_sources(work.recipe, names, shards)
     is_eval = is_for_eval(shards, selection, parameters.split, only)
     if matches is not None and parameters.on_match == "same_side":
-        is_eval |= _groups_of(matches, selection.groups_of(shards))
+        keys = selection.groups_of(shards)  # all records of a group that holds a match go along
+        matched = pc.unique(keys.filter(matches.is_valid()))
+        is_eval |= np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
     has_label = np.asarray(column_of(shards, "label").is_valid(), np.bool_)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
     _write_places(folder, receipts, shards, admitted)
@@ -256,6 +258,8 @@ def _plan(
     )
     if side == "train" or not parameters.split.eval_by_source or not len(rows):
         return plan(lengths), {}
+    # Shards of sources a, a, b with 2, 2 and 3 rows: first rows [0 2 4 7], so row 3 is of a and
+    # row 4 of b.
     sources = list(dict.fromkeys(names))
     first = np.cumsum([0, *(shard.num_rows for shard in shards)])
     number_of_shard = np.array([sources.index(name) for name in names])
@@ -284,12 +288,6 @@ def _sequences(
             pa.array(ends, pa.int32()),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
-
-
-def _groups_of(matches: pa.Array, keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """Which records are of a group that holds a match: a group is never parted."""
-    matched = pc.unique(keys.filter(matches.is_valid()))
-    return np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
 
 
 def _write_places(

@@ -150,6 +150,8 @@ class FieldColumns:
             values.field(name).is_valid()
             for name in ("reasoning", "tool_call_id", "name", "tool_calls")
         ]
+        # An integer a message: bits 0 to 5 role and training, 6 to 11 which fields it has, from 16
+        # on the number of its calls' shape.
         codes = self._all.codes()
         for bit, flag in enumerate(flags):
             codes |= (flag.to_numpy(zero_copy_only=False) > 0).astype(np.int64) << (6 + bit)
@@ -222,7 +224,11 @@ class FieldColumns:
 
     @cached_property
     def _joined_content(self) -> pa.Array:
-        return self._all.joined_content()
+        r"""Contents; where a message has a context, content + "\\n" + context."""
+        content, context = self._all.content, self._all.context
+        if context.null_count == len(context):
+            return content
+        return pc.coalesce(pc.binary_join_element_wise(content, context, "\n"), content)
 
     @cached_property
     def _made_ids(self) -> tuple[pa.Array, pa.Array]:

@@ -29,7 +29,8 @@ class MessageBounds:
         for number, occurrence in enumerate(self._found):
             if occurrence.field.message >= 0:
                 self._own[occurrence.field.message].append(number)
-        # Of each message: the first occurrence of any message behind it.
+        # Of each message: the first occurrence of any message behind it. Occurrences of messages
+        # 0 0 1 3, four messages: own [[0, 1], [2], [], [3]], behind [2, 3, 3, 4].
         self._behind = [behind := len(self._found)] * len(self._own)
         for number in reversed(range(len(self._own))):
             self._behind[number] = behind

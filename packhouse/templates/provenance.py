@@ -50,12 +50,8 @@ class Trace:
         self.differing: set[tuple[Path, Path]] = set()
         """Pairs of texts that were compared and are not equal."""
         self.unrecorded: set[tuple[int, Any]] = set()
-        """(message, question): what was asked that columns of texts cannot answer."""
-
-    @property
-    def is_simple(self) -> bool:
-        """Return True if rows that answer alike are sure to be written by the same constants."""
-        return not self.unrecorded
+        """(message, question): what was asked that columns of texts cannot answer. Where there is
+        none, rows that answer alike are sure to be written by the same constants."""
 
     @property
     def num_questions(self) -> int:

@@ -290,6 +290,8 @@ class RowRenderer:
             raise _OTHER_PROMPT
         if rendering.text[:cut] == prompt.text:
             return None
+        # "<s>[I]Q[/I]A</s>" behind the prompt "<s>[I]SYS Q[/I]": cut at 11, all from there on
+        # moves by 4 bytes.
         shift = len(prompt.text) - cut
         moved = [
             o._replace(start=o.start + shift, end=o.end + shift)

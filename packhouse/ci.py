@@ -243,7 +243,7 @@ def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | N
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, Any]:
+def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, object]:
     """Return everything that a program may want to know, as plain JSON."""
     refreshed, result = job.refreshed, None
     if refreshed and refreshed.prepared:

@@ -122,7 +122,7 @@ def audit(
     return _report_tokens(found, name, pipeline, tuple(notes))
 
 
-def _opened(data: object) -> Any:
+def _opened(data: object) -> object:
     """The version of an address or of a dataset's folder in a store; other data as it is."""
     if not isinstance(data, str | Path):
         return data
@@ -164,13 +164,14 @@ def _audit_raw(
 ) -> AuditReport:
     """Prepare raw rows with all limits lifted, and report what the audit found."""
     shares = [name for name in AuditConfig.model_fields if name.startswith("max_")]
+    quality = settings.get("audit", {}).get("quality", {})
     lifted = {
         **settings,
         "audit": {
             **settings.get("audit", {}),
             "min_answer_coverage": 0.0,
             **dict.fromkeys(shares, 1.0),
-            "quality": _without_limits(settings.get("audit", {}).get("quality", {})),
+            "quality": {n: value for n, value in quality.items() if not n.startswith("max_")},
         },
         "validate": {**settings.get("validate", {}), "max_quarantined": 1.0},
     }
@@ -190,10 +191,6 @@ def _audit_raw(
         prepared, _ = prepare_recipe(recipe, place)
         version = Version(open_stored(str(store), recipe.dataset, prepared.version))
         return _report_prepared(prepared, version, recipe, place)
-
-
-def _without_limits(quality: Mapping[str, object]) -> dict[str, Any]:
-    return {name: value for name, value in quality.items() if not name.startswith("max_")}
 
 
 def _report_prepared(

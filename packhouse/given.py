@@ -102,7 +102,7 @@ def _is_row(row: Any) -> bool:
     return is_list and all(isinstance(m, dict) and not _SPEAKER.isdisjoint(m) for m in row)
 
 
-def _writer_of(data: Any) -> Callable[[str], Any]:
+def _writer_of(data: Any) -> Callable[[str], object]:
     """The function that writes rows to a path."""
     if is_rows(data):
         lines = b"".join(_json_line(row, number) for number, row in enumerate(data))
@@ -142,7 +142,7 @@ def _json_line(row: object, number: int) -> bytes:
         ) from None
 
 
-def _arrow_errors(data: object, write: Callable[[str], Any]) -> Callable[[str], Any]:
+def _arrow_errors(data: object, write: Callable[[str], Any]) -> Callable[[str], object]:
     def checked(path: str) -> None:
         try:
             write(path)
@@ -156,7 +156,7 @@ def _arrow_errors(data: object, write: Callable[[str], Any]) -> Callable[[str], 
     return checked
 
 
-def _without_bar(write: Callable[[str], Any]) -> Callable[[str], Any]:
+def _without_bar(write: Callable[[str], Any]) -> Callable[[str], object]:
     """Writing by `datasets` without its bar: the run has one of its own."""
     from datasets import utils
 
@@ -277,7 +277,7 @@ def recipe_for(
     return pinned(parse_recipe(raw, where="prepare"))
 
 
-def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[str, Any]:
+def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[str, object]:
     """A recipe's mapping of what was given, before settings go over it."""
     if isinstance(data, Recipe):
         return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -295,7 +295,7 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
     return {"dataset": name_of(given[0]), "sources": sources}
 
 
-def _keys_of(section: object) -> Mapping[str, Any]:
+def _keys_of(section: object) -> Mapping[str, object]:
     """What a section sets, given as a mapping or as one of the recipe's models."""
     if isinstance(section, BaseModel):
         return section.model_dump(mode="json", by_alias=True, exclude_unset=True)

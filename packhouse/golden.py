@@ -86,7 +86,7 @@ def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
     raise AuditError(text, differences=faults, gates=(result,))
 
 
-def read_golden(path: str | Path) -> list[dict[str, Any]]:
+def read_golden(path: str | Path) -> list[dict[str, object]]:
     """Read a file of golden conversations, JSON Lines or YAML.
 
     Raises:
@@ -152,17 +152,17 @@ def pin(
         one is not 1, `weights` (of the ranges); with `refused` in place of these where a step
         quarantined one; with `examples`, a list of these, where one became several.
     """
-    made: list[dict[str, Any]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
+    made: list[dict[str, object]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
     return made
 
 
 def _pin(
     items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     snapshot = load_snapshot(recipe.tokenizer, cache=tokenizers)
     config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
     window = make_window_rule(recipe, snapshot, tokenizers)
-    made: dict[int, list[dict[str, Any]]] = {number: [] for number in range(len(items))}
+    made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
     for source, group in itertools.groupby(
@@ -191,7 +191,7 @@ def _pin(
     ]
 
 
-def _refused(row: Mapping[str, object]) -> dict[str, Any]:
+def _refused(row: Mapping[str, object]) -> dict[str, object]:
     return {"refused": f"{row['reason']}: {row['detail']}"}
 
 
@@ -235,7 +235,7 @@ def _validated(items: Sequence[Mapping[str, object]], numbers: list[int]) -> pa.
     return pa.table(columns, schema=VALIDATED)
 
 
-def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, Any]:
+def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, object]:
     data = formatted["text"].encode()
     spans = formatted["trained_spans"]
     weights = tokenized["range_weights"]

@@ -7,14 +7,13 @@ kernel frees if its holder is killed; where the cache is not shared, each host d
 """
 
 import atexit
-import functools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from packhouse.cache.holds import Hold, hold_steps
+from packhouse.cache.holds import hold_steps
 from packhouse.cache.steps import AnyReceipt
 from packhouse.engine.step import AnyJob, execute
 from packhouse.engine.workspace import Workspace
@@ -32,7 +31,7 @@ from packhouse.records.ledger import check_quarantine, ledger_of
 from packhouse.runtime.disks import disk_errors
 from packhouse.runtime.fingerprint import digest
 from packhouse.steps import gather
-from packhouse.steps.plan import Plan, plan_jobs
+from packhouse.steps.plan import plan_jobs
 from packhouse.templates.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.templates.single_turn import ends_of
 from packhouse.tokenization import load_snapshot
@@ -55,7 +54,7 @@ def make_supervised_dataset(
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop",
     max_quarantined: float = 0.01,
     cache: str | Path | None = None,
-) -> Any:
+) -> object:
     """Make a dataset for supervised fine-tuning from raw instruction data.
 
     Args:
@@ -122,7 +121,8 @@ def make_supervised_dataset(
     if pack_len is not None:
         steps.append([plan.pack])
     workspace = Workspace(cache=folder)
-    hold = _hold_until_exit(folder, plan)
+    keys = [job.key for job in (*plan, *plan.beside)]
+    hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
     receipts = _done(steps, recipe, workspace)
     ledger = ledger_of(receipts)
     if pack_len is not None:
@@ -143,17 +143,8 @@ def make_supervised_dataset(
     return dataset if shuffle_seed is None else dataset.shuffle(shuffle_seed)
 
 
-@functools.cache
-def _until_exit() -> ExitStack:
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack
-
-
-def _hold_until_exit(folder: Path, plan: Plan) -> Hold:
-    """Hold the steps for as long as a dataset of this process may map their files."""
-    keys = [job.key for job in (*plan, *plan.beside)]
-    return _until_exit().enter_context(hold_steps(folder, plan.version_id, keys))
+_HELD = ExitStack()  # steps whose files a dataset of this process may map until it ends
+atexit.register(_HELD.close)
 
 
 def _done(steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace) -> list[AnyReceipt]:

@@ -12,7 +12,7 @@ _WORST = 5
 _MAX_DETAIL = 200
 
 
-def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, Any]:
+def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, object]:
     """Let a plug-in look at a shard: it returns a dict, the number of a bad row -> what is wrong.
 
     Args:
@@ -49,7 +49,7 @@ def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, Any]:
     }
 
 
-def combine_checks(shards: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def combine_checks(shards: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
     """Add up what checks found, by the name of the check."""
     combined: dict[str, dict[str, Any]] = {}
     for found in shards:

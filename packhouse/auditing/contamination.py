@@ -103,7 +103,7 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
 
 def match_benchmarks(
     validated: pa.Table, benchmarks: Benchmarks
-) -> tuple[dict[str, Any], pa.Table]:
+) -> tuple[dict[str, object], pa.Table]:
     """Find the rows of a shard that share a run of words with a benchmark.
 
     Returns:

@@ -126,7 +126,7 @@ def _within_sources(records: pa.Table) -> dict[str, int]:
 
 def _most_frequent(
     records: pa.Table, first: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Where the first record of the most frequent contents comes from."""
     chosen = np.lexsort((first, -times))[:NUM_WORST]
     places = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))

@@ -19,7 +19,6 @@ What is looked for:
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +55,7 @@ def audit_shard(
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
     label_names: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure one shard.
 
     Args:
@@ -147,7 +146,7 @@ def _findings(
     }
 
 
-def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, Any]]:
+def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
     """Rows of the highest values over 0, the first of equal ones first."""
     bad = np.flatnonzero(values > 0)
     chosen = bad[np.argsort(-values[bad], kind="stable")[:NUM_WORST]]

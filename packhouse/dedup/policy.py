@@ -153,7 +153,7 @@ _NONE = np.zeros(0, np.int64)
 _NO_KEYS = np.zeros(0, f"S{_DIGITS}")
 
 
-def _normal_ids(table: pa.Table) -> npt.NDArray[Any]:
+def _normal_ids(table: pa.Table) -> np.ndarray:
     values, offsets = string_bytes(table["normal_id"])
     return np.ascontiguousarray(values[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}")
 
@@ -198,12 +198,12 @@ class Repeats:
 class DedupFacts:
     """What was found, for report and manifest."""
 
-    policy: dict[str, Any]
+    policy: dict[str, object]
     """The `dedup` section of the recipe, as plain JSON."""
     equal: Repeats
     near: Repeats
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as plain JSON, without what was not counted."""
         facts = asdict(self)
         for kind in ("equal", "near"):
@@ -238,7 +238,7 @@ def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig)
 
 def _samples(
     deduplicated: Deduplicated, records: pa.Table, pairs: Pairs, shares: npt.NDArray[np.float64]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     first, later = records.take(pairs[:, 0]).to_pylist(), records.take(pairs[:, 1]).to_pylist()
     return [
         {

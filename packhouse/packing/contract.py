@@ -9,7 +9,7 @@ Cost: 2 ns a token with labels, under 1 with ranges, a few more with positions. 
 over a batch; the first bad row is looked up only when there is one.
 """
 
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
 
-Values = npt.NDArray[Any]
+Values = np.ndarray
 Mask = npt.NDArray[np.bool_]
 
 

@@ -12,7 +12,6 @@ and one batch. What is read does not depend on how the records are cut into shar
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +135,7 @@ class _Records:
         self.labels = pa.chunked_array([batch["label"] for batch in batches], pa.int64())
 
 
-def _concatenate(arrays: list[np.ndarray]) -> npt.NDArray[Any]:
+def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
     """Join arrays; a single one is not copied, and none at all are the offsets of no record."""
     if len(arrays) == 1:
         return arrays[0]

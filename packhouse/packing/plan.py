@@ -19,7 +19,7 @@ A plan holds 4 bytes a sequence (8 beyond 2**31) and 8 a pack; planning needs 12
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ from packhouse.records.lists import count_up
 
 _BLOCK_RUNS = 2**16  # in memory at a time, about
 
-_Length = TypeVar("_Length", bound=np.integer[Any])
+_Length = TypeVar("_Length", bound=np.integer)
 
 
 def plan_packs(

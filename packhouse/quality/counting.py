@@ -49,7 +49,7 @@ _EDGES = np.array([round(2 ** (step / 4)) for step in range(4 * 40)])
 Bools = npt.NDArray[np.bool_]
 
 
-def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, Any]:
+def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, object]:
     """Count what the counters find in the conversations of a shard.
 
     Args:
@@ -93,7 +93,7 @@ def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, 
 
 def combine_quality(
     shards: Sequence[tuple[str, Mapping[str, Any]]], languages: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Add up what was counted in shards.
 
     Args:
@@ -105,7 +105,7 @@ def combine_quality(
         counter; `languages`: rows by language, where they were counted.
     """
     sources: dict[str, Counter[str]] = {}
-    worst: dict[str, list[dict[str, Any]]] = {name: [] for name in COUNTERS}
+    worst: dict[str, list[dict[str, object]]] = {name: [] for name in COUNTERS}
     spoken: Counter[str] = Counter()
     medians = _medians(shards)
     for name, found in shards:
@@ -154,7 +154,7 @@ def quality_lines(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
     rows.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
     num_kept: Counter[str] = Counter()
     kept = []
@@ -270,7 +270,7 @@ _CHECKS: dict[str, Callable[[_Rows], Bools]] = {
 
 def _places(
     table: pa.Table, rows: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | None = None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Where the first of some rows stand, each with a value: 1 by default."""
     first = rows[:_NUM_WORST]
     found = table.select(["source", "row", "record_id"]).take(pa.array(first)).to_pylist()

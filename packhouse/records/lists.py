@@ -6,7 +6,6 @@ this package works on that pair: no Python list of ids exists anywhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from packhouse.records.tables import SPAN
 
 Int32s = npt.NDArray[np.int32]
-Offsets = npt.NDArray[np.integer[Any]]
+Offsets = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,14 +67,14 @@ def list_offsets(array: pa.Array) -> Offsets:
     """Offsets of a list or string array into its `values`, sliced arrays included."""
     array = one_chunk(array)
     is_large = pa.types.is_large_list(array.type) or pa.types.is_large_string(array.type)
-    width: type[Any] = np.int64 if is_large else np.int32
+    width = np.dtype(np.int64 if is_large else np.int32)
     if len(array) == 0:
-        return np.zeros(1, dtype=width)
+        return np.zeros(1, width)
     buffer = array.buffers()[1]
-    return np.frombuffer(buffer, dtype=width)[array.offset : array.offset + len(array) + 1]
+    return np.frombuffer(buffer, width)[array.offset : array.offset + len(array) + 1]
 
 
-def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[Any], Offsets]:
+def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
     """Values and offsets of a list column of numbers, without a copy where it is one chunk.
 
     Offsets need not begin at 0 and the values may hold more than they reach.
@@ -102,7 +101,7 @@ def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, npt.NDArra
     return array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
 
 
-def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[npt.NDArray[Any], Offsets]:
+def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offsets]:
     """The same list column with offsets from 0 and no value beyond the last offset."""
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
@@ -131,9 +130,7 @@ def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
     return Ranges(starts, ends, offsets - offsets[0])
 
 
-def count_up(
-    counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64
-) -> npt.NDArray[Any]:
+def count_up(counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64) -> np.ndarray:
     """Count from 0 within each run.
 
     Example:

@@ -61,7 +61,7 @@ class AuditParameters:
     languages: Sequence[str] = ()
     """Of the recipe: where it names some, the languages of answers are counted."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what decides the findings."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
         languages = language_key(self.languages)
@@ -73,11 +73,11 @@ class AuditFacts:
     """What was found, and in what."""
 
     of: Of
-    found: dict[str, Any]
+    found: dict[str, object]
     """Counts and worst rows, as plain JSON; see `packhouse.auditing`."""
 
 
-def checks_of(recipe: Recipe) -> dict[str, Any]:
+def checks_of(recipe: Recipe) -> dict[str, object]:
     """Return what names the checks of plug-ins and languages, with versions; empty without any."""
     names = sorted(set(recipe.audit.checks))
     checks = {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
@@ -123,7 +123,7 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
     return AuditFacts(of=of, found=_KINDS[of](work))
 
 
-def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
+def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     texts = read_table(formatted.path("formatted.arrow"))
     tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
@@ -140,7 +140,7 @@ def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
     return audit_shard(sides, snapshot, work.recipe.format, work.parameters.label_names)
 
 
-def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
+def _quality(work: Work[AuditParameters]) -> dict[str, object]:
     table = read_table(work.input(VALIDATE).path("validated.arrow"))
     return count_quality(table, languages=bool(work.parameters.languages))
 
@@ -152,7 +152,7 @@ def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
 
 
-def _records(work: Work[AuditParameters]) -> dict[str, Any]:
+def _records(work: Work[AuditParameters]) -> dict[str, object]:
     packed = work.input(PACK)
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -169,7 +169,7 @@ def _records(work: Work[AuditParameters]) -> dict[str, Any]:
     return found
 
 
-def _check(work: Work[AuditParameters]) -> dict[str, Any]:
+def _check(work: Work[AuditParameters]) -> dict[str, object]:
     assert work.parameters.check is not None
     plugin = find_plugin("checks", work.parameters.check)
     return run_check(plugin, read_table(work.input(VALIDATE).path("validated.arrow")))
@@ -194,7 +194,7 @@ AUDIT = Step(
 )
 
 
-def combine_audits(work: Work[Any]) -> dict[str, Any]:
+def combine_audits(work: Work[Any]) -> dict[str, object]:
     """Add up all audits that the publish job reads.
 
     Returns:

@@ -28,7 +28,7 @@ from packhouse.sources import scan_source
 from packhouse.steps.validate import VALIDATE
 
 
-def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
+def benchmarks_of(recipe: Recipe) -> dict[str, object]:
     """Return what names the benchmarks; empty without any.
 
     What is found of benchmarks is published, so they decide the version; limits do not.
@@ -48,10 +48,10 @@ def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
 class BenchmarkParameters:
     """What is looked for."""
 
-    benchmarks: Mapping[str, Any]
+    benchmarks: Mapping[str, object]
     """As `benchmarks_of` says."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what decides the findings."""
         return dict(self.benchmarks)
 
@@ -60,7 +60,7 @@ class BenchmarkParameters:
 class BenchmarkFacts:
     """What was found in a shard."""
 
-    found: dict[str, Any]
+    found: dict[str, object]
     """Counts and worst rows, as plain JSON; see `auditing.match_benchmarks`."""
 
 

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -70,7 +69,7 @@ class FileCut:
     source: str | None = None
     """The source of all its rows, where eval is published by source."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as plain JSON; without a source that it has not."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -56,7 +56,7 @@ class DataParameters:
     of_preferences: bool
     """True if some answers are bad, and columns have names by which none is trained."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key; the cut has the size of the file."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
         key = {
@@ -79,7 +79,7 @@ class ExportParameters:
     shards: int = 1
     """Files of each set."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         return {
             "of": "exports",
@@ -97,7 +97,7 @@ class RecordsParameters:
     first: int
     last: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         rows = {"first": self.first, "last": self.last}
         return {"of": "records", "number": self.number, "rows": rows}
@@ -111,7 +111,7 @@ class LeftOutParameters:
     shards: str
     """Digest of the keys of all tokenized shards; of all validated ones."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         return asdict(self)
 

@@ -53,7 +53,7 @@ class FormatParameters:
     """Tokens of a window; None where conversations are not cut."""
     tokenize: TokenizeConfig
     """How the tokens of windows are counted."""
-    benchmarks: Mapping[str, Any]
+    benchmarks: Mapping[str, object]
     """As `benchmarks_of` says; they are looked for beside this step, and decide no byte of it."""
 
     def to_json(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class FingerprintParameters:
 
     dedup: DedupConfig
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key, without the policies."""
         is_near = self.dedup.near != "ignore"
         names = {"near_unit", "near_ngram", "near_permutations"} if is_near else set()

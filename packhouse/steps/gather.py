@@ -8,7 +8,6 @@ of ids, up to 512 in very large datasets) and their names, whatever the size of 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +41,7 @@ class PackRange:
     first: int
     last: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: the range of packs."""
         return {"packs": asdict(self)}
 

@@ -74,16 +74,16 @@ _BLOCK = 2**20  # sequences written at a time
 class PackParameters:
     """Which records are packed, how, and on which side."""
 
-    mix: Mapping[str, Any]
+    mix: Mapping[str, object]
     """How often records are taken, of the sources that do not take each one once."""
     pack: PackConfig
     dedup: DedupConfig
     split: SplitConfig
-    benchmarks: Mapping[str, Any]
+    benchmarks: Mapping[str, object]
     """As `benchmarks_of` says, where `audit.on_match` is not `stop`; else empty."""
     on_match: OnMatch
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: all settings."""
         matches = {"on_match": self.on_match, "search": BENCHMARKS.version, **self.benchmarks}
         return {

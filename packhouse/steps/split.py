@@ -7,7 +7,6 @@ the proof, over the records that were really packed.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +29,7 @@ class SplitParameters:
 
     split: SplitConfig
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         return {"split": self.split.model_dump(mode="json")}
 

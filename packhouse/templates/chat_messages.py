@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from packhouse.templates.provenance import Field, Path, Trace
 from packhouse.templates.traced_json import DataObject
-from packhouse.templates.traced_text import text_of
+from packhouse.templates.traced_text import TracedText, text_of
 
 Messages = list[dict[str, Any]]
 _FITS = re.compile(r"[A-Za-z0-9]{9}")
@@ -40,7 +40,7 @@ PLAIN = MessageForm()
 class Given(NamedTuple):
     """What a template gets beside messages."""
 
-    tools: list[Any] | None = None
+    tools: list[object] | None = None
     arguments: Mapping[str, Any] = {}
     """The row's own, such as `enable_thinking` and `documents`."""
 
@@ -70,7 +70,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
     """
     made: Messages = []
     for message in messages:
-        chat: dict[str, Any] = {}
+        chat: dict[str, object] = {}
         if "reasoning" in message:
             chat["thinking"] = message["reasoning"]
         content = message["content"]
@@ -94,7 +94,7 @@ def in_parts(content: str | None) -> list[dict[str, str]]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def parsed_call(call: Any, has_text_arguments: bool = False) -> Any:
+def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
     """A tool call with its function in a dict of its own, and that function's arguments parsed.
 
     With `has_text_arguments` these are JSON text: {"a": 1} -> '{"a": 1}'.
@@ -117,7 +117,7 @@ def parsed_call(call: Any, has_text_arguments: bool = False) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def parsed_arguments(text: str) -> dict[str, Any] | None:
+def parsed_arguments(text: str) -> dict[str, object] | None:
     """The object that arguments are as JSON; None where they are another text."""
     try:
         value = json.loads(text)
@@ -126,7 +126,7 @@ def parsed_arguments(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def function_of(call: object) -> dict[str, Any]:
+def function_of(call: object) -> dict[str, object]:
     """Function of a call or a tool definition; empty where it has none."""
     function = call.get("function") if isinstance(call, dict) else None
     return function if isinstance(function, dict) else {}
@@ -232,7 +232,7 @@ def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str,
     return copy
 
 
-def _traced_call(trace: Trace, at: int, number: int, call: object) -> Any:
+def _traced_call(trace: Trace, at: int, number: int, call: object) -> object:
     if not isinstance(call, dict):
         return call
     copy = dict(call)
@@ -251,7 +251,7 @@ def _traced_call(trace: Trace, at: int, number: int, call: object) -> Any:
     return copy
 
 
-def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> Any:
+def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> object:
     if not isinstance(tool, dict):
         return tool
     whole = Field(trace, -1, "tool", tool, ("tool", at))
@@ -281,7 +281,7 @@ def is_field(key: str, value: object, is_function: bool) -> bool:
     return isinstance(value, str | dict) and (is_function or key not in ("type", "function"))
 
 
-def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict[str, Any]:
+def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict[str, object]:
     """Items of a definition; lists and the like are the same in all rows of a shape."""
     return {
         key: _traced(Field(parent.trace, -1, "tool", value, (*path, key), parent))
@@ -291,7 +291,7 @@ def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict
     }
 
 
-def _traced(field: Field) -> Any:
+def _traced(field: Field) -> TracedText | DataObject:
     return text_of(field) if isinstance(field.value, str) else DataObject(field)
 
 

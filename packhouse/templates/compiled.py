@@ -268,7 +268,7 @@ class Filling:
 
 def _scattered(
     ranks: Sequence[Ints], parts: Sequence[np.ndarray], num_rows: int
-) -> tuple[npt.NDArray[Any], Ints]:
+) -> tuple[np.ndarray, Ints]:
     """Concatenate the rows of matrices of several widths, in the order of `ranks`.
 
     Example:

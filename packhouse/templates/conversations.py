@@ -10,7 +10,7 @@ for rows that no shape covers.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -169,7 +169,7 @@ class Conversations:
 
     def messages_of(
         self, rows: np.ndarray
-    ) -> Iterator[tuple[list[dict[str, Any]], tuple[str | None, str | None]]]:
+    ) -> Iterator[tuple[list[dict[str, object]], tuple[str | None, str | None]]]:
         """Yield each row's messages (dicts of MESSAGE, nulls left out); its tools and arguments."""
         if len(rows) == 1:  # to gather costs more than it does for many
             start, end = self.starts[rows[0] : rows[0] + 2]
@@ -230,7 +230,7 @@ def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.asarray(np.arange(lengths.sum()) + np.repeat(begins - before, lengths))
 
 
-def _dicts(values: pa.StructArray) -> Iterator[dict[str, Any]]:
+def _dicts(values: pa.StructArray) -> Iterator[dict[str, object]]:
     names = [f.name for f in values.type if values.field(f.name).null_count != len(values)]
     for items in zip(*(values.field(name).to_pylist() for name in names), strict=True):
         yield {n: item for n, item in zip(names, items, strict=True) if item is not None}

@@ -89,8 +89,8 @@ class FieldColumns:
 
     def _parse_calls(self, numbers: Numbers) -> None:
         texts = self._all.values.field("tool_calls")
-        self._calls: list[Any] = []
-        self._functions: list[dict[str, Any]] = []  # of each call
+        self._calls: list[object] = []
+        self._functions: list[dict[str, object]] = []  # of each call
         self._call_shapes: Ints = np.zeros(len(texts), np.int64)  # of each message; 0: none
         self._call_starts: Ints = np.zeros(len(texts) + 1, np.int64)
         if texts.null_count == len(texts):
@@ -120,7 +120,7 @@ class FieldColumns:
         ]
         codes = encoded.indices.fill_null(len(parsed)).to_numpy()
         starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
-        self._tools: list[Any] = [tool for tools in parsed for tool in tools]
+        self._tools: list[object] = [tool for tools in parsed for tool in tools]
         self._tool_functions = [function for own in functions for function in own]
         self._tool_starts: Ints = starts[codes]
         self._tool_shapes: Ints = np.array([*shapes, 0], np.int64)[codes]
@@ -244,7 +244,7 @@ class FieldColumns:
             start, end = starts[row : row + 2].tolist()
             roles = values.field("role")[start:end].to_pylist()
             contents = self._joined_content[start:end].to_pylist()
-            messages: list[dict[str, Any]] = [
+            messages: list[dict[str, object]] = [
                 {"role": role, "content": content, "tool_call_id": own}
                 for role, content, own in zip(roles, contents, given[start:end], strict=True)
             ]
@@ -258,7 +258,7 @@ class FieldColumns:
         return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
 
 
-def _item_at(value: Any, path: Iterable[object]) -> Any:
+def _item_at(value: Any, path: Iterable[object]) -> object:
     """An item of a JSON value; None where it has none there."""
     for key in path:
         try:

@@ -21,7 +21,7 @@ class MessageBounds:
 
     def __init__(self, talk: Conversation, control: re.Pattern[bytes]) -> None:
         self._talk, self._control = talk, control
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._known: dict[tuple[object, ...], int] = {}
         """Bytes of a gap that are a header, or that close a turn: by what decides about it."""
         self._roles, self._text = talk.roles, talk.rendering.text
         self._found = talk.rendering.occurrences

@@ -35,7 +35,7 @@ class JsonForm(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def encoder(form: JsonForm) -> Callable[[Any], str]:
+def encoder(form: JsonForm) -> Callable[[object], str]:
     """The function that writes JSON in a form."""
     return json.JSONEncoder(**form._asdict()).encode
 
@@ -49,7 +49,7 @@ class Trace:
         self.predicates: set[tuple[Path, Predicate]] = set()
         self.differing: set[tuple[Path, Path]] = set()
         """Pairs of texts that were compared and are not equal."""
-        self.unrecorded: set[tuple[int, Any]] = set()
+        self.unrecorded: set[tuple[int, object]] = set()
         """(message, question): what was asked that columns of texts cannot answer. Where there is
         none, rows that answer alike are sure to be written by the same constants."""
 

@@ -147,7 +147,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         fitted.set_environment(self)
         return fitted
 
-    def getattr(self, obj: object, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> object:
         """Look up `obj.attribute`; what templates ask for most needs no further checks."""
         if isinstance(obj, str) and attribute in _TEXT_METHODS:
             return getattr(obj, attribute)
@@ -158,14 +158,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
-    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
         """Call; methods of constants see the provenance of their arguments."""
         owner = getattr(called, "__self__", None)
         if type(owner) is str and (called.__name__ == "join" or is_traced((args, kwargs))):
             called = getattr(traced((owner,)), called.__name__)
         return super().call(context, called, *args, **kwargs)
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> object:
         """Compute `left % right` and the like."""
         result = super().call_binop(context, operator, left, right)
         return rewritten(result, left, right) if operator == "%" else result
@@ -195,7 +195,7 @@ class _PlainNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-def _public(names: dict[str, Any]) -> dict[str, Any]:
+def _public(names: dict[str, Any]) -> dict[str, object]:
     for name in names:
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace has no place for '{name}'")
@@ -239,11 +239,11 @@ _OWN_FILTERS = {
 }
 
 
-def _rewriting(function: Callable[..., object]) -> Callable[..., Any]:
+def _rewriting(function: Callable[..., object]) -> Callable[..., object]:
     """A filter whose results have the provenance of its arguments as a whole."""
 
     @wraps(function)
-    def filtered(*args: object, **kwargs: object) -> Any:
+    def filtered(*args: object, **kwargs: object) -> object:
         given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
         return rewritten(function(*given, **kwargs), *given, *kwargs.values())
 

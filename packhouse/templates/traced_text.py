@@ -267,7 +267,7 @@ _OWN = {
 
 
 def _rewriting(name: str) -> Method:
-    def method(self: TracedText, *args: object, **kwargs: object) -> Any:
+    def method(self: TracedText, *args: object, **kwargs: object) -> object:
         return rewritten(getattr(str, name)(self, *args, **kwargs), self, *args, *kwargs.values())
 
     method.__name__ = name

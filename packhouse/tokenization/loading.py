@@ -169,7 +169,7 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> Tokeniz
     return TokenizerSnapshot(**fields)
 
 
-def _build(folder: Path, fingerprint: str, known: Path) -> dict[str, Any]:
+def _build(folder: Path, fingerprint: str, known: Path) -> dict[str, object]:
     """Fields of the snapshot; `known` links to the files of `folder` that the fingerprint knows."""
     with limited(tokenizer_bytes(folder)):
         at("while it is loaded")

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -66,7 +66,7 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except PackhouseError as error:
@@ -114,7 +114,7 @@ def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | bool | dict | list | None)
 
 

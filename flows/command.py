@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,7 @@ from packhouse.api import prepare_recipe
 from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.cli import exit_interrupted, exit_with
+from packhouse.commands.options import json_option, set_option
 from packhouse.errors import HELD_BACK, ConfigError, PackhouseError, TransientError
 from packhouse.given import read_recipe
 from packhouse.recipe import Recipe
@@ -36,6 +37,9 @@ from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.runtime.without_pandas import WITHOUT_PANDAS
 from packhouse.sources.records import gc_paused
 from packhouse.terminal import echo, print_note
+
+if TYPE_CHECKING:
+    from prefect import Flow
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -52,21 +56,13 @@ _PREFECT_DEFAULTS = {
 _NO_SERVER = ("Failed to reach API", "connect to ephemeral Prefect API server")
 """What Prefect says, as a RuntimeError, where the server at hand or its own does not answer."""
 
-_set = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Put a value over the recipe's: --set pack.seq_len=4096. May be repeated.",
-)
+_set = set_option("Put a value over the recipe's: --set pack.seq_len=4096. May be repeated.")
 _cache = click.option(
     "--cache",
     metavar="PLACE",
     help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
 )
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as one line of JSON."
-)
+_json = json_option("Print the result as one line of JSON.")
 _approval = click.option(
     "--approval", is_flag=True, help="Publish, and leave it to someone to move the ref."
 )
@@ -262,7 +258,7 @@ def reporting_errors(as_json: bool, *, keeps_steps: bool = True) -> Iterator[Non
         exit_interrupted(error, keeps_steps=keeps_steps)
 
 
-def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> Any:
+def on_server(name: str, folder: Path, /, *arguments: object, **options: object) -> Any:
     """Run the flow of this name in this process, on the server at hand or an embedded one.
 
     Raises:
@@ -287,13 +283,16 @@ def on_server(name: str, folder: Path, /, *arguments: Any, **options: Any) -> An
     except RuntimeError as error:
         if not any(text in str(error) for text in _NO_SERVER):
             raise
+        remedy = "on a busy machine raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+        if os.environ.get("PREFECT_API_URL"):
+            remedy = "start it, unset PREFECT_API_URL"
         raise TransientError(
-            f"no Prefect server answers ({str(error).rstrip('.')}); {_remedy()}, or run "
+            f"no Prefect server answers ({str(error).rstrip('.')}); {remedy}, or run "
             f"`flows.prepare` with --local (log: {log_file})"
         ) from None
 
 
-def _import_flow(name: str) -> Any:
+def _import_flow(name: str) -> "Flow[..., Any]":
     """Import a flow, and let it write its parameters itself.
 
     Python's collector would walk what Prefect's import makes again and again while it is made, and
@@ -303,15 +302,9 @@ def _import_flow(name: str) -> Any:
         module = importlib.import_module(f"flows.{'collect_garbage' if name == 'gc' else name}")
         from tasks.parameters import write_parameters_alone
     gc.freeze()
-    flow = getattr(module, name)
+    flow: Flow[..., Any] = getattr(module, name)
     write_parameters_alone(flow)
     return flow
-
-
-def _remedy() -> str:
-    if os.environ.get("PREFECT_API_URL"):
-        return "start it, unset PREFECT_API_URL"
-    return "on a busy machine raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
 
 def main(name: str = "prepare") -> int:

@@ -7,19 +7,17 @@ keeps, with retries, states and artifacts.
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from flows.command import SETTINGS, on_server, reporting_errors
 from packhouse.cache.places import check_cache, default_cache
+from packhouse.commands.options import json_option
 from packhouse.runtime.progress import show_progress
 from packhouse.store.address import parse_address
 from packhouse.terminal import echo
 
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as one line of JSON."
-)
+_json = json_option("Print the result as one line of JSON.")
 _ref = click.option("--ref", default="latest", show_default=True, help="The ref to move.")
 
 
@@ -89,18 +87,15 @@ def _version(place: str) -> tuple[str, str, str]:
     return address.root, address.dataset, address.name
 
 
-def _run(name: str, as_json: bool, *arguments: Any) -> None:
+def _run(name: str, as_json: bool, *arguments: object) -> None:
     with reporting_errors(as_json, keeps_steps=False), show_progress():
         cache: Path = check_cache(default_cache().absolute())
         state = on_server(name, cache, *arguments, return_state=True)
         result = state.result()
-    if as_json:
-        echo(json.dumps({"message": state.message, "result": _plain(result)}))
-    else:
+    if not as_json:
         echo(state.message)
-
-
-def _plain(result: Any) -> Any:
-    if isinstance(result, list):
-        return [{"dataset": name, **asdict(report)} for name, report in result]
-    return asdict(result)
+        return
+    # Of `verify` and `gc` a report for each dataset; of the others the ref that moved.
+    is_list = isinstance(result, list)
+    plain = [{"dataset": n, **asdict(r)} for n, r in result] if is_list else asdict(result)
+    echo(json.dumps({"message": state.message, "result": plain}))

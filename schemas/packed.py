@@ -29,11 +29,7 @@ def check(table: pa.Table) -> None:
     """Raise ContractError unless `table` is a table of packs."""
     check_columns("packed", table, tables.PACKED)
     frame = pl.DataFrame(table.select(["seq_lengths"])).with_columns(
-        num_tokens=pl.Series(_lengths(table["input_ids"])),
-        num_records=pl.Series(_lengths(table["record_ids"])),
+        num_tokens=pl.Series(pc.list_value_length(table["input_ids"])),
+        num_records=pl.Series(pc.list_value_length(table["record_ids"])),
     )
     check_values("packed", frame, PACKED)
-
-
-def _lengths(lists: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.list_value_length(lists)

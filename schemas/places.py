@@ -24,7 +24,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import unquote
 
 import yaml
@@ -113,14 +113,16 @@ class Places(BaseModel):
         template = recipe.format.template
         if template.endswith(_TEMPLATES) or template in self.files:
             template = self.file(template)
-        update: dict[str, Any] = {
+        update: dict[str, object] = {
             "sources": [self._source(source) for source in recipe.sources],
             "tokenizer": self.tokenizer(recipe.tokenizer),
             "audit": recipe.audit.model_copy(update={"benchmarks": benchmarks}),
             "format": recipe.format.model_copy(update={"template": template}),
             "golden": None if recipe.golden is None else self.file(recipe.golden),
-            "publish": recipe.publish.model_copy(update=self._publish(recipe)),
         }
+        also = [self._resolve("mirror", uri, {}, self.allow.write) for uri in recipe.publish.also]
+        publish = {"store": self.store(recipe.publish.store), "also": also}
+        update["publish"] = recipe.publish.model_copy(update=publish)
         return recipe.model_copy(update=update)
 
     def _source(self, source: SourceConfig) -> SourceConfig:
@@ -128,10 +130,6 @@ class Places(BaseModel):
         if name is None and source.path in self.sources:
             name = source.path  # what people chose in the form is what they read in the lineage
         return source.model_copy(update={"path": self.source(source.path), "name": name})
-
-    def _publish(self, recipe: Recipe) -> dict[str, Any]:
-        also = [self._resolve("mirror", uri, {}, self.allow.write) for uri in recipe.publish.also]
-        return {"store": self.store(recipe.publish.store), "also": also}
 
     def _resolve(self, what: str, place: str, names: Mapping[str, str], allowed: list[str]) -> str:
         refuse_credentials(place, what)

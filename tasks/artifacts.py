@@ -251,7 +251,7 @@ def _ledger_table(ledger: Sequence[LedgerLine]) -> list[str]:
 
 def _reason_lines(ledger: Sequence[LedgerLine], filters: Sequence[Filter]) -> list[str]:
     return [
-        f"- {line.step} {what}: {_counts(reasons)}"
+        f"- {line.step} {what}: {for_markdown(by_name(reasons))}"
         for line in ledger
         for what, reasons in (("quarantined", line.quarantined), ("dropped", line.dropped))
         if reasons
@@ -300,10 +300,6 @@ def _links(prepared: Prepared, place: str) -> list[str]:
         lines.append(f"- also in {where} ({for_markdown(name)})")
     lines.append(f"- look at it: {markdown_code(f'packhouse inspect {place}@{prepared.version}')}")
     return lines
-
-
-def _counts(reasons: Mapping[str, int]) -> str:
-    return for_markdown(by_name(reasons)) or "-"
 
 
 def _sources(prepared: Prepared) -> list[dict[str, Any]]:

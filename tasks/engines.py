@@ -18,10 +18,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packhouse.engine.local_pool import end_with_parent
 from packhouse.errors import ConfigError, TransientError
+
+if TYPE_CHECKING:
+    from prefect.task_runners import TaskRunner
 
 log = logging.getLogger("packhouse.tasks")
 
@@ -66,30 +70,20 @@ def choose_engine(runner: str | None = None) -> Engine:
     name = runner or os.environ.get("PACKHOUSE_RUNNER") or "threads"
     if name not in ENGINES:
         raise ConfigError(f"no runner '{name}'; known: {', '.join(ENGINES)}")
-    if name in ("dask", "ray"):
-        _require(name)
-    address = os.environ.get("PACKHOUSE_RUNNER_ADDRESS") or None
-    if address and name not in ("dask", "ray"):
-        raise ConfigError(f"runner '{name}' has no address; it is for dask and ray")
-    return Engine(runner=name, workers=_workers(), address=address)  # type: ignore[arg-type]
-
-
-def _workers() -> int:
-    text = os.environ.get("PACKHOUSE_WORKERS") or str(os.cpu_count() or 1)
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"PACKHOUSE_WORKERS is '{text}'; it must be a number from 1 on")
-    return int(text)
-
-
-def _require(name: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(f"prefect_{name}") is None:
+    is_cluster = name in ("dask", "ray")
+    if is_cluster and find_spec(f"prefect_{name}") is None:
         raise ConfigError(f"runner '{name}' needs pip install 'packhouse[{name}]'")
+    address = os.environ.get("PACKHOUSE_RUNNER_ADDRESS") or None
+    if address and not is_cluster:
+        raise ConfigError(f"runner '{name}' has no address; it is for dask and ray")
+    workers = os.environ.get("PACKHOUSE_WORKERS") or str(os.cpu_count() or 1)
+    if not workers.isdecimal() or int(workers) < 1:
+        raise ConfigError(f"PACKHOUSE_WORKERS is '{workers}'; it must be a number from 1 on")
+    return Engine(runner=name, workers=int(workers), address=address)  # type: ignore[arg-type]
 
 
 @contextmanager
-def started(engine: Engine) -> Iterator[Any]:
+def started(engine: Engine) -> Iterator["TaskRunner[Any]"]:
     """Start the engine's Prefect task runner for the block.
 
     Raises:
@@ -100,12 +94,12 @@ def started(engine: Engine) -> Iterator[Any]:
         yield _start(engine, stack)
 
 
-def _start(engine: Engine, stack: ExitStack) -> Any:
+def _start(engine: Engine, stack: ExitStack) -> "TaskRunner[Any]":
     for tries_left in (2, 1, 0):
         try:
-            runner = stack.enter_context(_TASK_RUNNERS[engine.runner](engine))
-            if engine.runner == "dask":
-                runner.client  # noqa: B018 - connects, which it would do with the first task
+            runner = stack.enter_context(_task_runner(engine))
+            if engine.runner == "dask":  # connects, which it would do with the first task
+                runner.client  # type: ignore[attr-defined]  # noqa: B018
             return runner
         except Exception as error:
             if tries_left and not engine.address:
@@ -137,53 +131,48 @@ def _server_for(engine: Engine) -> Iterator[None]:
         yield
 
 
-def _threads(engine: Engine) -> Any:
-    from prefect.task_runners import ThreadPoolTaskRunner
+def _task_runner(engine: Engine) -> "TaskRunner[Any]":
+    """Make the engine's task runner, not started yet; each is imported where it is chosen."""
+    if engine.runner == "threads":
+        from prefect.task_runners import ThreadPoolTaskRunner
 
-    return ThreadPoolTaskRunner(max_workers=engine.workers)
+        return ThreadPoolTaskRunner(max_workers=engine.workers)
+    if engine.runner == "processes":
+        from prefect.task_runners import ProcessPoolTaskRunner
 
+        return ProcessPoolTaskRunner(max_workers=engine.workers, initializer=end_with_parent)
+    if engine.runner == "dask":
+        from prefect_dask.task_runners import DaskTaskRunner
 
-def _processes(engine: Engine) -> Any:
-    from prefect.task_runners import ProcessPoolTaskRunner
-
-    return ProcessPoolTaskRunner(max_workers=engine.workers, initializer=end_with_parent)
-
-
-def _dask(engine: Engine) -> Any:
-    from prefect_dask.task_runners import DaskTaskRunner
-
-    if engine.address:
-        return DaskTaskRunner(address=engine.address)
-    return DaskTaskRunner(
-        cluster_kwargs={
-            "n_workers": engine.workers,
-            "threads_per_worker": 1,
-            "processes": True,
-            "dashboard_address": None,
-            "host": "127.0.0.1",
-            "local_directory": tempfile.gettempdir(),
-        }
-    )
-
-
-def _ray(engine: Engine) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if engine.address:
+            return DaskTaskRunner(address=engine.address)
+        return DaskTaskRunner(
+            cluster_kwargs={
+                "n_workers": engine.workers,
+                "threads_per_worker": 1,
+                "processes": True,
+                "dashboard_address": None,
+                "host": "127.0.0.1",
+                "local_directory": tempfile.gettempdir(),
+            }
+        )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
     from prefect_ray import RayTaskRunner  # type: ignore[import-untyped]
 
-    if engine.address:
-        return RayTaskRunner(address=engine.address)
-    return RayTaskRunner(
-        init_kwargs={
-            "num_cpus": engine.workers,
-            "include_dashboard": False,
-            "object_store_memory": _RAY_STORE_BYTES,
-            "log_to_driver": False,
-            "_node_ip_address": "127.0.0.1",
-        }
+    ray: TaskRunner[Any] = (
+        RayTaskRunner(address=engine.address)
+        if engine.address
+        else RayTaskRunner(
+            init_kwargs={
+                "num_cpus": engine.workers,
+                "include_dashboard": False,
+                "object_store_memory": _RAY_STORE_BYTES,
+                "log_to_driver": False,
+                "_node_ip_address": "127.0.0.1",
+            }
+        )
     )
-
-
-_TASK_RUNNERS = {"threads": _threads, "processes": _processes, "dask": _dask, "ray": _ray}
+    return ray
 
 
 # Of Dask and of Ray, which are imported only where they are chosen.

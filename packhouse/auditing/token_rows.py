@@ -194,6 +194,8 @@ class _Found:
 
     def _boundaries(self, own: "_Own", row: Mapping[str, Values], positions: Values) -> Int64s:
         """Where the records of a row begin; notes what contradicts itself."""
+        # Records of 3 and 2 tokens, as rows say it: seq_lengths [3 2], cu_seqlens [0 3 5],
+        # attention_mask [1 1 1 2 2], position_ids [0 1 2 0 1]. All give the starts [0 3].
         num_tokens = int(own.is_token.sum())
         starts = None
         if len(row.get("seq_lengths", ())):

@@ -212,8 +212,8 @@ class _Scan:
 
     def _bos(self, rows: TokenRows) -> None:
         counts = bos_and_unknown(_as_tokens(rows, self.pipeline), self.snapshot)
-        for name, kind in (("double_bos", "double_bos"), ("missing_bos", "missing_bos")):
-            self._note(rows, kind, rows.starts[:-1][np.flatnonzero(counts[name])])
+        for name in ("double_bos", "missing_bos"):
+            self._note(rows, name, rows.starts[:-1][np.flatnonzero(counts[name])])
         self.found.counts["unknown_tokens"] += int(counts["unknown_tokens"].sum())
 
     def _duplicates(self, rows: TokenRows) -> None:
@@ -340,7 +340,10 @@ def _first_of_each(owners: Int64s, places: Int64s) -> tuple[Int64s]:
 
 
 def _runs(rows: TokenRows) -> tuple[Int64s, Int64s]:
-    """Where runs of trained tokens begin and end; none goes beyond its record."""
+    """Where runs of trained tokens begin and end; none goes beyond its record.
+
+    Trained [0 1 1 1 0 1], records at [0 3]: [1, 3), [3, 4) and [5, 6).
+    """
     is_first = np.zeros(len(rows.ids) + 1, np.bool_)
     is_first[rows.starts] = True
     before = np.append(False, rows.trained[:-1])
@@ -351,7 +354,10 @@ def _runs(rows: TokenRows) -> tuple[Int64s, Int64s]:
 
 
 def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
-    """Return which of `size` places lie in ranges that do not overlap."""
+    """Return which of `size` places lie in ranges that do not overlap.
+
+    Range [1, 3) of 4 places: steps [0 1 0 -1], added up [0 1 1 0].
+    """
     steps = np.zeros(size + 1, np.int64)
     np.add.at(steps, starts, 1)
     np.add.at(steps, ends, -1)

@@ -6,7 +6,6 @@ in UTF-8 holds 0xFF, so a content that spells `<|im_start|>` in ordinary tokens 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from packhouse.tokenization.pipeline import Pipeline
 _SYSTEM, _U1, _A1 = "Be brief and kind.", "Which colour is a tomato?", "Mostly a bright red."
 _U2, _A2, _TOOL = "How heavy may one become?", "Some pass four kilograms.", "sunny, 21 degrees"
 
-PROBES: tuple[dict[str, Any], ...] = (
+PROBES: tuple[dict[str, object], ...] = (
     {"messages": [{"role": "user", "content": _U1}, {"role": "assistant", "content": _A1}]},
     {
         "messages": [

@@ -1,7 +1,6 @@
 """`packhouse diff OLD NEW`: what changed between two versions, with examples."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -40,6 +39,10 @@ _KINDS = {
     "moved": "in another split",
 }
 
+# Keys of counts that other counts say better.
+_INNER = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
+_ENDS = (".rows_in", ".tokens_in")
+
 Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 
@@ -74,8 +77,12 @@ def _print_facts(found: Diff) -> None:
     if found.is_same_content:
         echo("the rows are the same (content_id)")
     for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
-        changed = {k: pair for k, pair in getattr(found, name).items() if not _is_detail(k)}
-        seen: list[Any] = []
+        changed = {
+            key: pair
+            for key, pair in getattr(found, name).items()
+            if not any(part in key for part in _INNER) and not key.endswith(_ENDS)
+        }
+        seen: list[object] = []
         rows = []
         for key, pair in changed.items():
             # 47,369 -> 46,221 rows that validate puts out go through each step behind it.
@@ -91,13 +98,7 @@ def _print_facts(found: Diff) -> None:
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
 
 
-def _is_detail(key: str) -> bool:
-    """Return True for what other counts say better."""
-    inner = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
-    return any(part in key for part in inner) or key.endswith((".rows_in", ".tokens_in"))
-
-
-def _short(value: Any) -> Any:
+def _short(value: object) -> int | str:
     if type(value) is int:
         return value
     if isinstance(value, list | dict) and len(str(value)) > _VALUE:
@@ -140,17 +141,17 @@ class _Texts:
         if found[0] is None or found[1] is None:
             return
         sides = [(np.array(each["input_ids"]), np.array(each["trained"])) for each in found if each]
-        start = max(0, _first_difference(sides[0], sides[1]) - _BEFORE)
+        (old_ids, old_mask), (new_ids, new_mask) = sides
+        shared = min(len(old_ids), len(new_ids))
+        differs = old_ids[:shared] != new_ids[:shared]
+        differs |= old_mask[:shared] != new_mask[:shared]
+        # ids [5, 6, 7] and [5, 6, 9] differ from token 2 on; [5, 6] and [5, 6, 9] do, too.
+        first = int(np.argmax(differs)) if differs.any() else shared
+        start = max(0, first - _BEFORE)
         for sign, tokens, pipeline in zip("-+", sides, self._pipelines, strict=True):
             if pipeline is not None:
                 text = _shown(tokens, start, pipeline)
                 print_text(f"{sign} {'... ' if start else ''}{text}", 12)
-
-
-def _first_difference(old: Tokens, new: Tokens) -> int:
-    length = min(len(old[0]), len(new[0]))
-    differs = (old[0][:length] != new[0][:length]) | (old[1][:length] != new[1][:length])
-    return int(np.argmax(differs)) if differs.any() else length
 
 
 def _shown(tokens: Tokens, start: int, pipeline: Pipeline) -> str:

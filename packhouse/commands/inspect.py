@@ -6,16 +6,20 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.text import Text
 
 from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import (
     first_split,
+    label_names,
     label_text,
     read_pack,
     read_packs,
@@ -34,14 +38,10 @@ from packhouse.report.tokens import (
 )
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
+from packhouse.store.manifest import Manifest
 from packhouse.terminal import console, echo, page, print_note
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.rule import Rule
-    from rich.text import Text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,7 @@ def inspect(
         else:
             packed = read_packs(opened, split, skip, packs)
         pipeline = _pipeline(opened, tokenizer, cache)
-        _show_packs(split, packed, pipeline, opened.manifest.preferences, as_json=as_json)
+        _show_packs(split, packed, pipeline, opened.manifest, as_json=as_json)
 
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
@@ -145,21 +145,22 @@ def _show_packs(
     split: str,
     packed: Iterator[tuple[int, dict[str, Any]]],
     pipeline: Pipeline | None,
-    preferences: str | None,
+    manifest: Manifest,
     *,
     as_json: bool,
 ) -> None:
     """Print packs, record by record."""
 
-    def blocks() -> Iterator[Any]:
+    def blocks() -> Iterator[RenderableType]:
+        labels = label_names(manifest)
         for number, row in packed:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
             records = counted(row["num_records"], "record")
-            yield _rule(f"{split} pack {number:,}: {counts}, {records}")
-            for name, start, end, side in records_in(row, preferences):
+            yield Rule(Text(f"{split} pack {number:,}: {counts}, {records}"))
+            for name, start, end, side in records_in(row, manifest.preferences, labels):
                 weights = weights_text(row["loss_weights"][start:end])
                 said = ", ".join(part for part in (f"record {name}", side, weights) if part)
-                yield _cyan(f"\n-- {said} --\n")
+                yield Text(f"\n-- {said} --\n", "cyan")
                 yield _drawn(_runs(row, pipeline, start, end))
 
     if not as_json:
@@ -183,11 +184,11 @@ def _show_records(
     if not rows:
         print_note("no record matches")
 
-    def blocks() -> Iterator[Any]:
+    def blocks() -> Iterator[RenderableType]:
         for row in rows:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
-            yield _rule(f"{row['source']} row {row['row']:,}: {counts}")
-            yield _cyan(f"{row['about']}\n")
+            yield Rule(Text(f"{row['source']} row {row['row']:,}: {counts}"))
+            yield Text(f"{row['about']}\n", "cyan")
             yield _drawn(_runs(row, pipeline))
 
     if not as_json:
@@ -205,25 +206,9 @@ def _runs(
     return runs_of(row["input_ids"][start:end], mask, pipeline)
 
 
-def _drawn(runs: Sequence[Run]) -> "Group":
-    from rich.console import Group
-    from rich.text import Text
-
+def _drawn(runs: Sequence[Run]) -> Group:
     is_terminal = console().is_terminal
     return Group(coloured(runs) if is_terminal else Text(plain(runs)), Text())
-
-
-def _rule(title: str) -> "Rule":
-    from rich.rule import Rule
-    from rich.text import Text
-
-    return Rule(Text(title))
-
-
-def _cyan(text: str) -> "Text":
-    from rich.text import Text
-
-    return Text(text, "cyan")
 
 
 def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:
@@ -260,9 +245,10 @@ def _of_version(
     tokenizers = Workspace(cache=cache).tokenizers
     table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit)
     rows: list[dict[str, Any]] = [r for r in table.to_pylist() if r["input_ids"] is not None]
+    labels = label_names(opened.manifest)
     for row in rows:
         about = [f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"]
-        about += [label_text(row["label"], opened.manifest.preferences)]
+        about += [label_text(row["label"], labels)]
         about += [weights_text(row.pop("loss_weights"))]
         row["about"] = ", ".join(part for part in about if part)
     if not rows and wanted.row is not None:

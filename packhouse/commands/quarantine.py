@@ -173,8 +173,7 @@ def retry(
     rows = None if mended else _chosen(read_quarantine(target, cache), reason).to_pylist()
     lines = _read_lines(mended) if mended else [editable(row) for row in rows or ()]
     retried = check_mended(lines, recipe)
-    _write_retried(retried, out, as_json)
-    _write_mended(lines, retried, out)
+    _write_retried(lines, retried, out, as_json)
     if retried.still_bad:
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
 
@@ -236,15 +235,6 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     return table.filter(pa.array(is_left, pa.bool_()))
 
 
-def _write_mended(lines: list[dict[str, Any]], retried: Retried, out: Path) -> None:
-    """Note which bad rows the files of `out` replace."""
-    bad = {(line["source"], line["row"]) for line in retried.still_bad}
-    names = ("source", "row", "raw_sha256")
-    rows = [line for line in lines if (line["source"], line["row"]) not in bad]
-    noted = [{name: row[name] for name in names} for row in rows if "raw_sha256" in row]
-    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in noted))
-
-
 def _chosen(
     table: pa.Table, reason: str | None = None, source: str | None = None, row: int | None = None
 ) -> pa.Table:
@@ -280,7 +270,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
+def _write_retried(lines: list[dict[str, Any]], retried: Retried, out: Path, as_json: bool) -> None:
+    """Write rows that pass, those that are still bad, and which bad rows the former replace."""
     out.mkdir(parents=True, exist_ok=True)
     sources = []
     for source in retried.passed:
@@ -291,6 +282,11 @@ def _write_retried(retried: Retried, out: Path, as_json: bool) -> None:
     left.unlink(missing_ok=True)
     if retried.still_bad:
         left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))
+    bad = {(line["source"], line["row"]) for line in retried.still_bad}
+    names = ("source", "row", "raw_sha256")
+    mended = [line for line in lines if (line["source"], line["row"]) not in bad]
+    noted = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
+    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in noted))
     if as_json:
         facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
         echo(json.dumps({**facts, "sources": sources}))

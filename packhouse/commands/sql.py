@@ -6,7 +6,6 @@ import json
 import os
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import click
 import pyarrow as pa
@@ -54,12 +53,18 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
         for row in table.to_pylist():
             echo(json.dumps({name: _plain(value) for name, value in row.items()}))
     elif as_csv:
-        echo(_csv(table).rstrip("\n"))
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(table.column_names)
+        for row in table.to_pylist():
+            plain = [_plain(value) for value in row.values()]
+            writer.writerow([json.dumps(v) if isinstance(v, list | dict) else v for v in plain])
+        echo(out.getvalue().rstrip("\n"))
     else:
         print_rows(table, limit)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value as JSON has it: DuckDB adds whole numbers up to decimals."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
@@ -68,16 +73,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _csv(table: pa.Table) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(table.column_names)
-    for row in table.to_pylist():
-        plain = [_plain(value) for value in row.values()]
-        writer.writerow([json.dumps(v) if isinstance(v, list | dict) else v for v in plain])
-    return out.getvalue()
 
 
 def print_rows(table: pa.Table, limit: int = 0) -> None:
@@ -120,7 +115,7 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
         echo(f"{len(shown):,} of {counted(table.num_rows, 'row')}; --limit 0 shows all")
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -73,11 +73,9 @@ def trace(
         else:
             named = {_FROM.get(name, name): value for name, value in each.items()}
             width = max(map(len, named))
-            echo("\n".join(f"{name:{width}}  {_said(value)}" for name, value in named.items()))
-
-
-def _said(value: Any) -> str:
-    return f"{value:,}" if type(value) is int else "-" if value is None else str(value)
+            for name, value in named.items():
+                said = f"{value:,}" if type(value) is int else "-" if value is None else value
+                echo(f"{name:{width}}  {said}")
 
 
 def _of_token(
@@ -106,6 +104,11 @@ def _of_token(
     inner = token - start
     answer = 1 + sum(b <= inner for _, b in answers)
     is_trained = bool(mask[inner])
+    turn = f"before trained answer {answer} of {len(answers)}"
+    if is_trained:
+        turn = f"trained answer {answer} of {len(answers)}"
+    elif answer > len(answers):
+        turn = f"behind the last of {len(answers)} trained answers"
     return {
         "file": kept[0]["source"] if kept else None,
         "row": kept[0]["row"] if kept else None,
@@ -115,18 +118,10 @@ def _of_token(
         **({"side": side} if is_paired else {}),
         f"token of the {'side' if is_paired else 'record'}": inner,
         "token id": row["input_ids"][token],
-        "turn": _turn(answer, len(answers), is_trained=is_trained),
+        "turn": turn,
         "trained": "yes" if is_trained else "no",
         "rule": rule,
     }
-
-
-def _turn(answer: int, num_answers: int, *, is_trained: bool) -> str:
-    if is_trained:
-        return f"trained answer {answer} of {num_answers}"
-    if answer > num_answers:
-        return f"behind the last of {num_answers} trained answers"
-    return f"before trained answer {answer} of {num_answers}"
 
 
 def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[dict[str, Any]]:

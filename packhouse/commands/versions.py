@@ -24,12 +24,12 @@ from packhouse.terminal import print_table as print_rich_table
 from packhouse.wording import counted
 
 
-def echo_json(value: Any) -> None:
+def echo_json(value: object) -> None:
     """Print JSON with sorted keys."""
     echo(json.dumps(value, sort_keys=True, indent=2))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; numbers go to the right."""
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
@@ -157,15 +157,17 @@ def show(address: str, as_json: bool) -> None:
             _print_facts(name, flat)
 
 
-def _print_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
-    print_facts(title, [(k, f"{v:,}" if type(v) is int else _plain(v)) for k, v in facts])
+def _print_facts(title: str, facts: Sequence[tuple[str, object]]) -> None:
+    shown = []
+    for name, value in facts:
+        text = f"{value:,}" if type(value) is int else str(value)
+        if isinstance(value, list):
+            text = ", ".join(map(str, value)) or "none"
+        shown.append((name, text))
+    print_facts(title, shown)
 
 
-def _plain(value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-
-
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
     if isinstance(value, Mapping):
         return [line for k, v in value.items() for line in _flat(v, f"{prefix}.{k}".lstrip("."))]
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):

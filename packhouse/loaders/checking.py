@@ -5,13 +5,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from packhouse.errors import ContractError
 from packhouse.loaders.masks import record_starts
 from packhouse.wording import counted
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Rounding, as a share of the largest logit; leaks are of the size of the logits themselves.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -185,7 +188,7 @@ def check_ranks(
     batch: Mapping[str, Any],
     *,
     records: torch.Tensor | None = None,
-    group: Any = None,
+    group: "ProcessGroup | None" = None,
     tolerance: float | None = None,
 ) -> RankReport:
     """Change records on all ranks at once, and see whether logits of other records move anywhere.
@@ -211,7 +214,11 @@ def check_ranks(
     import torch.distributed as dist
 
     if records is None:
-        records = _number_records(batch, group)
+        own = _find_records(batch)
+        counts: list[int] = [0] * dist.get_world_size(group)
+        dist.all_gather_object(counts, len(own), group=group)
+        # Numbered through all ranks: rank 0 has records [0, 0, 1], rank 1 has [2, 3, 3].
+        records = _number(own, batch["input_ids"], sum(counts[: dist.get_rank(group)]))
     bounds = torch.stack([records.max(), records.max() * 0 + dist.get_world_size(group)])
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=group)
     num_records = int(bounds[0]) + 1
@@ -231,16 +238,6 @@ def check_ranks(
         num_records=num_records,
         num_ranks=int(bounds[1]),
     )
-
-
-def _number_records(batch: Mapping[str, Any], group: Any) -> torch.Tensor:
-    """Number the records of all ranks through: rank 0 has [0, 0, 1], rank 1 has [2, 3, 3]."""
-    import torch.distributed as dist
-
-    own = _find_records(batch)
-    counts: list[int] = [0] * dist.get_world_size(group)
-    dist.all_gather_object(counts, len(own), group=group)
-    return _number(own, batch["input_ids"], sum(counts[: dist.get_rank(group)]))
 
 
 def _number(records: list[Record], input_ids: torch.Tensor, first: int = 0) -> torch.Tensor:

@@ -19,13 +19,20 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from packhouse.errors import ConfigError, ContractError
 from packhouse.loaders import refusals
 from packhouse.loaders.masks import cu_seqlens, record_starts
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Forward = Callable[..., object]
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
 
 # Families whose tiny models pass `check_packing` in the tests, by `model_type`.
 FAMILIES = (
@@ -48,7 +55,7 @@ _FLASH = {"flash_attention_2", "flash_attention_3", "flash_attention_4"}
 _ATTENTION = {"eager", "sdpa", "flex_attention"} | _FLASH
 
 # Decoder class -> its own forward, and the handles that guard it: they may end in any order.
-_GUARDED: dict[type, tuple[Callable[..., Any], list["PackingHandle"]]] = {}
+_GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {}
 
 _ACTIVE: set["PackingHandle"] = set()
 
@@ -76,7 +83,7 @@ class PackingHandle:
         self.disable()
 
 
-def enable_packing(target: Any) -> PackingHandle:
+def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") -> PackingHandle:
     """Make packed batches safe for a model, or for every model built from a config or a name.
 
     Collators and trainers that would drop the boundaries before the model is called are refused
@@ -100,20 +107,27 @@ def enable_packing(target: Any) -> PackingHandle:
     """
     handle = PackingHandle()
     if isinstance(target, torch.nn.Module):
-        decoders = [module for module in target.modules() if _is_decoder(module)]
+        decoders = [
+            module
+            for module in target.modules()
+            if (own := getattr(module, "config", None)) is not None
+            and type(module) is _decoder_class(own)
+        ]
         for config in [each.config for each in decoders] or [getattr(target, "config", None)]:
             _check_config(config)
         if not decoders:
             raise ConfigError(f"{type(target).__name__} holds no decoder of its config's family")
         for decoder in decoders:
             names = tuple(inspect.signature(decoder.forward).parameters)
-            guard = functools.partial(_guard_module, names)
+            guard = functools.partial(_guard, names)  # and no lambda: a model may be pickled
             hook = decoder.register_forward_pre_hook(guard, with_kwargs=True)
             handle._undo.append(hook.remove)
     else:
         config = _config_of(target)
         _check_config(config)
-        _guard_class(_decoder_class(config), handle)
+        decoder_class = _decoder_class(config)
+        assert decoder_class is not None, "a family that is known has one"
+        _guard_class(decoder_class, handle)
     _forget_compiled()
     _ACTIVE.add(handle)
     refusals.refuse()
@@ -133,19 +147,14 @@ def _forget_compiled() -> None:
         torch._dynamo.reset()
 
 
-def _is_decoder(module: torch.nn.Module) -> bool:
-    config = getattr(module, "config", None)
-    return config is not None and type(module) is _decoder_class(config)
-
-
-def _decoder_class(config: Any) -> Any:
+def _decoder_class(config: "PretrainedConfig") -> type[torch.nn.Module] | None:
     from transformers import AutoModel
 
     mapping = AutoModel._model_mapping
     return mapping[type(config)] if type(config) in mapping else None
 
 
-def _config_of(target: Any) -> Any:
+def _config_of(target: "str | type | PretrainedConfig") -> "PretrainedConfig":
     """Return the config that a name or a model class stands for; a config itself as it is."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -163,7 +172,7 @@ def _config_of(target: Any) -> Any:
     return config()
 
 
-def _check_config(config: Any) -> None:
+def _check_config(config: "PretrainedConfig") -> None:
     family = getattr(config, "model_type", None)
     if family not in FAMILIES:
         raise ConfigError(
@@ -181,21 +190,15 @@ def _check_config(config: Any) -> None:
         )
 
 
-def _guard_module(
-    names: Sequence[str], decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return _guard(decoder.config, names, args, kwargs)
-
-
-def _guard_class(decoder: Any, handle: PackingHandle) -> None:
+def _guard_class(decoder: type[torch.nn.Module], handle: PackingHandle) -> None:
     """Guard every model of a decoder class until the last handle that wants it ends."""
     if decoder not in _GUARDED:
-        plain: Callable[..., Any] = decoder.forward
+        plain: Forward = decoder.forward
         names = tuple(inspect.signature(plain).parameters)[1:]
 
         @functools.wraps(plain)
-        def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-            args, kwargs = _guard(self.config, names, args, kwargs)
+        def guarded(self: torch.nn.Module, *args: object, **kwargs: object) -> object:
+            args, kwargs = _guard(names, self, args, kwargs)
             return plain(self, *args, **kwargs)
 
         decoder.forward = guarded
@@ -213,20 +216,21 @@ def _guard_class(decoder: Any, handle: PackingHandle) -> None:
 
 
 def _guard(
-    config: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    names: Sequence[str], decoder: torch.nn.Module, args: Args, kwargs: Kwargs
+) -> tuple[Args, Kwargs]:
     """Return the arguments that the decoder is called with instead.
 
     Args:
-        config: of the decoder.
         names: parameters of its forward, without `self`.
+        decoder: which of them is called.
         args: what it was called with.
         kwargs: likewise.
 
     Raises:
         ContractError: records would see each other, or would not come out as if alone.
     """
-    given = kwargs | dict(zip(names, args, strict=False))
+    config = decoder.config
+    given: dict[str, Any] = kwargs | dict(zip(names, args, strict=False))
     if given.get("loss_weights") is not None:
         raise ContractError(
             "the model was given loss_weights, which it does not apply: each token would be "
@@ -256,12 +260,12 @@ def _guard(
     return (), given | {"position_ids": positions, "attention_mask": None, "use_cache": False}
 
 
-def _is_matrix(mask: Any) -> bool:
+def _is_matrix(mask: object) -> TypeGuard[torch.Tensor]:
     """Return True for a mask [batch, T], False for none and for one of pairs of tokens."""
     return isinstance(mask, torch.Tensor) and mask.ndim == 2
 
 
-def _holds_numbers(mask: Any) -> bool:
+def _holds_numbers(mask: object) -> bool:
     """Return True for a mask of record numbers, such as [1, 1, 2, 2, 0]."""
     return _is_matrix(mask) and mask.dtype != torch.bool and bool((mask > 1).any())
 
@@ -274,7 +278,7 @@ def _numbers_to_positions(numbers: torch.Tensor) -> torch.Tensor:
     return token - torch.where(is_first, token, 0).cummax(-1).values
 
 
-def _is_packed(positions: torch.Tensor, mask: Any) -> bool:
+def _is_packed(positions: torch.Tensor, mask: object) -> bool:
     """Return True if positions restart between two tokens that are not padding."""
     if positions.ndim != 2:
         return False
@@ -284,7 +288,7 @@ def _is_packed(positions: torch.Tensor, mask: Any) -> bool:
     return bool(cuts.any())
 
 
-def _refuse_packed_cache(positions: Any, mask: Any) -> None:
+def _refuse_packed_cache(positions: object, mask: object) -> None:
     """With a cache the model does not look at positions: nothing may be packed."""
     is_packed = _holds_numbers(mask)
     if not is_packed and isinstance(positions, torch.Tensor):
@@ -300,7 +304,7 @@ def _refuse_packed_cache(positions: Any, mask: Any) -> None:
         )
 
 
-def _refuse_holes(mask: Any) -> None:
+def _refuse_holes(mask: object) -> None:
     """Refuse a mask whose pads lie between tokens: what follows them may be another record."""
     if not _is_matrix(mask):
         return
@@ -343,7 +347,7 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
             raise ContractError(f"{name} and position_ids disagree where records end")
 
 
-def _refuse_mask(positions: torch.Tensor, mask: Any, has_numbers: bool) -> None:
+def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> None:
     """Refuse a mask that says more than the positions do; the model will not get it."""
     if not isinstance(mask, torch.Tensor) or mask.shape != positions.shape:
         raise ContractError(
@@ -358,7 +362,7 @@ def _refuse_mask(positions: torch.Tensor, mask: Any, has_numbers: bool) -> None:
         raise ContractError("a packed batch is padded on the left; use PackedCollator, or no pads")
 
 
-def _refuse_long_rope(config: Any, positions: torch.Tensor) -> None:
+def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> None:
     """Refuse RoPE that the longest position changes: it would change every record of the pack."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for each in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:

@@ -14,9 +14,12 @@ A mask given to a transformers model **replaces** its own, so it must hold the s
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def record_starts(position_ids: torch.Tensor) -> torch.Tensor:
@@ -51,9 +54,11 @@ def cu_seqlens(position_ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(starts, (0, 1), value=position_ids.numel()).to(torch.int32)
 
 
-def packed_mask_mod(
-    segments: torch.Tensor, sliding_window: int | None = None
-) -> Callable[[Any, Any, Any, Any], Any]:
+MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of flex attention: numbers of row, head, query and key -> whether the query sees the key."""
+
+
+def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -> MaskMod:
     """Return a `mask_mod` for flex attention: causal, within a record, within the window.
 
     Args:
@@ -61,14 +66,16 @@ def packed_mask_mod(
         sliding_window: a token sees itself and the `sliding_window - 1` before it; None: all.
     """
 
-    def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def mask_mod(
+        batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
         seen = (key <= query) & (segments[batch, query] == segments[batch, key])
         return seen if sliding_window is None else seen & (query - key < sliding_window)
 
     return mask_mod
 
 
-def block_mask(segments: torch.Tensor, sliding_window: int | None = None) -> Any:
+def block_mask(segments: torch.Tensor, sliding_window: int | None = None) -> "BlockMask":
     """Return a BlockMask for flex attention, which skips blocks that no record crosses.
 
     Args:

@@ -24,6 +24,7 @@ from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, 
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import Trainer, TrainingArguments
 
 Form = Literal["trl", "reward", "packed"]
 
@@ -197,8 +198,12 @@ def enable_preferences(trainer_class: _Trainer) -> _Trainer:
     """
 
     def prepare(
-        self: Any, dataset: Any, processing_class: Any, args: Any, dataset_name: str
-    ) -> Any:
+        self: "Trainer",
+        dataset: "Dataset",
+        processing_class: object,
+        args: "TrainingArguments",
+        dataset_name: str,
+    ) -> "Dataset":
         if "prompt_ids" not in (dataset.column_names or next(iter(dataset))):
             return trainer_class._prepare_dataset(
                 self, dataset, processing_class, args, dataset_name
@@ -209,7 +214,9 @@ def enable_preferences(trainer_class: _Trainer) -> _Trainer:
             dataset = dataset.map(_add_neighbours, batched=True, batch_size=size)
         return dataset
 
-    def tokenize_row(self: Any, feature: Mapping[str, Any], model: Any = None) -> dict[str, Any]:
+    def tokenize_row(
+        self: "Trainer", feature: Mapping[str, Any], model: object = None
+    ) -> dict[str, Any]:
         if "prompt_ids" not in feature:
             row: dict[str, Any] = trainer_class.tokenize_row(self, feature, model)
             return row
@@ -241,7 +248,7 @@ def _whole_sides(row: Mapping[str, Any], max_length: int) -> dict[str, list[int]
     return columns
 
 
-def _check_max_length(dataset: Any, max_length: int | None) -> None:
+def _check_max_length(dataset: "Dataset", max_length: int | None) -> None:
     """Refuse a limit that cuts answers; of a stream, nobody knows."""
     if max_length is None or not hasattr(dataset, "with_format") or not hasattr(dataset, "data"):
         return
@@ -268,7 +275,7 @@ def _too_short(max_length: int, longest: int, remedy: str) -> ConfigError:
 _ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
 
 
-def _add_neighbours(rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def _add_neighbours(rows: Mapping[str, list[list[int]]]) -> dict[str, list[list[int]]]:
     """Answers of a batch behind each other's prompts: the last one goes to the first row."""
     answers = rows["completion_ids"]
     return {"KL_completion_ids": [answers[-1], *answers[:-1]]}

@@ -20,15 +20,21 @@ could stop them. The model cannot either: what it is given looks like one long r
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from packhouse.errors import ContractError
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+Check = Callable[..., None]
+"""Takes the arguments of a method before the method does; raises ContractError to refuse them."""
+
 _REMEDY = "use packhouse.loaders.PackedCollator (docs/how-to/keep-records-apart.md)"
 
-_PLAIN: list[tuple[type, str, Callable[..., Any]]] = []
+_PLAIN: list[tuple[type, str, Callable[..., object]]] = []
 """What was replaced: class, name of the method, the method."""
 
 
@@ -36,8 +42,16 @@ def refuse() -> None:
     """Guard the entry points above, those of TRL where it is imported; a second call adds these."""
     from transformers.data import data_collator
 
-    _wrap(data_collator.DataCollatorWithFlattening, "__call__", _refuse_flattening)
-    _wrap(data_collator.DataCollatorForLanguageModeling, "torch_call", _refuse_all_labels)
+    flattening = (
+        "DataCollatorWithFlattening numbers positions through a row of several records, which "
+        f"would then see each other; {_REMEDY}"
+    )
+    _wrap(data_collator.DataCollatorWithFlattening, "__call__", _refuse_rows(flattening))
+    labels = (
+        "DataCollatorForLanguageModeling replaces labels, and would train prompts and the "
+        f"first token of each record; {_REMEDY}"
+    )
+    _wrap(data_collator.DataCollatorForLanguageModeling, "torch_call", _refuse_rows(labels))
     if "transformers.trainer" in sys.modules:
         from transformers import Trainer
 
@@ -45,7 +59,11 @@ def refuse() -> None:
     if "trl" in sys.modules:
         from trl.trainer import sft_trainer
 
-        _wrap(sft_trainer.DataCollatorForLanguageModeling, "torch_call", _refuse_mask)
+        mask = (
+            "TRL's collator leaves record boundaries out unless SFTConfig(padding_free=True, "
+            "max_length=None); set both (docs/how-to/trl.md)"
+        )
+        _wrap(sft_trainer.DataCollatorForLanguageModeling, "torch_call", _refuse_rows(mask))
         _wrap(sft_trainer.SFTTrainer, "_prepare_dataset", _refuse_repacking)
 
 
@@ -56,13 +74,13 @@ def allow() -> None:
         setattr(owner, name, plain)
 
 
-def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
+def _wrap(owner: type, name: str, check: Check) -> None:
     if any(each[:2] == (owner, name) for each in _PLAIN):
         return
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def checked(self: object, *args: object, **kwargs: object) -> object:
         check(self, *args, **kwargs)
         return plain(self, *args, **kwargs)
 
@@ -70,7 +88,7 @@ def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
     _PLAIN.append((owner, name, plain))
 
 
-def _refuse_lost_weights(trainer: Any, dataset: Any, *_: Any, **__: Any) -> None:
+def _refuse_lost_weights(trainer: "Trainer", dataset: object, *_: object, **__: object) -> None:
     wanted = getattr(trainer.data_collator, "loss_weights", None)
     names = getattr(dataset, "column_names", None) or []
     if "loss_weights" in names and trainer.args.remove_unused_columns and wanted is None:
@@ -81,42 +99,29 @@ def _refuse_lost_weights(trainer: Any, dataset: Any, *_: Any, **__: Any) -> None
         )
 
 
-def _refuse_weights(examples: Iterable[Any]) -> None:
-    if any(isinstance(row, Mapping) and row.get("loss_weights") is not None for row in examples):
-        raise ContractError(
-            f"this collator leaves loss_weights out: each token would be trained alike; {_REMEDY}"
-        )
+def _refuse_rows(problem: str) -> Check:
+    """Return a check of a collator's rows: `problem` says what it does to packs."""
 
+    def check(collator: object, rows: Iterable[object], *_: object, **__: object) -> None:
+        if any(isinstance(row, Mapping) and row.get("loss_weights") is not None for row in rows):
+            raise ContractError(
+                "this collator leaves loss_weights out: each token would be trained alike; "
+                f"{_REMEDY}"
+            )
+        # With it, TRL's reads `seq_lengths`; transformers' collators have no such setting.
+        if not getattr(collator, "padding_free", False) and any(map(_is_pack, rows)):
+            raise ContractError(problem)
 
-def _refuse_flattening(collator: object, features: Iterable[Any], *_: Any, **__: Any) -> None:
-    _refuse_weights(features)
-    if any(map(_is_pack, features)):
-        raise ContractError(
-            "DataCollatorWithFlattening numbers positions through a row of several records, which "
-            f"would then see each other; {_REMEDY}"
-        )
-
-
-def _refuse_all_labels(collator: object, examples: Iterable[Any], *_: Any, **__: Any) -> None:
-    _refuse_weights(examples)
-    if any(map(_is_pack, examples)):
-        raise ContractError(
-            "DataCollatorForLanguageModeling replaces labels, and would train prompts and the "
-            f"first token of each record; {_REMEDY}"
-        )
-
-
-def _refuse_mask(collator: Any, examples: Iterable[Any], *_: Any, **__: Any) -> None:
-    _refuse_weights(examples)
-    if not collator.padding_free and any(map(_is_pack, examples)):
-        raise ContractError(
-            "TRL's collator leaves record boundaries out unless SFTConfig(padding_free=True, "
-            "max_length=None); set both (docs/how-to/trl.md)"
-        )
+    return check
 
 
 def _refuse_repacking(
-    trainer: object, dataset: Any, processing_class: Any, args: Any, packing: bool, *_: Any
+    trainer: object,
+    dataset: object,
+    processing_class: object,
+    args: object,
+    packing: bool,
+    *_: object,
 ) -> None:
     rows = getattr(dataset, "column_names", None) or []
     if packing and "seq_lengths" in rows:
@@ -126,7 +131,7 @@ def _refuse_repacking(
         )
 
 
-def _is_pack(row: Any) -> bool:
+def _is_pack(row: object) -> bool:
     """Return True if a row says that it holds several records."""
     if not isinstance(row, Mapping):
         return False

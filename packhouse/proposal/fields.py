@@ -165,7 +165,10 @@ def join_shapes(shapes: Iterable[Shape]) -> Shape | None:
 
 def _shape_of_messages(name: str, values: Sequence[Any]) -> Shape | None:
     """The shape of rows with messages in the field `name`, whatever these call their parts."""
-    lists = [_parsed(value) for value in values]
+    lists = [
+        parse_text(value)[0] if isinstance(value, str) and value.lstrip()[:1] == "[" else value
+        for value in values
+    ]
     if not all(isinstance(messages, list) and messages for messages in lists):
         return None
     said = [message for messages in lists for message in messages]
@@ -275,10 +278,3 @@ def _rank(name: str, known: Sequence[str]) -> int | None:
 def _words(name: str) -> list[str]:
     """Words of a name: `userMessage` -> user, message."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
-
-
-def _parsed(value: Any) -> Any:
-    """What a column of text holds as JSON; anything else as it is."""
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
-        value, _ = parse_text(value)
-    return value

@@ -153,12 +153,12 @@ def _choices(rows: Sequence[Any]) -> tuple[str, str] | None:
     return None
 
 
-def _ends_on_question(messages: Any) -> bool:
+def _ends_on_question(messages: object) -> bool:
     last = messages[-1] if isinstance(messages, list) and messages else None
     return isinstance(last, dict) and last.get("role") == "user"
 
 
-def is_calls(row: Any) -> bool:
+def is_calls(row: object) -> bool:
     """Return True for a row of xLAM's form: a query, and JSON texts of calls and of tools."""
     texts = [row.get(name) for name in ("query", "answers", "tools")] if type(row) is dict else [0]
     if not all(isinstance(text, str) for text in texts):
@@ -166,14 +166,16 @@ def is_calls(row: Any) -> bool:
     return all(str(text).lstrip().startswith("[") for text in texts[1:])
 
 
-def is_whole_talk(text: Any) -> bool:
+def is_whole_talk(text: object) -> bool:
     """Return True if the last of several marked turns is an answer: a prompt ends before it.
 
     Example:
         >>> is_whole_talk("### Human: Hi ### Assistant: Yes?"), is_whole_talk("### Human: Hi")
         (True, False)
     """
-    marks = list(re.finditer(_SPEAKER_MARK, text)) if isinstance(text, str) else []
+    if not isinstance(text, str):
+        return False
+    marks = list(re.finditer(_SPEAKER_MARK, text))
     is_answer = bool(marks) and "assistant" in marks[-1].group().lower()
     return len(marks) > 1 and is_answer and marks[-1].end() < len(text)
 

@@ -9,7 +9,7 @@ from typing import Any
 from packhouse.packing.other_seq_lens import SeqLenTrial
 from packhouse.packing.statistics import length_class
 
-Spec = Mapping[str, Any]
+Spec = Mapping[str, object]
 Bins = Mapping[str, Mapping[int, int]]
 """Series -> largest length of a class -> count."""
 
@@ -29,28 +29,28 @@ class Figure:
     """One sentence on what to look at."""
     spec: Spec
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[object]]
     """Cells of the table: text, or numbers."""
 
 
-def _spec(values: list[dict[str, Any]], height: int = _HEIGHT, **parts: Any) -> Spec:
+def _spec(values: Sequence[Mapping[str, object]], height: int = _HEIGHT, **parts: object) -> Spec:
     return {"data": {"values": values}, "width": "container", "height": height, **parts}
 
 
-def _axis(title: str | None, **more: Any) -> dict[str, Any]:
+def _axis(title: str | None, **more: object) -> Spec:
     return {"title": title, "labelOverlap": "greedy", "labelSeparation": 5, **more}
 
 
-def _counts(title: str) -> dict[str, Any]:
-    """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k and 0.5k."""
-    return _axis(title, labelExpr="format(datum.value, '~s')", tickCount=5)
+def _counts(title: str) -> Spec:
+    """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k, 0.5k, and 500m packs."""
+    return _axis(title, labelExpr="format(datum.value, '~s')", tickCount=5, tickMinStep=1)
 
 
-def _q(field: str, title: str, **more: Any) -> dict[str, Any]:
+def _q(field: str, title: str, **more: object) -> Spec:
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
-def _name(field: str, title: str) -> dict[str, Any]:
+def _name(field: str, title: str) -> Spec:
     return {"field": field, "type": "nominal", "title": title}
 
 
@@ -141,9 +141,11 @@ def _histogram(
         "axis": _axis(measured, format=",d", values=_octaves(least, most)),
     }
     bars = _bars(x, measured, counts, series, bins)
-    layers: list[Any] = [bars]
+    layers = [bars]
     if seq_len:
-        layers.append(_rule(seq_len))
+        rule = {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"}
+        at = {"x": {"field": "at", "type": "quantitative"}}
+        layers.append({"data": {"values": [{"at": seq_len}]}, "mark": rule, "encoding": at})
         says = f"{says} The dashed line is seq_len, {seq_len:,}."
     spec = _spec(values, layer=layers)
     return Figure(
@@ -151,14 +153,12 @@ def _histogram(
     )
 
 
-def _rows(bins: Bins) -> list[list[Any]]:
+def _rows(bins: Bins) -> list[list[object]]:
     tops = sorted({top for own in bins.values() for top in own})
     return [[_range(top), *(own.get(top, 0) for own in bins.values())] for top in tops]
 
 
-def _bars(
-    x: Mapping[str, Any], measured: str, counts: str, series: str, names: Iterable[str]
-) -> dict[str, Any]:
+def _bars(x: Spec, measured: str, counts: str, series: str, names: Iterable[str]) -> Spec:
     """Bars of values with `from`, `to`, `n`, `of` and `bin`, stacked by what they are `of`."""
     return {
         "mark": {"type": "bar", "binSpacing": 1},
@@ -172,17 +172,11 @@ def _bars(
     }
 
 
-def _tooltip(series: str, measured: str, counts: str) -> list[dict[str, Any]]:
+def _tooltip(series: str, measured: str, counts: str) -> list[Spec]:
     return [_name("of", series), _name("bin", measured), _q("n", counts, format=",")]
 
 
-def _rule(seq_len: int) -> Spec:
-    mark = {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"}
-    x = {"field": "at", "type": "quantitative"}
-    return {"data": {"values": [{"at": seq_len}]}, "mark": mark, "encoding": {"x": x}}
-
-
-def _color(title: str, series: Iterable[str], **scale: Any) -> dict[str, Any]:
+def _color(title: str, series: Iterable[str], **scale: object) -> Spec:
     """Colours of series, in this order; a legend where there are several."""
     names = list(series)
     legend = None if len(names) < 2 else {"orient": "top", "title": None, "columns": 3}
@@ -277,11 +271,12 @@ def compare_figure(
         values,
         mark={"type": "line", "interpolate": "step-after", "strokeWidth": 2},
         encoding={
-            "x": {
-                **_q("from", measured),
-                "scale": {"type": "log", "base": 2, "nice": False},
-                "axis": _axis(measured, format=",d", values=_octaves(_left(tops[0]), tops[-1])),
-            },
+            "x": _q(
+                "from",
+                measured,
+                scale={"type": "log", "base": 2, "nice": False},
+                axis=_axis(measured, format=",d", values=_octaves(_left(tops[0]), tops[-1])),
+            ),
             "y": _q("share", "share of records", axis=_axis("share of records", format="~%")),
             "color": _color("version", bins),
             "strokeDash": {"field": "of", "type": "nominal", "legend": None},
@@ -318,7 +313,7 @@ def _shares(
         for i, n in enumerate(each)
     ]
     x = _q("from", "share", bin="binned", axis=_axis(None, format="%"), scale={"domain": [0, 1]})
-    spec = _spec(values, **_bars(x, "share", counts, "split", splits))
+    spec = {**_spec(values), **_bars(x, "share", counts, "split", splits)}
     rows = [
         [named(i), *(each[i] for each in splits.values())]
         for i in range(bins)

@@ -9,9 +9,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from packhouse.pages import html_text
 from packhouse.report.figures import Figure
@@ -51,7 +50,7 @@ def tiles(pairs: Iterable[tuple[str, str, str]]) -> str:
     return f"<dl class=tiles>{''.join(boxes)}</dl>"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str) -> str:
     """Return a table; numbers stand at the right, and wide tables scroll by themselves."""
     cells = [[*map(_cell, row)] for row in rows]
     kinds = [" class=number" * ("class=number" in cell[:16]) for cell in cells[0]] if cells else []
@@ -66,7 +65,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -
     )
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     is_number = type(value) in (int, float)
     text = f"{value:,}" if is_number else "" if value is None else str(value)
     is_number = is_number or re.fullmatch(r"[0-9.,]+%", text) is not None
@@ -102,7 +101,7 @@ def figure(drawn: Figure) -> str:
     return f"<figure>{head}{chart}{data}{details('Numbers', rows)}</figure>"
 
 
-def _json(name: str, value: Any, role: str) -> str:
+def _json(name: str, value: object, role: str) -> str:
     """Data for a script. ASCII; what could end the element or begin a tag is escaped."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True)
     for sign in "<>&":
@@ -110,7 +109,7 @@ def _json(name: str, value: Any, role: str) -> str:
     return f'<script type="application/json" id="{name}" class="{role}">{text}</script>'
 
 
-def page(title: str, head: str, sections: Sequence[str], data: dict[str, Any]) -> str:
+def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, object]) -> str:
     """Return a whole file.
 
     Args:
@@ -121,7 +120,8 @@ def page(title: str, head: str, sections: Sequence[str], data: dict[str, Any]) -
     """
     vega = vega_bundle()
     scripts = [*([vega] if vega else []), read_asset("page.js")]
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"
     links = "".join(_link(each) for each in sections if each)
     return "".join(
@@ -150,7 +150,3 @@ def _link(html: str) -> str:
     name = html.split('id="', 1)[1].split('"', 1)[0]
     title = html.split(f'<h2 id="h-{name}">', 1)[1].split("</h2>", 1)[0]
     return f'<li><a href="#{name}">{title}</a></li>'
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

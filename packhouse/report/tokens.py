@@ -11,7 +11,7 @@ a page gets spans. Whoever wrote a row chose its text: runs hold it as it is, an
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from packhouse.escaping import for_terminal
 from packhouse.pages import html_text
 from packhouse.tokenization.of_version import LoadSnapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Mask = npt.NDArray[np.bool_]
 
@@ -121,7 +124,7 @@ def plain(runs: Sequence[Run]) -> str:
     return for_terminal(text.replace("+}{+", ""), keep_lines=True)
 
 
-def coloured(runs: Sequence[Run]) -> Any:
+def coloured(runs: Sequence[Run]) -> "Text":
     """Return runs as a `rich` text: trained green, special blue, bold where it is trained."""
     from rich.text import Text
 

@@ -90,16 +90,13 @@ class NotebookProgress:
 
         with self._lock:
             self._drawn = time.monotonic()
-            page = HTML(self._html())
+            bars = "".join(_bar(task) for task in list(self._tasks.values()) if task.visible)
+            lines = f"<pre>{html_text(chr(10).join(self._lines))}</pre>" if self._lines else ""
+            page = HTML(f'{PAGE_STYLE}<div class="packhouse">{lines}{bars}</div>')
             if self._handle is None:
                 self._handle = display(page, display_id=True)
             else:
                 self._handle.update(page)
-
-    def _html(self) -> str:
-        bars = "".join(_bar(task) for task in list(self._tasks.values()) if task.visible)
-        lines = f"<pre>{html_text(chr(10).join(self._lines))}</pre>" if self._lines else ""
-        return f'{PAGE_STYLE}<div class="packhouse">{lines}{bars}</div>'
 
 
 def _bar(task: _Task) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock, Timer
 from typing import Any
 
@@ -46,12 +47,10 @@ class _Step:
         self.display = display
         if display is not None:
             self.task = display.add_task(name, total=None, visible=False)
-            self.timer = Timer(_APPEARS_AFTER_S, self._show)
+            show = partial(display.update, self.task, visible=True)
+            self.timer = Timer(_APPEARS_AFTER_S, show)
             self.timer.daemon = True
             self.timer.start()
-
-    def _show(self) -> None:
-        self.display.update(self.task, visible=True)
 
     def move_to(self, done: float) -> None:
         with self.lock:

@@ -13,11 +13,9 @@ from itertools import islice
 
 import numpy as np
 
+from packhouse.sources.json_lines import BLOCK_BYTES
 from packhouse.sources.records import Ints, Records, parse_pieces
 from packhouse.sources.text_files import SAMPLE_ROWS, Parsing, TextFile, parse_sample
-
-BLOCK_BYTES = 2**21
-"""See `json_lines.BLOCK_BYTES`."""
 
 _BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)")
 

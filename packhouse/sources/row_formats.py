@@ -1,15 +1,18 @@
 """The formats of rows: how a format is recognised, and how its rows become conversations.
 
-Each format is one object: in `conversation_formats` where its rows hold messages, in `text_formats`
-where they hold texts in fields. To add one, write it there, and its name in `RowFormatName` of
-`packhouse.recipe.source`.
+A format is one object. Those that share code stand together, in `conversation_formats` and
+`text_formats`; any other is the `FORMAT` of a file of its own, as in `tokenized_format`. To be
+found, it needs its name in `RowFormatName` (`packhouse.recipe.source`) and nothing else:
+
+    "faq"  ->  packhouse/sources/faq_format.py, FORMAT
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +21,7 @@ from packhouse.errors import ConfigError, PluginError, SourceError
 from packhouse.near import near_name
 from packhouse.plugins import BadRowError, Plugin, find_plugin
 from packhouse.recipe import SourceConfig
+from packhouse.recipe.source import RowFormatName
 from packhouse.records.messages import assemble
 from packhouse.records.tables import MESSAGE
 from packhouse.sources.base_format import MESSAGE_FIELDS, Adapted, Found, RowFormat
@@ -27,7 +31,6 @@ from packhouse.sources.conversation_formats import CONVERSATION_FORMATS, FlatMes
 from packhouse.sources.preference_formats import STATED
 from packhouse.sources.records import Rows
 from packhouse.sources.text_formats import TEXT_FORMATS, TextFields, class_index
-from packhouse.sources.token_rows import TOKEN_FORMATS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +59,44 @@ class Mixed(RowFormat):
         raise BadRowError("fields", f"the row has {_keys_of(row)}, which is no known conversation")
 
 
-ROW_FORMATS: dict[str, RowFormat] = {
-    **TOKEN_FORMATS,
+_TOGETHER: dict[str, RowFormat] = {
     **CONVERSATION_FORMATS,
     **TEXT_FORMATS,
     "mixed": Mixed(required={}),
 }
+
+ROW_FORMATS: dict[str, RowFormat] = {
+    # Those with files of their own first: what `fits` them might fit a broader one, such as `text`.
+    **{
+        name: import_module(f"packhouse.sources.{name}_format").FORMAT
+        for name in get_args(RowFormatName)
+        if name not in ("auto", *_TOGETHER)
+    },
+    **_TOGETHER,
+}
 """In the order of trial."""
+
+# The formats that rows were tried for by `sources.VERSION` 14.
+_OF_VERSION = frozenset(
+    "alpaca prompt_completion question_answer dolly chat messages sharegpt oasst oasst_flat "
+    "transcript classification text preference pairs kto squad tokenized mixed".split()
+)
+
+
+def formats_key(config: SourceConfig) -> dict[str, list[str]]:
+    """Return what a step's key says of the formats that the rows of a source are tried for.
+
+    A format that is new might fit some of these rows: with `mixed` they are read by it, and with
+    `auto` refused beside another, where they were bad rows before. It changes no other key, and
+    none at all where the source names a format.
+
+    Example:
+        >>> formats_key(SourceConfig(path="a.jsonl"))  # none is new since `sources.VERSION` 14
+        {}
+    """
+    new = sorted(ROW_FORMATS.keys() - _OF_VERSION)
+    return {"formats": new} if new and config.format in ("auto", "mixed") else {}
+
 
 _CONVERSATIONS = {
     name: known

@@ -64,8 +64,12 @@ def log_to_wandb(
         artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
     with artifact.new_file("manifest.json", mode="wb") as file:
         file.write(manifest.to_bytes())
-    if files:
-        _add_files(artifact, opened)
+    if files:  # that a trainer loads, one at a time: W&B copies each to its staging folder
+        with temporary_folder("wandb") as scratch:
+            for entry in [*opened.files("data"), *opened.files("card")]:
+                path = opened.fetch(entry, scratch / entry.path)
+                artifact.add_file(str(path), name=entry.path)
+                path.unlink()
     errors = wandb.errors
     try:
         with wandb.init(project=project, job_type="publish") as run:
@@ -82,15 +86,6 @@ def log_to_wandb(
         "folder": folder,
         "rows": {split: len(rows) for split, rows in tables.items()},
     }
-
-
-def _add_files(artifact: Any, opened: OpenVersion) -> None:
-    """Add the files that a trainer loads, one at a time: W&B copies each to its staging folder."""
-    with temporary_folder("wandb") as folder:
-        for entry in [*opened.files("data"), *opened.files("card")]:
-            path = opened.fetch(entry, folder / entry.path)
-            artifact.add_file(str(path), name=entry.path)
-            path.unlink()
 
 
 def text_rows(

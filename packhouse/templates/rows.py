@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
 
 import orjson
 
@@ -101,7 +100,7 @@ class RowRenderer:
             )
         return template
 
-    def rules(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+    def rules(self, arguments: Mapping[str, object]) -> TurnRules | None:
         """Turn rules; None where blocks say what is generated, or all is trained.
 
         Args:
@@ -128,7 +127,7 @@ class RowRenderer:
             raise rules
         return rules
 
-    def _learn(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+    def _learn(self, arguments: Mapping[str, object]) -> TurnRules | None:
         template, probe = self.template, partial(self._probe, Given(None, arguments))
         if self._config.train_on == "all":
             return None
@@ -306,6 +305,8 @@ class RowRenderer:
             raise _OTHER_PROMPT
         if rendering.text[:cut] == prompt.text:
             return None
+        # "<s>[I]Q[/I]A</s>" behind the prompt "<s>[I]SYS Q[/I]": cut at 11, all from there on
+        # moves by 4 bytes.
         shift = len(prompt.text) - cut
         moved = [
             o._replace(start=o.start + shift, end=o.end + shift)

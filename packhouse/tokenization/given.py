@@ -1,4 +1,4 @@
-"""Rows whose ids are given: ids and text of the hex that `packhouse.sources.token_rows` reads.
+"""Rows whose ids are given: ids and text of the hex that `sources.tokenized_format` makes.
 
 Nothing is encoded: the ids that are packed are those that the rows had. Text is made of them for
 what reads text (quality counters, benchmarks, near duplicates, people), and decides no id.

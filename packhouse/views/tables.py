@@ -170,7 +170,9 @@ class Tables:
         """
         make = getattr(self, f"_{name}", None)
         if make is None:
-            yield _facts_table(name, self.facts.get(name, []))
+            numbers = {"rows", "tokens", "bytes", "value"}
+            columns = [(c, pa.int64() if c in numbers else pa.string()) for c in COLUMNS[name]]
+            yield pa.Table.from_pylist(self.facts.get(name, []), schema=pa.schema(columns))
             return
         try:
             yield from make()
@@ -367,9 +369,3 @@ def _checked(kind: str, table: pa.Table) -> pa.Table:
         else:
             made[name] = column.cast(pa.binary() if name == "raw" else pa.string())
     return pa.table(made)
-
-
-def _facts_table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
-    numbers = {"rows", "tokens", "bytes", "value"}
-    fields = [(col, pa.int64() if col in numbers else pa.string()) for col in COLUMNS[name]]
-    return pa.Table.from_pylist(rows, schema=pa.schema(fields))

@@ -1,6 +1,7 @@
 """Adapters: one small row of every format, the names of fields, and how `auto` tells formats."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import orjson
@@ -9,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import RowFormatName
-from packhouse.sources.row_formats import ROW_FORMATS
+from packhouse.sources import row_formats
+from packhouse.sources.row_formats import ROW_FORMATS, formats_key
 
 QA = [("user", "q"), ("assistant", "a")]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -50,10 +53,24 @@ CASES = {
 
 
 def test_a_recipe_can_name_every_format():
-    # oasst_flat takes several rows: test_trees.py; tokenized ones are no texts: test_token_rows.py;
-    # pairs and kto are only read where they are named: test_preference_rows.py
-    names = {*CASES, "oasst_flat", "tokenized", "pairs", "kto", "mixed", "auto"}
+    # oasst_flat takes several rows: test_trees.py; pairs and kto are only read where they are
+    # named: test_preference_rows.py; a format with a file of its own has its own tests as well.
+    files = Path(__file__).parent.glob("test_*_format.py")
+    own = {path.stem.removeprefix("test_").removesuffix("_format") for path in files}
+    names = {*CASES, *own, "oasst_flat", "pairs", "kto", "mixed", "auto"}
     assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormatName)) == names
+
+
+@pytest.mark.parametrize(
+    ("row_format", "key"),
+    [("auto", {"formats": ["squad"]}), ("mixed", {"formats": ["squad"]}), ("alpaca", {})],
+)
+def test_a_new_format_is_in_the_keys_of_sources_whose_rows_are_tried_for_it(
+    monkeypatch, row_format, key
+):
+    monkeypatch.setattr(row_formats, "_OF_VERSION", ROW_FORMATS.keys() - {"squad"})
+
+    assert formats_key(SourceConfig(path="a.jsonl", format=row_format)) == key
 
 
 @pytest.mark.parametrize("name", CASES)

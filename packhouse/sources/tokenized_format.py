@@ -92,15 +92,13 @@ class TokenRows(RowFormat):
         return [Conversation(_turns(ids[start:end], weights[start:end])) for start, end in bounds]
 
 
-TOKEN_FORMATS: dict[str, RowFormat] = {
-    "tokenized": TokenRows(
-        required=aliases("input_ids"),
-        optional=aliases(
-            "labels loss_mask|loss_weights assistant_masks|assistant_mask completion_mask "
-            "attention_mask position_ids seq_lengths cu_seqlens|cu_seq_lens|cu_seq_lens_q"
-        ),
-    )
-}
+FORMAT = TokenRows(
+    required=aliases("input_ids"),
+    optional=aliases(
+        "labels loss_mask|loss_weights assistant_masks|assistant_mask completion_mask "
+        "attention_mask position_ids seq_lengths cu_seqlens|cu_seq_lens|cu_seq_lens_q"
+    ),
+)
 
 
 _KINDS: dict[str, Collection[type]] = {

@@ -177,8 +177,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "template_limit": Reason("the template recurses too deeply", "mend the template"),
         "content_lost": Reason(
             "the template leaves out a text, a tool or a call",
-            "set what the detail names, or give `format.template` a Jinja file that writes it "
-            "(docs/how-to/tool-calls.md shows one for Mistral)",
+            "set what the detail names, or give `format.template` a Jinja file that writes it; "
+            "for Mistral v0.3's `mistral_system` does",
         ),
         "nothing_trained": Reason(
             "no turn of the row is trained", "look at `format.train_on` and at weights of messages"

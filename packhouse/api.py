@@ -213,16 +213,16 @@ def open_version(uri: str | Path, ref: str = "latest") -> Version:
 
 
 def prepare(
-    data: Any,
+    data: object,
     *,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     seq_len: int | None = None,
     store: str | Path | None = None,
     dataset: str | None = None,
     cache: str | Path | None = None,
     workers: int = 1,
     progress: bool = True,
-    **settings: Any,
+    **settings: object,
 ) -> Version:
     """Turn raw instruction data into a published version of packed token data.
 
@@ -290,12 +290,12 @@ def prepare(
 
 
 def plan(
-    data: Any,
+    data: object,
     *,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     seq_len: int | None = None,
     cache: str | Path | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> Estimate:
     """Estimate what `prepare` would give, before any work; arguments are those of `prepare`.
 

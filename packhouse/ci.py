@@ -243,7 +243,7 @@ def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | N
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, Any]:
+def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, object]:
     """Return everything that a program may want to know, as plain JSON."""
     refreshed, result = job.refreshed, None
     if refreshed and refreshed.prepared:
@@ -264,6 +264,6 @@ def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, Any]:
     }
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "-" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -66,7 +66,7 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except PackhouseError as error:
@@ -114,7 +114,7 @@ def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | bool | dict | list | None)
 
 
@@ -124,7 +124,3 @@ def main() -> None:
     os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.runtime.without_pandas
     sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), err=True)
     cli(prog_name="packhouse")
-
-
-if __name__ == "__main__":
-    main()

@@ -88,6 +88,8 @@ def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> Mask:
     counts = lists.value_lengths().to_numpy()
     flat = lists.flatten()
     starts, ends = flat.field("start").to_numpy(), flat.field("end").to_numpy()
+    # Spans (0, 4) and (3, 6) of row 0, (1, 2) of row 1: 3 is below 4, the end before it in the same
+    # row, so row 0 is bad; 1 is below 6, the end of another row's, so row 1 is not.
     rows = np.repeat(np.arange(len(counts)), counts)
     bad = (starts < 0) | (starts >= ends) | (ends > sizes.to_numpy()[rows])
     bad[1:] |= (rows[1:] == rows[:-1]) & (starts[1:] < ends[:-1])
@@ -133,6 +135,8 @@ def _tokenized(table: pa.Table) -> Rules:
     ranges = table["trained_ranges"].combine_chunks()
     flat = ranges.flatten()
     sizes = flat.field("end").to_numpy().astype(np.int64) - flat.field("start").to_numpy()
+    # Ranges of [2 3 1] tokens, 2 of row 0 and 1 of row 1: sums [0 2 5 6] at [0 2 3] are [0 5 6], so
+    # 5 and 1 tokens are trained.
     ends = np.cumsum([0, *_lengths(ranges)])
     trained = np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[ends])
     yield "num_trained is not the sum of trained_ranges", num_trained != trained

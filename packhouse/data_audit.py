@@ -56,14 +56,14 @@ _PREPARED = {
 
 
 def audit(
-    data: Any,
-    tokenizer: Any,
+    data: object,
+    tokenizer: object,
     *,
     template: str | None = None,
     cache: str | Path | None = None,
     progress: bool = True,
     overrides: Sequence[str] = (),
-    **settings: Any,
+    **settings: object,
 ) -> AuditReport:
     """Audit rows of any tool: what would they teach, and what is wrong with them?
 
@@ -122,7 +122,7 @@ def audit(
     return _report_tokens(found, name, pipeline, tuple(notes))
 
 
-def _opened(data: Any) -> Any:
+def _opened(data: object) -> object:
     """The version of an address or of a dataset's folder in a store; other data as it is."""
     if not isinstance(data, str | Path):
         return data
@@ -155,7 +155,7 @@ def _report_tokens(
 
 
 def _audit_raw(
-    data: Any,
+    data: object,
     tokenizer: str,
     template: str | None,
     place: CachePlace,
@@ -164,13 +164,14 @@ def _audit_raw(
 ) -> AuditReport:
     """Prepare raw rows with all limits lifted, and report what the audit found."""
     shares = [name for name in AuditConfig.model_fields if name.startswith("max_")]
+    quality = settings.get("audit", {}).get("quality", {})
     lifted = {
         **settings,
         "audit": {
             **settings.get("audit", {}),
             "min_answer_coverage": 0.0,
             **dict.fromkeys(shares, 1.0),
-            "quality": _without_limits(settings.get("audit", {}).get("quality", {})),
+            "quality": {n: value for n, value in quality.items() if not n.startswith("max_")},
         },
         "validate": {**settings.get("validate", {}), "max_quarantined": 1.0},
     }
@@ -190,10 +191,6 @@ def _audit_raw(
         prepared, _ = prepare_recipe(recipe, place)
         version = Version(open_stored(str(store), recipe.dataset, prepared.version))
         return _report_prepared(prepared, version, recipe, place)
-
-
-def _without_limits(quality: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in quality.items() if not name.startswith("max_")}
 
 
 def _report_prepared(
@@ -234,7 +231,7 @@ def _report_prepared(
     return make_report("raw", recipe.tokenizer, counts, examples, tuple(notes))
 
 
-def _example(row: Mapping[str, Any], prepared: Prepared, pipeline: Pipeline) -> Example:
+def _example(row: Mapping[str, object], prepared: Prepared, pipeline: Pipeline) -> Example:
     """A row of the audit's worst, with its first tokens."""
     place = f"{row['source']} row {row['row']:,}"
     for receipt in prepared.receipts:

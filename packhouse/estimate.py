@@ -6,8 +6,8 @@ estimate is as good as the sample is like the rest: a file sorted by length is e
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
 from packhouse.wording import counted
 
-_Lengths = npt.NDArray[np.integer[Any]]
+_Lengths = npt.NDArray[np.integer]
 _SAMPLE_BYTES = 2**20
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
 
@@ -96,7 +96,7 @@ class _Counted:
         return cls(tokenized["num_tokens"].to_numpy(), lengths, **read)
 
     def scaled(self, share: float) -> "_Counted":
-        """So many times as many rows, of the same lengths."""
+        """So many times as many rows, of the same lengths: [5, 9] by 2.5 is [5, 9, 5, 9, 5]."""
         return _Counted(
             np.resize(self.every, round(len(self.every) * share)),
             np.resize(self.packed, round(len(self.packed) * share)),
@@ -116,7 +116,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     num_bytes = 0
     every: dict[str, list[_Lengths]] = {}
     num_over = num_bad = 0
-    lineage: list[dict[str, Any]] = []
+    lineage: list[dict[str, object]] = []
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
     for validate, formatted, tokenize in jobs:
         shard, source = validate.parameters.shard, validate.parameters.source
@@ -128,12 +128,16 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe, num_bad=bad)
         else:
             if shard.uri not in samples:
-                samples[shard.uri] = _sample(recipe, source, shard.uri, workspace)
+                found, read = sample_rows(recipe, source, shard.uri, workspace)
+                samples[shard.uri] = _Counted.of(found, recipe, **read)
             sample = samples[shard.uri]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
+            if checked:  # of a run that stopped: 0 rows out are no sample of what was bad
+                bad = max(counted.num_bad, sum(checked.facts.quarantined.values()))
+                counted = replace(counted, num_bad=bad)
         settings = {"file": shard.file, "settings": {"where": source.where}}
         lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
         lengths.setdefault(source_name(source), []).append(counted.packed)
@@ -146,6 +150,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     mixed = _mixed(recipe, lengths)
     tokens = sum(int(each.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, mixed)
+    filters = filters_of(lineage)
     return Estimate(
         rows=sum(len(each) for each in mixed),
         tokens=tokens,
@@ -154,13 +159,11 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         is_exact=not samples,
         sources=sources,
         notes=(
-            *_on_sample(samples.values(), num_bytes),
-            *_on_over_length(recipe, num_over),
-            *_not_counted(recipe),
+            *_notes(recipe, samples.values(), num_bytes, num_over),
             *balance_notes,
         ),
-        filters=tuple(filters_of(lineage)),
-        refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every)),
+        filters=tuple(filters),
+        refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every, filters)),
         seq_lens=_other_seq_lens(recipe, every),
     )
 
@@ -171,8 +174,10 @@ def _refusals(
     num_over: int,
     mixed: list[_Lengths],
     every: Mapping[str, list[_Lengths]],
+    filters: Sequence[Filter],
 ) -> Iterator[str]:
     rows = num_bad + sum(len(each) for parts in every.values() for each in parts)
+    rows += sum(each.filtered for each in filters)  # a run counts all that it reads
     limit = recipe.validate_.max_quarantined
     if rows and num_bad / rows > limit:
         yield (
@@ -215,17 +220,6 @@ def bytes_needed(plan: Plan, workspace: Workspace) -> int:
     return round(needed)
 
 
-def _on_sample(samples: Collection[_Counted], num_bytes: int) -> Iterator[str]:
-    """Say what was read, of shards of `num_bytes` that are not tokenized yet."""
-    if samples:
-        rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
-        yield (
-            f"an estimate from {counted(rows, 'row')}, the first {read / 1e6:,.2f} MB of "
-            f"{counted(len(samples), 'file')} with "
-            f"{num_bytes / 1e6:,.2f} MB: the other rows are taken to be like them"
-        )
-
-
 _OVER_LENGTH = {
     "drop": "to be dropped",
     "truncate_turns": "to be cut behind a turn, or dropped",
@@ -233,7 +227,24 @@ _OVER_LENGTH = {
 }
 
 
-def _on_over_length(recipe: Recipe, num_over: int) -> Iterator[str]:
+def _notes(
+    recipe: Recipe, samples: Collection[_Counted], num_bytes: int, num_over: int
+) -> Iterator[str]:
+    """Say what the numbers are based on, and what is not in them.
+
+    Args:
+        recipe: of the run.
+        samples: what was read of shards that are not tokenized yet.
+        num_bytes: of these shards.
+        num_over: rows over `pack.seq_len`.
+    """
+    if samples:
+        rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
+        yield (
+            f"an estimate from {counted(rows, 'row')}, the first {read / 1e6:,.2f} MB of "
+            f"{counted(len(samples), 'file')} with "
+            f"{num_bytes / 1e6:,.2f} MB: the other rows are taken to be like them"
+        )
     policy = recipe.pack.over_length
     if num_over and recipe.pack.strategy != "concat" and policy != "error":
         yield (
@@ -241,6 +252,10 @@ def _on_over_length(recipe: Recipe, num_over: int) -> Iterator[str]:
             f"{recipe.pack.seq_len:,}, "
             f"{_OVER_LENGTH[policy]}"
         )
+    policies = {"exact": recipe.dedup.exact, "near": recipe.dedup.near}
+    dropped = [f"dedup.{name}" for name, policy in policies.items() if policy == "drop"]
+    if dropped:
+        yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"
 
 
 def _mixed(recipe: Recipe, lengths: Mapping[str, list[_Lengths]]) -> list[_Lengths]:
@@ -253,21 +268,9 @@ def _mixed(recipe: Recipe, lengths: Mapping[str, list[_Lengths]]) -> list[_Lengt
     return mixed
 
 
-def _not_counted(recipe: Recipe) -> Iterator[str]:
-    policies = {"exact": recipe.dedup.exact, "near": recipe.dedup.near}
-    dropped = [f"dedup.{name}" for name, policy in policies.items() if policy == "drop"]
-    if dropped:
-        yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"
-
-
-def _sample(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:
-    tokenized, read = sample_rows(recipe, source, uri, workspace)
-    return _Counted.of(tokenized, recipe, **read)
-
-
 def sample_rows(
     recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
-) -> tuple[pa.Table, dict[str, Any]]:
+) -> tuple[pa.Table, dict[str, object]]:
     """What comes of the first megabyte of a file: schema `tables.TOKENIZED`, and what was read."""
     shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)

@@ -61,7 +61,7 @@ def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -
 
 def render_shard(
     validated: Path, recipe: Recipe, label_names: list[str] | None, cache: Path | None, folder: Path
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write `formatted.arrow`, `refused.arrow` and, where rows were split, `examples.arrow`.
 
     Of pairs, `rejected.arrow` beside `validated` has the other sides, and so has the one that is
@@ -90,7 +90,7 @@ def render_shard(
 
 def tokenize_shard(
     formatted: Path, recipe: Recipe, cache: Path | None, folder: Path, given: Path | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write `tokenized.arrow` and `refused.arrow`; both sides of a pair become one record.
 
     `given` holds ids that rows came with.

@@ -38,7 +38,7 @@ _SPEAKER = {"role", "from"}
 
 
 def read_recipe(
-    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, object] | None = None
 ) -> Recipe:
     """Read a recipe, and pin the name of its tokenizer to the commit that it stands for now.
 
@@ -55,7 +55,7 @@ def pinned(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"tokenizer": pin_tokenizer(recipe.tokenizer)})
 
 
-def data_uri(data: Any, cache: Path) -> str:
+def data_uri(data: object, cache: Path) -> str:
     """Return where data lies: a path or address as it is, a dataset's id, or a file in the cache.
 
     Args:
@@ -78,7 +78,7 @@ def data_uri(data: Any, cache: Path) -> str:
     return write_content(cache, name, _writer_of(data))
 
 
-def is_rows(data: Any) -> bool:
+def is_rows(data: object) -> bool:
     """Return True for a list of rows: dicts, or conversations that are lists of messages.
 
     Example:
@@ -90,7 +90,7 @@ def is_rows(data: Any) -> bool:
     return isinstance(data, list | tuple) and bool(data) and all(map(_is_row, data))
 
 
-def is_settings(data: Any) -> bool:
+def is_settings(data: object) -> bool:
     """Return True for the settings of a source: a dict with a path."""
     return isinstance(data, dict) and "path" in data and set(data) <= set(SourceConfig.model_fields)
 
@@ -102,7 +102,7 @@ def _is_row(row: Any) -> bool:
     return is_list and all(isinstance(m, dict) and not _SPEAKER.isdisjoint(m) for m in row)
 
 
-def _writer_of(data: Any) -> Callable[[str], Any]:
+def _writer_of(data: Any) -> Callable[[str], object]:
     """The function that writes rows to a path."""
     if is_rows(data):
         lines = b"".join(_json_line(row, number) for number, row in enumerate(data))
@@ -132,7 +132,7 @@ def _writer_of(data: Any) -> Callable[[str], Any]:
     )
 
 
-def _json_line(row: Any, number: int) -> bytes:
+def _json_line(row: object, number: int) -> bytes:
     try:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
@@ -142,7 +142,7 @@ def _json_line(row: Any, number: int) -> bytes:
         ) from None
 
 
-def _arrow_errors(data: Any, write: Callable[[str], Any]) -> Callable[[str], Any]:
+def _arrow_errors(data: object, write: Callable[[str], Any]) -> Callable[[str], object]:
     def checked(path: str) -> None:
         try:
             write(path)
@@ -156,7 +156,7 @@ def _arrow_errors(data: Any, write: Callable[[str], Any]) -> Callable[[str], Any
     return checked
 
 
-def _without_bar(write: Callable[[str], Any]) -> Callable[[str], Any]:
+def _without_bar(write: Callable[[str], Any]) -> Callable[[str], object]:
     """Writing by `datasets` without its bar: the run has one of its own."""
     from datasets import utils
 
@@ -172,7 +172,7 @@ def _without_bar(write: Callable[[str], Any]) -> Callable[[str], Any]:
     return silent
 
 
-def tokenizer_name(tokenizer: Any, cache: Path) -> str:
+def tokenizer_name(tokenizer: object, cache: Path) -> str:
     """Return a folder or a pinned name; a tokenizer object is saved to the cache first.
 
     Raises:
@@ -233,12 +233,12 @@ def _has_content(place: Path, content_of: Callable[[str], str]) -> bool:
 def recipe_for(
     data: Any,
     *,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     seq_len: int | None = None,
     store: str | Path | None = None,
     dataset: str | None = None,
     cache: Path,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     overrides: Sequence[str] = (),
 ) -> Recipe:
     """Return the recipe of what was given to `prepare`; rows in memory are written to the cache.
@@ -277,7 +277,7 @@ def recipe_for(
     return pinned(parse_recipe(raw, where="prepare"))
 
 
-def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[str, object]:
     """A recipe's mapping of what was given, before settings go over it."""
     if isinstance(data, Recipe):
         return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -295,7 +295,7 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, Any]) -> dict[str
     return {"dataset": name_of(given[0]), "sources": sources}
 
 
-def _keys_of(section: Any) -> Mapping[str, Any]:
+def _keys_of(section: object) -> Mapping[str, object]:
     """What a section sets, given as a mapping or as one of the recipe's models."""
     if isinstance(section, BaseModel):
         return section.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -310,7 +310,7 @@ def _source(data: Any, cache: Path) -> dict[str, Any]:
     return {"path": data_uri(data, cache)}
 
 
-def name_of(data: Any) -> str:
+def name_of(data: object) -> str:
     """A dataset's name from its first file: `My Data.v2.jsonl.gz` -> `my-data`."""
     if isinstance(data, SourceConfig | dict):
         data = data.path if isinstance(data, SourceConfig) else data.get("path")

@@ -86,7 +86,7 @@ def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
     raise AuditError(text, differences=faults, gates=(result,))
 
 
-def read_golden(path: str | Path) -> list[dict[str, Any]]:
+def read_golden(path: str | Path) -> list[dict[str, object]]:
     """Read a file of golden conversations, JSON Lines or YAML.
 
     Raises:
@@ -110,7 +110,7 @@ def read_golden(path: str | Path) -> list[dict[str, Any]]:
     return items
 
 
-def write_golden(path: Path, items: Sequence[Mapping[str, Any]]) -> None:
+def write_golden(path: Path, items: Sequence[Mapping[str, object]]) -> None:
     """Write pinned conversations as YAML or, by the name's ending, JSON Lines."""
     if path.suffix in (".yaml", ".yml"):
         text = yaml.dump(
@@ -124,7 +124,7 @@ def write_golden(path: Path, items: Sequence[Mapping[str, Any]]) -> None:
 class _Dumper(yaml.SafeDumper):
     """Texts as blocks and ids on one line, so that people can read them."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
     def represent_text(self, data: str) -> yaml.ScalarNode:
@@ -133,7 +133,7 @@ class _Dumper(yaml.SafeDumper):
             style = '"'
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
-    def represent_items(self, data: list[Any]) -> yaml.SequenceNode:
+    def represent_items(self, data: Sequence[object]) -> yaml.SequenceNode:
         is_flat = all(isinstance(item, int) for item in data)
         return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=is_flat)
 
@@ -143,7 +143,7 @@ _Dumper.add_representer(list, _Dumper.represent_items)
 
 
 def pin(
-    items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None = None
+    items: Sequence[Mapping[str, object]], recipe: Recipe, tokenizers: Path | None = None
 ) -> list[dict[str, Any]]:
     """Make of conversations what the recipe makes of them.
 
@@ -152,17 +152,17 @@ def pin(
         one is not 1, `weights` (of the ranges); with `refused` in place of these where a step
         quarantined one; with `examples`, a list of these, where one became several.
     """
-    made: list[dict[str, Any]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
+    made: list[dict[str, object]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
     return made
 
 
 def _pin(
     items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     snapshot = load_snapshot(recipe.tokenizer, cache=tokenizers)
     config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
     window = make_window_rule(recipe, snapshot, tokenizers)
-    made: dict[int, list[dict[str, Any]]] = {number: [] for number in range(len(items))}
+    made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
     for source, group in itertools.groupby(
@@ -191,11 +191,11 @@ def _pin(
     ]
 
 
-def _refused(row: Mapping[str, Any]) -> dict[str, Any]:
+def _refused(row: Mapping[str, object]) -> dict[str, object]:
     return {"refused": f"{row['reason']}: {row['detail']}"}
 
 
-def _check_form(item: Any, where: str) -> None:
+def _check_form(item: object, where: str) -> None:
     if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
         raise ConfigError(f"{where} has no list of messages")
     known = {*GIVEN, *_PINNED, _EXAMPLES, "refused"}
@@ -221,7 +221,7 @@ def _check_form(item: Any, where: str) -> None:
         raise ConfigError(f"{where}: {detail} ({reason})")
 
 
-def _validated(items: Sequence[Mapping[str, Any]], numbers: list[int]) -> pa.Table:
+def _validated(items: Sequence[Mapping[str, object]], numbers: list[int]) -> pa.Table:
     """The items as the validate step would hand them on; `row` is their number."""
     messages = pa.array([items[i]["messages"] for i in numbers], CONVERSATION)
     tools, arguments, weights, labels = (
@@ -235,7 +235,7 @@ def _validated(items: Sequence[Mapping[str, Any]], numbers: list[int]) -> pa.Tab
     return pa.table(columns, schema=VALIDATED)
 
 
-def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, Any]:
+def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, object]:
     data = formatted["text"].encode()
     spans = formatted["trained_spans"]
     weights = tokenized["range_weights"]
@@ -260,7 +260,7 @@ def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     return next(_differences(item, new), None)
 
 
-def _difference_of_examples(items: Any, made: Sequence[Mapping[str, Any]]) -> str | None:
+def _difference_of_examples(items: object, made: Sequence[Mapping[str, object]]) -> str | None:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         return f"`{_EXAMPLES}` is no list of what must come out"
     if len(items) != len(made):

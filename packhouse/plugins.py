@@ -64,7 +64,7 @@ class PluginFunction:
         'in_order'
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     version: str
     """Part of the version's id: change it when what the function returns changes."""
     name: str = ""
@@ -107,7 +107,7 @@ class Plugin:
             function = self.entry.load()
         if not callable(function):
             raise PluginError(f"{self}: {self.entry.value} is no function")
-        loaded: Callable[..., Any] = function
+        loaded: Callable[..., object] = function
         return loaded
 
     @contextmanager
@@ -174,7 +174,7 @@ def _names(kind: Kind) -> set[str]:
     return {entry.name for entry in _installed(kind)}
 
 
-def plugin_key(kind: Kind, name: str, built_in: Sequence[str]) -> dict[str, Any]:
+def plugin_key(kind: Kind, name: str, built_in: Sequence[str]) -> dict[str, object]:
     """Return what of a plug-in goes into a step's key; empty for a built-in name.
 
     Raises:
@@ -201,12 +201,14 @@ class NameOf:
     kind: Kind
     built_in: tuple[str, ...] = ()
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         """Check a name when a recipe is read; without an import of a plug-in."""
         name = core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
         return core_schema.no_info_before_validator_function(self._take, name)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: object
+    ) -> dict[str, object]:
         """Return the schema of a form's field."""
         return {"type": "string"} | ({"enum": list(self.built_in)} if self.built_in else {})
 

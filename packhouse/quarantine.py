@@ -27,7 +27,7 @@ from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
-from packhouse.sources import ShardRows, SourceShard, read_shard, scan_source
+from packhouse.sources import SourceShard, read_shard, scan_source
 from packhouse.sources.delimited import parse_delimited
 from packhouse.sources.files import source_name
 from packhouse.sources.json_lines import parse_lines
@@ -53,7 +53,7 @@ class MendedSource:
     """For the file and the new source: `<source>-mended`."""
     lines: tuple[bytes, ...]
     """A JSON line per row."""
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     """Keys of a recipe's source beside `path`: `name`, `format`, `fields`, ..."""
 
 
@@ -62,7 +62,7 @@ class Retried:
     """Result of reading mended rows again; every one of them is in one of the two."""
 
     passed: tuple[MendedSource, ...]
-    still_bad: tuple[dict[str, Any], ...]
+    still_bad: tuple[dict[str, object], ...]
     """Lines to mend, with the reason they have now."""
 
     @property
@@ -88,7 +88,7 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
         ('validate', 'json', 1, [{'source': 'a/a.jsonl', 'row': 7, 'byte_offset': 90, ...}])
     """
     counts: Counter[tuple[str, str]] = Counter()
-    samples: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    samples: dict[tuple[str, str], list[dict[str, object]]] = defaultdict(list)
     wanted = table.select(["step", "reason", "source", "row", "byte_offset", "detail"])
     for row in sorted(wanted.to_pylist(), key=lambda row: (row["source"], row["row"])):
         key = row.pop("step"), row.pop("reason")
@@ -133,7 +133,7 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
         raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
 
 
-def editable(row: Mapping[str, Any]) -> dict[str, Any]:
+def editable(row: Mapping[str, Any]) -> dict[str, object]:
     """Turn a quarantined row into a line to mend.
 
     `raw` is the row itself where its bytes parse as one, else their text; bytes that are not UTF-8
@@ -242,7 +242,7 @@ def explain_bad_rows(
     )
 
 
-def check_mended(lines: Iterable[Mapping[str, Any]], recipe: Recipe) -> Retried:
+def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retried:
     """Read mended rows again, by the recipe's rules.
 
     Args:
@@ -280,15 +280,15 @@ class _Mended:
     source: str
     row_format: str
     line: bytes
-    given: Mapping[str, Any] = field(repr=False)
+    given: Mapping[str, object] = field(repr=False)
 
-    def bad(self, reason: str, detail: str) -> dict[str, Any]:
+    def bad(self, reason: str, detail: str) -> dict[str, object]:
         return {**self.given, "reason": reason, "detail": detail}
 
 
 def _prepare(
     line: Mapping[str, Any], origins: Mapping[str, SourceConfig], number: int
-) -> _Mended | dict[str, Any]:
+) -> _Mended | dict[str, object]:
     """The row to read again, or the line with the reason why it cannot be."""
     kinds = {"source": str, "row": int, "step": str, "raw": object}
     missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
@@ -307,7 +307,11 @@ def _prepare(
     why = _cannot(raw, bool(line.get("is_cut")))
     if why:
         return {**line, "detail": why}
-    row_format = _stated_format(origins[name])
+    row_format = origins[name].format
+    if row_format == "auto":  # what a scan found
+        shards = _shards_of(origins[name].model_dump_json())
+        formats = {shard.row_format for shard in shards} - {"auto"}
+        row_format = formats.pop() if len(formats) == 1 else "auto"
     if isinstance(raw, str):
         raw = _from_delimited(raw, line["source"], origins[name])
     text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
@@ -315,7 +319,7 @@ def _prepare(
     return _Mended(source=name, row_format=row_format, line=text, given=line)
 
 
-def _cannot(raw: Any, is_cut: bool) -> str | None:
+def _cannot(raw: object, is_cut: bool) -> str | None:
     if is_cut:
         return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
     text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
@@ -324,7 +328,7 @@ def _cannot(raw: Any, is_cut: bool) -> str | None:
     return None
 
 
-def _from_delimited(raw: str, file: str, config: SourceConfig) -> Any:
+def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:
     """A CSV or TSV record as an object keyed by the file's header; any other text as it is."""
     shards = {shard.file: shard for shard in _shards_of(config.model_dump_json())}
     shard = shards.get(file)
@@ -333,14 +337,6 @@ def _from_delimited(raw: str, file: str, config: SourceConfig) -> Any:
     delimiter = _DELIMITERS[shard.file_format]
     records = parse_delimited(raw.encode(), shard.header or (), delimiter, len(raw.encode()) + 1)
     return records.rows[0] if len(records.rows) == 1 and not records.failures else raw
-
-
-def _stated_format(config: SourceConfig) -> str:
-    """The row format of a source; what a scan finds where the recipe leaves it to be found."""
-    if config.format != "auto":
-        return config.format
-    formats = {shard.row_format for shard in _shards_of(config.model_dump_json())} - {"auto"}
-    return formats.pop() if len(formats) == 1 else "auto"
 
 
 @cache
@@ -365,19 +361,12 @@ def _read_again(
         bad: dict[int, tuple[str, str]] = {}
         for shard in scan_source(source):
             rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
-            refused = _refused_later(rows, shard.row_format, source, recipe)
-            for table in (rows.quarantined, *refused):
-                for row in table.select(["row", "reason", "detail"]).to_pylist():
-                    bad.setdefault(row["row"], (row["reason"], row["detail"]))
+            # Rows that pass as conversations may be refused by the template or the tokenizer.
+            with temporary_folder("retry") as tried:
+                rows.write(tried)
+                call = partial(try_rows, recipe, shard.row_format, source.label_names, None, tried)
+                run_template(call, recipe, rows.validated.nbytes)
+                for table in (rows.quarantined, read_table(tried / REFUSED)):
+                    for row in table.select(["row", "reason", "detail"]).to_pylist():
+                        bad.setdefault(row["row"], (row["reason"], row["detail"]))
     return bad
-
-
-def _refused_later(
-    rows: ShardRows, row_format: str, source: SourceConfig, recipe: Recipe
-) -> Iterator[pa.Table]:
-    """Rows that pass as conversations, and that the template or the tokenizer refuses."""
-    with temporary_folder("retry") as folder:
-        rows.write(folder)
-        call = partial(try_rows, recipe, row_format, source.label_names, None, folder)
-        run_template(call, recipe, rows.validated.nbytes)
-        yield read_table(folder / REFUSED)

@@ -7,7 +7,6 @@ Nothing is written but the tokenizer's snapshot in the cache.
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -157,9 +156,9 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
     return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
 
 
-def _as_pack(name: str, rows: pa.Table) -> dict[str, Any]:
+def _as_pack(name: str, rows: pa.Table) -> dict[str, object]:
     """The first rows of a source as the page's script takes a pack."""
-    records: list[dict[str, Any]] = []
+    records: list[dict[str, object]] = []
     tokens = 0
     for row in rows_with_masks(rows.slice(0, 200)):
         if tokens >= _SHOWN_TOKENS:

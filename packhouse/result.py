@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
@@ -25,8 +25,11 @@ from packhouse.steps.validate import ValidateFacts
 from packhouse.terminal import console, echo, print_table, print_text
 from packhouse.wording import counted
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-def report_json(prepared: Prepared) -> dict[str, Any]:
+
+def report_json(prepared: Prepared) -> dict[str, object]:
     """Return the result of a run as plain JSON."""
     published = prepared.published
     return {
@@ -145,7 +148,7 @@ def print_ledger(lines: list[dict[str, Any]], sources: Iterable[Mapping[str, Any
         print_text(f"{kept}: {each.where}", 2)
 
 
-def ledger_table(lines: list[dict[str, Any]]) -> Any:
+def ledger_table(lines: list[dict[str, Any]]) -> "Table":
     """Return the ledger as a rich table: rows and tokens into and out of each step."""
     numbers = ("rows in", "rows out", "quarantined", "dropped", "tokens in", "tokens out")
     table = _table("ledger", "step", numbers)
@@ -162,7 +165,7 @@ def ledger_table(lines: list[dict[str, Any]]) -> Any:
     return table
 
 
-def _table(title: str, name: str, numbers: Iterable[str]) -> Any:
+def _table(title: str, name: str, numbers: Iterable[str]) -> "Table":
     """An empty table with a column of names, and columns of numbers."""
     from rich.table import Table
 
@@ -182,7 +185,7 @@ def print_quality(audit: Mapping[str, Any]) -> None:
             print_text(line, 2)
 
 
-def audit_table(audit: dict[str, Any]) -> Any:
+def audit_table(audit: Mapping[str, object]) -> "Table":
     """Return the audit as a rich table: a row for each source."""
     from rich.table import Table
 
@@ -344,7 +347,7 @@ def is_uneven(split: SplitCounts) -> bool:
     return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
 
 
-def _splits_table(statistics: Mapping[Side, PackStatistics]) -> Any:
+def _splits_table(statistics: Mapping[Side, PackStatistics]) -> "Table":
     numbers = ("packs", "records", "tokens", "trained", "fill", "lower bound")
     table = _table("\nsplits", "split", numbers)
     for split in sorted(statistics, reverse=True):  # train before eval
@@ -363,7 +366,7 @@ def _splits_table(statistics: Mapping[Side, PackStatistics]) -> Any:
     return table
 
 
-def _steps(prepared: Prepared) -> list[dict[str, Any]]:
+def _steps(prepared: Prepared) -> list[dict[str, object]]:
     rows = []
     for step in (step.name for step in STEPS):
         receipts = [receipt for receipt in prepared.receipts if receipt.step == step]

@@ -12,7 +12,6 @@ Either side may come out empty; that is for the caller to say. Cost: 50 ns a rec
 """
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,13 +47,16 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]
         >>> goes_to_eval(keys, SplitConfig(eval_fraction=0.0)).any()
         np.False_
     """
-    if not config.eval_count and not config.eval_fraction:
+    if not len(group_keys) or (not config.eval_count and not config.eval_fraction):
         return np.zeros(len(group_keys), dtype=np.bool_)
     mixed = mixed_keys(group_keys, config.seed)
     if config.eval_count is None:
         # eval_fraction < 1, so this is below 2**64.
         return mixed < np.uint64(int(config.eval_fraction * 2**64))
-    return mixed <= _last_of_lowest(mixed, config.eval_count)
+    # Keys [9 3 7 3], count 2: up to the second lowest, 3. Equal mixed keys are one group (or two
+    # that always go together), and go whole.
+    place = min(config.eval_count, len(mixed)) - 1
+    return np.asarray(mixed <= np.partition(mixed, place)[place])
 
 
 def mixed_keys(keys: Keys, seed: int) -> npt.NDArray[np.uint64]:
@@ -89,6 +91,7 @@ def join_groups(group_keys: Keys, pairs: npt.NDArray[np.int64], seed: int) -> pa
     if not len(pairs):
         return names.take(encoded.indices)
     joined = _connected(groups[pairs], len(names))
+    # Groups [0 0 2] once joined, mixed keys [8 3 5]: order [1 0 2], the last of each [0 2].
     order = np.lexsort((mixed_keys(names, seed), joined))
     last = order[np.append(np.diff(joined[order]) != 0, True)]  # highest of each joined group
     stands = np.empty(len(names), np.int64)
@@ -130,15 +133,6 @@ def _connected(edges: npt.NDArray[np.int64], num_nodes: int) -> npt.NDArray[np.i
             least = least[least]
 
 
-def _last_of_lowest(mixed: npt.NDArray[np.uint64], count: int) -> np.uint64:
-    """The mixed key of the last group needed to bring `count` records together."""
-    if not len(mixed):
-        return np.uint64(0)
-    # Equal mixed keys are one group (or two that always go together).
-    place = min(count, len(mixed)) - 1
-    return np.uint64(np.partition(mixed, place)[place])
-
-
 def _mix(bits: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
     """splitmix64 of each key, in a stream of its own for each seed."""
     mixed = bits ^ np.uint64(splitmix64(seed & (2**64 - 1)))
@@ -177,7 +171,7 @@ class LeakCheck:
         self._chunks.append(key_bytes(keys))
 
     @cached_property
-    def _eval_keys(self) -> npt.NDArray[Any]:
+    def _eval_keys(self) -> np.ndarray:
         return np.unique(np.concatenate(self._chunks))
 
     @cached_property

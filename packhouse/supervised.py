@@ -7,14 +7,13 @@ kernel frees if its holder is killed; where the cache is not shared, each host d
 """
 
 import atexit
-import functools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from packhouse.cache.holds import Hold, hold_steps
+from packhouse.cache.holds import hold_steps
 from packhouse.cache.steps import AnyReceipt
 from packhouse.engine.step import AnyJob, execute
 from packhouse.engine.workspace import Workspace
@@ -32,7 +31,7 @@ from packhouse.records.ledger import check_quarantine, ledger_of
 from packhouse.runtime.disks import disk_errors
 from packhouse.runtime.fingerprint import digest
 from packhouse.steps import gather
-from packhouse.steps.plan import Plan, plan_jobs
+from packhouse.steps.plan import plan_jobs
 from packhouse.templates.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.templates.single_turn import ends_of
 from packhouse.tokenization import load_snapshot
@@ -41,21 +40,21 @@ Fields = str | Sequence[str | None] | None
 
 
 def make_supervised_dataset(
-    tokenizer: Any,
-    data_path: Any,
+    tokenizer: object,
+    data_path: object,
     *,
     query_field: Fields = None,
     resp_field: Fields = None,
     input_field: str | None = None,
     system_field: str | None = None,
     history_field: str | None = None,
-    prompt_template: Any = "alpaca",
+    prompt_template: object = "alpaca",
     pack_len: int | None = None,
     shuffle_seed: int | None = 42,
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop",
     max_quarantined: float = 0.01,
     cache: str | Path | None = None,
-) -> Any:
+) -> object:
     """Make a dataset for supervised fine-tuning from raw instruction data.
 
     Args:
@@ -122,7 +121,8 @@ def make_supervised_dataset(
     if pack_len is not None:
         steps.append([plan.pack])
     workspace = Workspace(cache=folder)
-    hold = _hold_until_exit(folder, plan)
+    keys = [job.key for job in (*plan, *plan.beside)]
+    hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
     receipts = _done(steps, recipe, workspace)
     ledger = ledger_of(receipts)
     if pack_len is not None:
@@ -143,17 +143,8 @@ def make_supervised_dataset(
     return dataset if shuffle_seed is None else dataset.shuffle(shuffle_seed)
 
 
-@functools.cache
-def _until_exit() -> ExitStack:
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack
-
-
-def _hold_until_exit(folder: Path, plan: Plan) -> Hold:
-    """Hold the steps for as long as a dataset of this process may map their files."""
-    keys = [job.key for job in (*plan, *plan.beside)]
-    return _until_exit().enter_context(hold_steps(folder, plan.version_id, keys))
+_HELD = ExitStack()  # steps whose files a dataset of this process may map until it ends
+atexit.register(_HELD.close)
 
 
 def _done(steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace) -> list[AnyReceipt]:
@@ -190,7 +181,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _sources(
-    data: Any, query: Fields, resp: Fields, others: Mapping[str, str | None], cache: Path
+    data: object, query: Fields, resp: Fields, others: Mapping[str, str | None], cache: Path
 ) -> list[SourceConfig]:
     paths = list(data) if isinstance(data, list | tuple) else [data]
     if not paths:
@@ -212,7 +203,7 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
 
 
 def _source(
-    path: Any, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
+    path: object, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
 ) -> SourceConfig:
     if (query is None) != (resp is None):
         raise ConfigError("give query_field and resp_field both, or neither")
@@ -237,7 +228,7 @@ _NO_COLUMN = "\0"
 """A name that no column has; the empty one is that of the index in many a CSV file."""
 
 
-def _format(template: Any, tokenizer: str, cache: Path) -> FormatConfig:
+def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
     if isinstance(template, FormatConfig):
         return template
     if not isinstance(template, str | Path | Mapping):

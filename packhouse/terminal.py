@@ -42,7 +42,7 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Any:
     return Escaping(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
 
 
-def page(blocks: Iterator[Any]) -> None:
+def page(blocks: Iterator[object]) -> None:
     """Print what rich can draw, block by block; on a terminal in a pager, which asks for more."""
     out = console()
     if not (out.is_terminal and sys.stdin.isatty()):
@@ -60,7 +60,7 @@ def page(blocks: Iterator[Any]) -> None:
     click.echo_via_pager(lines(), color=True)
 
 
-def print_table(table: Any) -> None:
+def print_table(table: object) -> None:
     """Print a rich table, as wide as the terminal; a pipe gets whole lines without end spaces."""
     out = console(soft_wrap=False)
     if out.is_terminal:

@@ -92,7 +92,7 @@ class AnswerPlaces:
           do (`no?<|im_end|>\n<|im_start|>assistant\nYes.`); of a template that begins with text,
           no user's turn opens before the first answer.
 
-        A cut between two turns leaves a whole conversation, and shows nowhere.
+        A cut between two turns leaves a whole conversation: `begin_otherwise`.
 
         Args:
             runs: where runs of trained tokens begin.
@@ -106,8 +106,8 @@ class AnswerPlaces:
         bare = runs[first][is_bare]
         record, first = np.unique(self.records, return_index=True)
         starts, until = rows.starts[record], self.headers[first]
-        starts = _next(~self.table.is_blank[rows.ids], starts + (rows.ids[starts] == bos_id))
-        is_cut = starts < until
+        starts = starts + (rows.ids[starts] == bos_id)
+        is_cut = _next(~self.table.is_blank[rows.ids], starts) < until
         if self.turns.begins_with_control:
             own = rows.ids[np.minimum(starts, len(rows.ids) - 1)]
             is_cut &= ~self.table.is_control[own] | np.isin(own, list(self.turns.end_ids))
@@ -119,6 +119,24 @@ class AnswerPlaces:
         else:
             is_cut[:] = False
         return np.sort(np.append(bare, starts[is_cut]))
+
+    def begin_otherwise(self, bos_id: int) -> tuple[Int64s, int]:
+        r"""Return where records begin that do not begin as the template's, and how many do.
+
+        Qwen2.5's template writes a system turn in front of all conversations. One that begins with
+        `<|im_start|>user` lost its first turns, or another template made it: the number says which.
+
+        Args:
+            bos_id: the BOS that stands before conversations; -1: none.
+        """
+        rows, begins = self.rows, self.turns.begins
+        starts = rows.starts[np.unique(self.records)]
+        starts = starts + (rows.ids[starts] == bos_id)
+        is_other = np.array(
+            [not self.data.startswith(begins, edge) for edge in self.edges[starts].tolist()],
+            np.bool_,
+        )
+        return starts[is_other], int((~is_other).sum())
 
 
 def _next(is_one: Bools, places: Int64s) -> Int64s:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.lists import list_offsets, one_chunk
+from packhouse.records.lists import list_items, one_chunk
 from packhouse.templates.thinking import has_thinking, without_thinking
 from packhouse.templates.weighing import decide_weights
 
@@ -27,7 +27,7 @@ def answer_bytes(
     White space at a content's ends is not due, since templates strip it; neither is thinking that
     the recipe leaves out, or the template, as Qwen3's does with earlier turns.
     """
-    flat, offsets = _flat(one_chunk(validated["messages"]))
+    flat, offsets = list_items(validated["messages"])
     fields: Mapping[str, pa.Array] = dict(zip(flat.type.names, flat.flatten(), strict=True))
     is_trained = decide_weights(flat, offsets, config) > 0
     is_own = is_trained | np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
@@ -49,28 +49,12 @@ def answer_bytes(
     return _sums(due, offsets) + labels, own
 
 
-def num_trained_answers(messages: pa.ListArray, config: FormatConfig) -> Int64s:
-    """Answers of each row that are to be trained."""
-    return _num_trained(messages, config, of_assistant=True)
-
-
-def num_trained_others(messages: pa.ListArray, config: FormatConfig) -> Int64s:
-    """Messages of other roles of each row that are to be trained."""
-    return _num_trained(messages, config, of_assistant=False)
-
-
-def _num_trained(messages: pa.ListArray, config: FormatConfig, *, of_assistant: bool) -> Int64s:
-    flat, offsets = _flat(messages)
+def num_trained(messages: pa.ListArray, config: FormatConfig, *, of_assistant: bool) -> Int64s:
+    """Messages of each row that are to be trained: the assistant's, or all of the other roles."""
+    flat, offsets = list_items(messages)
     is_answer = np.asarray(pc.equal(flat.field("role"), "assistant"), np.bool_)
     is_trained = decide_weights(flat, offsets, config) > 0
     return _sums((is_trained & (is_answer == of_assistant)).astype(np.int64), offsets)
-
-
-def _flat(messages: pa.ListArray) -> tuple[pa.StructArray, Int64s]:
-    """All messages behind one another, and where each row's begin."""
-    offsets = list_offsets(messages).astype(np.int64)
-    values = messages.values.slice(offsets[0], offsets[-1] - offsets[0])
-    return values, offsets - offsets[0]
 
 
 def _unsaid_bytes(
@@ -80,6 +64,8 @@ def _unsaid_bytes(
     unsaid = np.zeros(len(messages), np.int64)
     at = np.flatnonzero(has_thinking(messages))
     is_user = np.asarray(pc.equal(messages.field("role"), "user"), np.bool_)
+    # Messages u a u a: users [0 1 1 2 2] before each and in all. The answer at 1 has seen 1 of 2,
+    # so it is an earlier one; that at 3 has seen both.
     users = np.append(0, np.cumsum(is_user))
     rows = np.searchsorted(offsets, at, "right") - 1
     is_earlier = users[at] < users[offsets[rows + 1]]
@@ -118,4 +104,5 @@ def _num_bytes(texts: pa.Array) -> Int64s:
 
 
 def _sums(values: Int64s, offsets: Int64s) -> Int64s:
+    # Values [5 1 2], offsets [0 2 3]: sums [0 5 6 8] at the offsets [0 6 8], so rows of 6 and 2.
     return np.diff(np.append(0, np.cumsum(values))[offsets])

@@ -12,7 +12,7 @@ _WORST = 5
 _MAX_DETAIL = 200
 
 
-def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, Any]:
+def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, object]:
     """Let a plug-in look at a shard: it returns a dict, the number of a bad row -> what is wrong.
 
     Args:
@@ -27,7 +27,9 @@ def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, Any]:
     """
     with plugin.named_in_errors(f" on {conversations.num_rows:,} conversations"):
         found = plugin.load()(conversations)
-    if not isinstance(found, dict) or not all(map(_is_finding, found.items())):
+    if not isinstance(found, dict) or not all(
+        type(row) is int and isinstance(detail, str) for row, detail in found.items()
+    ):
         raise PluginError(f"{plugin} returned no dict of row numbers and texts")
     if found and not 0 <= min(found) <= max(found) < conversations.num_rows:
         raise PluginError(
@@ -47,11 +49,7 @@ def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, Any]:
     }
 
 
-def _is_finding(item: tuple[object, object]) -> bool:
-    return type(item[0]) is int and isinstance(item[1], str)
-
-
-def combine_checks(shards: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def combine_checks(shards: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
     """Add up what checks found, by the name of the check."""
     combined: dict[str, dict[str, Any]] = {}
     for found in shards:

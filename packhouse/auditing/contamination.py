@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.errors import ConfigError
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.records.lists import list_offsets, one_chunk
+from packhouse.records.lists import one_chunk
+from packhouse.records.messages import FlatMessages
 from packhouse.records.ngrams import Hashes, Int64s, Words, run_hashes, words_of
 from packhouse.sources import read_shard, scan_source
 from packhouse.templates.chat_messages import parsed_arguments
@@ -102,7 +103,7 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
 
 def match_benchmarks(
     validated: pa.Table, benchmarks: Benchmarks
-) -> tuple[dict[str, Any], pa.Table]:
+) -> tuple[dict[str, object], pa.Table]:
     """Find the rows of a shard that share a run of words with a benchmark.
 
     Returns:
@@ -121,28 +122,24 @@ def match_benchmarks(
     held = benchmarks.places.take(pa.array(owners[first])).to_pylist()
     names = [f"{place['source']} row {place['row']:,}" for place in held]
     worst = np.argsort(-counts, kind="stable")[:NUM_WORST]
+    columns = validated.select(["source", "row", "record_id"])
+    origins = columns.take(pa.array(touched[worst])).to_pylist()
     found = {
         "rows": validated.num_rows,
         "contaminated": len(touched),
         "by_benchmark": dict(sorted(Counter(place["source"] for place in held).items())),
         "worst": [
             {
-                **_origin(validated, int(touched[i])),
+                **origin,
                 "value": int(counts[i]),
                 "benchmark": names[i],
                 "words": texts.words.run(int(places[first[i]]), benchmarks.ngram),
             }
-            for i in worst.tolist()
+            for origin, i in zip(origins, worst.tolist(), strict=True)
         ],
     }
     matched = one_chunk(validated["row"]).take(pa.array(touched))
     return found, pa.table([matched, pa.array(names, pa.string())], schema=MATCHES)
-
-
-def _origin(validated: pa.Table, row: int) -> dict[str, Any]:
-    columns = validated.select(["source", "row", "record_id"])
-    origin: dict[str, Any] = columns.slice(row, 1).to_pylist()[0]
-    return origin
 
 
 def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks) -> dict[str, Any]:
@@ -188,7 +185,7 @@ def _words_of_calls(calls: str) -> str:
     return " ".join(said)
 
 
-def _add_words(value: Any, said: list[str]) -> None:
+def _add_words(value: object, said: list[str]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             said.append(name)
@@ -209,11 +206,9 @@ class _Texts:
 
     @classmethod
     def of(cls, validated: pa.Table) -> "_Texts":
-        messages = one_chunk(validated["messages"])
-        bounds = list_offsets(messages).astype(np.int64)
-        flat = messages.values.slice(bounds[0], bounds[-1] - bounds[0])
-        fields = dict(zip(flat.type.names, flat.flatten(), strict=True))
-        row = np.repeat(np.arange(len(messages)), np.diff(bounds))
+        flat = FlatMessages.of(validated["messages"])
+        fields = flat.fields
+        row = np.repeat(np.arange(len(flat.counts)), flat.counts)
         texts, rows = [], []
         for name in _TEXTS:
             there = fields[name].is_valid()

@@ -79,6 +79,8 @@ def _audit_batch(
     ranges = read_ranges(batch["trained_ranges"])
     rows = ranges.row_of_each()
     ends = ranges.ends + offsets[rows].astype(np.int64)
+    # Sequences of [3 2] tokens end at [3 5], trained ranges at [2 5]: both have one, and the
+    # second ends on a trained token.
     sequence_ends = np.cumsum(lengths, dtype=np.int64)
     is_trained = np.zeros(len(lengths), np.bool_)
     is_trained[np.searchsorted(sequence_ends, ends - 1, "right")] = True

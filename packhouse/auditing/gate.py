@@ -54,7 +54,7 @@ _OF_PACKS = {
 }
 
 
-def check_audit(audit: Mapping[str, Any], config: AuditConfig) -> tuple[GateResult, ...]:
+def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateResult, ...]:
     """Hold an audit against the limits, for each source and the whole.
 
     Returns:
@@ -99,7 +99,7 @@ class _Finding:
     is_breach: bool
     text: str
     """The breach for people, without source and worst rows."""
-    rows: Sequence[Mapping[str, Any]] | None = None
+    rows: Sequence[Mapping[str, object]] | None = None
     """The worst rows, where the audit does not list them under `kind`."""
 
 
@@ -335,7 +335,7 @@ def audit_rows(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"source": name, **_row(counts)} for name, counts in scopes.items()]
 
 
-def _row(counts: Mapping[str, int]) -> dict[str, Any]:
+def _row(counts: Mapping[str, int]) -> dict[str, object]:
     def number(name: str) -> int:
         return counts.get(name, 0)
 

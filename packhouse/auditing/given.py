@@ -4,7 +4,6 @@ The limits are those of rows that packhouse tokenized; what another tool did is 
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,9 @@ _FINDINGS = {
 }
 
 
-def audit_given(tokenized: pa.Table, snapshot: TokenizerSnapshot, turns: Turns) -> dict[str, Any]:
+def audit_given(
+    tokenized: pa.Table, snapshot: TokenizerSnapshot, turns: Turns
+) -> dict[str, object]:
     """Measure a shard.
 
     Args:

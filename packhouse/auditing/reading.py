@@ -24,7 +24,7 @@ _HEAD_BYTES = 2**20  # of a JSON file, in which its first row names its fields
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".ndjson")
 
 
-def token_batches(data: Any) -> Iterator[pa.RecordBatch] | None:
+def token_batches(data: object) -> Iterator[pa.RecordBatch] | None:
     """Return the rows with `input_ids` of some data; None if its rows have none: it is raw.
 
     Args:
@@ -95,7 +95,7 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         number += len(taken)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A list of numbers of an array or tensor; one of several dimensions is not looked at."""
     if value is None or isinstance(value, int):
         return value
@@ -155,7 +155,7 @@ def _arrow_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
         yield reader.get_batch(number)
 
 
-def _json_rows(path: Path) -> Iterator[Any]:
+def _json_rows(path: Path) -> Iterator[object]:
     """Rows of JSON Lines or of an array; nothing of a file that is neither."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)

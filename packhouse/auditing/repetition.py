@@ -36,7 +36,12 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     if not len(repeated):
         found = {"duplicates": 0, "both_sides": 0, "sources": sources, "worst": []}
         return {**found, **_shared_prompts(_groups(read, num_records))}
-    records = _sharing(read, repeated)
+    sharing = []
+    for batch in _packed(read, "record_id", "group_key", "source", "row", "split"):
+        is_repeated = pa.array(is_among(leading_bits(batch["record_id"]), repeated))
+        sharing.append(batch.filter(is_repeated))
+    records = pa.Table.from_batches(sharing)
+    # Ids [7 5 7 7]: order [1 0 2 3] of ids [5 7 7 7], which start at [0 1] and occur [1 3] times.
     ids = leading_bits(records["record_id"])
     order = np.argsort(ids, kind="stable")
     starts = np.flatnonzero(np.diff(ids[order], prepend=~ids[order][:1]))
@@ -64,15 +69,6 @@ def _repeated(read: Read, num_records: int) -> npt.NDArray[np.uint64]:
     parts = (batch["record_id"] for batch in _packed(read, "record_id"))
     ids = sort_leading_bits(parts, num_records)
     return np.unique(ids[1:][ids[1:] == ids[:-1]])
-
-
-def _sharing(read: Read, repeated: npt.NDArray[np.uint64]) -> pa.Table:
-    """The records that share their content with others, in order."""
-    found = []
-    for batch in _packed(read, "record_id", "group_key", "source", "row", "split"):
-        is_repeated = pa.array(is_among(leading_bits(batch["record_id"]), repeated))
-        found.append(batch.filter(is_repeated))
-    return pa.Table.from_batches(found)
 
 
 def _groups(
@@ -130,7 +126,7 @@ def _within_sources(records: pa.Table) -> dict[str, int]:
 
 def _most_frequent(
     records: pa.Table, first: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Where the first record of the most frequent contents comes from."""
     chosen = np.lexsort((first, -times))[:NUM_WORST]
     places = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))

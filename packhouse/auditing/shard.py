@@ -19,19 +19,18 @@ What is looked for:
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.auditing.answers import answer_bytes, num_trained_answers, num_trained_others
+from packhouse.auditing.answers import answer_bytes, num_trained
 from packhouse.auditing.ends import bos_and_unknown, double_ends
 from packhouse.auditing.second_look import ends_blank, has_no_end
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.recipe import FormatConfig
-from packhouse.records.lists import list_offsets, one_chunk
+from packhouse.records.lists import list_items, one_chunk
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -56,7 +55,7 @@ def audit_shard(
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
     label_names: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure one shard.
 
     Args:
@@ -114,7 +113,12 @@ def _audit_side(
         tokens = Tokens.of(earlier[1], part, pipeline)
         due, own = answer_bytes(earlier[0], earlier[1], config, label_names)
         messages = one_chunk(earlier[0]["messages"])
-        counts.update(_sizes(tokens, due, _num_absent(tokens, config, messages)))
+        # What the findings are shares of; turns that should be trained and are not count, too.
+        num_absent = int(_num_absent(tokens, config, messages).sum())
+        counts["tokens"] += len(tokens.ids)
+        counts["trained_tokens"] += int((tokens.range_ends - tokens.range_starts).sum())
+        counts["turns"] += len(tokens.range_starts) + num_absent
+        counts["answer_bytes"] += int(due[tokens.is_exact].sum())
         findings = _findings(tokens, due, own, snapshot, config, messages, part)
         for name, numbers in findings.items():
             found.setdefault(name, []).append(numbers)
@@ -142,17 +146,7 @@ def _findings(
     }
 
 
-def _sizes(tokens: Tokens, due: Int64s, absent: Int64s) -> dict[str, int]:
-    """What the findings are shares of; turns that should be trained and are not count, too."""
-    return {
-        "tokens": len(tokens.ids),
-        "trained_tokens": int((tokens.range_ends - tokens.range_starts).sum()),
-        "turns": len(tokens.range_starts) + int(absent.sum()),
-        "answer_bytes": int(due[tokens.is_exact].sum()),
-    }
-
-
-def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, Any]]:
+def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
     """Rows of the highest values over 0, the first of equal ones first."""
     bad = np.flatnonzero(values > 0)
     chosen = bad[np.argsort(-values[bad], kind="stable")[:NUM_WORST]]
@@ -175,7 +169,11 @@ def _rows(table: pa.Table, places: pa.Array | None, start: int, stop: int) -> pa
 
 
 def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
-    """Row ranges of about SLICE_TOKENS tokens each."""
+    """Row ranges of about SLICE_TOKENS tokens each.
+
+    Of rows of 6 tokens, at 10 to a slice: 6, 12, 18, 24 reach slices 0, 1, 1, 2, so the ranges are
+    [0, 1), [1, 3) and [3, 4).
+    """
     reached = np.cumsum(tokenized["num_tokens"].to_numpy(), dtype=np.int64) // SLICE_TOKENS
     cuts = np.flatnonzero(np.diff(reached)) + 1
     edges = [0, *cuts.tolist(), tokenized.num_rows]
@@ -204,7 +202,10 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
     """Per row: trained turns without a trained end token, and turns whose header is trained."""
     num_rows = len(tokens.offsets) - 1
     is_exact = tokens.is_exact[tokens.range_rows]
-    last = _last_control(tokens)
+    # The last control token before the end of each range. Control tokens at [2 7], ranges that end
+    # at [2 5 8]: [-1 2 7]; -1: there is none before it at all.
+    index = np.searchsorted(tokens.control, tokens.range_ends, "left") - 1
+    last = np.where(index < 0, -1, np.append(tokens.control, -1)[index])
     is_ended = last >= tokens.range_starts
     at = np.maximum(last, tokens.range_starts)
     content_after = tokens.holds_content(at, tokens.range_ends - 1)
@@ -215,7 +216,10 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
     is_ended &= ~_are_short(tokens, end_ids, config, messages)
     goes_on = _goes_on(tokens, np.union1d(headers, end_ids))
     if config.reasoning != "train_last":  # in rows with weights of parts, too
-        goes_on &= _has_parts(messages)[tokens.range_rows]
+        flat, offsets = list_items(messages)
+        has_parts = flat.field("part_weights").is_valid().to_numpy(zero_copy_only=False)
+        num_parts = np.diff(np.append(0, np.cumsum(has_parts))[offsets])
+        goes_on &= (num_parts > 0)[tokens.range_rows]
     is_ended |= goes_on
     for number in np.flatnonzero(~is_ended).tolist():
         is_ended[number] = ends_blank(tokens, number, int(last[number])) or has_no_end(
@@ -250,7 +254,8 @@ def _are_short(
     is_short &= np.isin(tokens.ids[behind], end_ids) & tokens.is_exact[tokens.range_rows]
     between = np.minimum(tokens.range_ends, behind)
     is_short &= ~tokens.holds_content(between, behind)
-    is_short &= (num_trained_others(messages, config) == 0)[tokens.range_rows]
+    others = num_trained(messages, config, of_assistant=False)
+    is_short &= (others == 0)[tokens.range_rows]
     return np.asarray(is_short)
 
 
@@ -258,18 +263,11 @@ def _num_absent(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) ->
     """Answers of each row that are to be trained and have no range."""
     if config.train_on == "all" or config.template in _WITHOUT_TURNS:
         return np.zeros(len(messages), np.int64)
-    absent = num_trained_answers(messages, config) - tokens.ranges_per_row
+    absent = num_trained(messages, config, of_assistant=True) - tokens.ranges_per_row
     return np.where(tokens.ranges_per_row > 0, np.maximum(absent, 0), 0)
 
 
-def _has_parts(messages: pa.ListArray) -> Bools:
-    """Return, for each row, if a message has weights of parts."""
-    offsets = list_offsets(messages).astype(np.int64)
-    parts = messages.values.field("part_weights").is_valid().to_numpy(zero_copy_only=False)
-    return np.asarray(np.diff(np.append(0, np.cumsum(parts))[offsets]) > 0)
-
-
-def _goes_on(tokens: Tokens, turn_boundaries: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> npt.NDArray[np.bool_]:
     """Ranges that are followed by another one of the same turn: a thought within is left out."""
     goes_on = np.zeros(len(tokens.range_rows), np.bool_)
     places = tokens.control[np.isin(tokens.ids[tokens.control], turn_boundaries)]
@@ -277,12 +275,6 @@ def _goes_on(tokens: Tokens, turn_boundaries: npt.NDArray[Any]) -> npt.NDArray[n
     seen = np.searchsorted(places, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
     goes_on[:-1] = (seen[0] == seen[1]) & (tokens.range_rows[:-1] == tokens.range_rows[1:])
     return goes_on
-
-
-def _last_control(tokens: Tokens) -> Int64s:
-    """Place of the last control token before the end of each range; -1: none before it at all."""
-    index = np.searchsorted(tokens.control, tokens.range_ends, "left") - 1
-    return np.where(index < 0, -1, np.append(tokens.control, -1)[index])
 
 
 def _header_ids(tokens: Tokens, messages: pa.ListArray) -> npt.NDArray[np.int32]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.errors import SourceError
 from packhouse.packing.layout import MASK_COLUMNS, published_schema, to_layout
 
 Int64s = npt.NDArray[np.int64]
@@ -23,6 +24,7 @@ Values = npt.NDArray[np.float64]
 
 _CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
 _PER_TOKEN = ("labels", *MASK_COLUMNS, "attention_mask", "position_ids")
+_WHOLE = ("input_ids", "labels", "position_ids", "seq_lengths", *_CU_SEQLENS)
 COLUMNS = ("input_ids", *_PER_TOKEN, "seq_lengths", *_CU_SEQLENS, "trained_ranges", "record_ids")
 """What is read of a row; `trained_ranges` is packhouse's own compact layout."""
 
@@ -66,6 +68,9 @@ def read_token_rows(batch: pa.RecordBatch, first_row: int, pad: Padding) -> Toke
         first_row: number of the first row.
         pad: what rows may end with.
 
+    Raises:
+        SourceError: ids, labels, positions or lengths that are no whole numbers.
+
     Example:
         >>> rows = [{"input_ids": [7, 8, 9], "labels": [-100, 8, 9], "position_ids": [0, 1, 0]}]
         >>> read = read_token_rows(pa.RecordBatch.from_pylist(rows), 0, Padding(None))
@@ -77,6 +82,9 @@ def read_token_rows(batch: pa.RecordBatch, first_row: int, pad: Padding) -> Toke
         batch = to_layout(batch, published_schema("labels"))
     columns = {name: _numbers(batch[name]) for name in COLUMNS if name in batch.schema.names}
     read = {name: column for name, column in columns.items() if column is not None}
+    for name in columns:
+        if name in _WHOLE or name in MASK_COLUMNS:
+            _check_numbers(name, batch[name], read.get(name), first_row)
     found = _Found({}, [], [], [], [])
     total = 0
     for number in range(batch.num_rows):
@@ -94,20 +102,40 @@ def read_token_rows(batch: pa.RecordBatch, first_row: int, pad: Padding) -> Toke
     )
 
 
+def _check_numbers(
+    name: str, column: pa.Array, read: tuple[Values, Int64s] | None, first_row: int
+) -> None:
+    """Refuse a column that would be left out, or read as other numbers than it holds."""
+    if read is None and name in ("input_ids", "labels", *MASK_COLUMNS):
+        held = str(column.type)[:80]
+        raise SourceError(f"column '{name}' holds {held}, not a list of numbers in each row")
+    if read is None or name not in _WHOLE or column.null_count == len(column):
+        return
+    if pa.types.is_boolean(column.type.value_type):
+        raise SourceError(f"column '{name}' holds true and false, not whole numbers")
+    values, offsets = read
+    broken = np.flatnonzero(np.isfinite(values) & (values % 1 != 0))
+    if len(broken):
+        row = first_row + int(np.searchsorted(offsets, broken[0], "right")) - 1
+        value = float(values[broken[0]])
+        raise SourceError(f"row {row:,}: column '{name}' holds {value}, which is no whole number")
+
+
 def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
     """Values and offsets of a list column of numbers; None where it holds no such lists."""
+    if pa.types.is_null(column.type):  # nothing in any row
+        column = column.cast(pa.list_(pa.null()))
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not is_list and not pa.types.is_fixed_size_list(kind):
         return None
     value = kind.value_type
-    if not (
-        pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
-    ):
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
+    if not any(is_kind(value) for is_kind in kinds):
         return None
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     flat = column.flatten()
-    if pa.types.is_boolean(value):
+    if pa.types.is_boolean(value) or pa.types.is_null(value):
         flat = flat.cast(pa.int8())
     values = flat.to_numpy(zero_copy_only=False).astype(np.float64)
     return values, np.append(0, np.cumsum(lengths)).astype(np.int64)
@@ -166,6 +194,8 @@ class _Found:
 
     def _boundaries(self, own: "_Own", row: Mapping[str, Values], positions: Values) -> Int64s:
         """Where the records of a row begin; notes what contradicts itself."""
+        # Records of 3 and 2 tokens, as rows say it: seq_lengths [3 2], cu_seqlens [0 3 5],
+        # attention_mask [1 1 1 2 2], position_ids [0 1 2 0 1]. All give the starts [0 3].
         num_tokens = int(own.is_token.sum())
         starts = None
         if len(row.get("seq_lengths", ())):

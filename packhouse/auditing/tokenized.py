@@ -99,6 +99,8 @@ class _Scan:
         self.several: dict[int, tuple[int, list[Sample]]] = {}
         self.lengths: Counter[int] = Counter()
         self.cut: tuple[int, list[Sample]] = (0, [])
+        self.other: tuple[int, list[Sample]] = (0, [])
+        self.num_alike = 0
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -210,8 +212,8 @@ class _Scan:
 
     def _bos(self, rows: TokenRows) -> None:
         counts = bos_and_unknown(_as_tokens(rows, self.pipeline), self.snapshot)
-        for name, kind in (("double_bos", "double_bos"), ("missing_bos", "missing_bos")):
-            self._note(rows, kind, rows.starts[:-1][np.flatnonzero(counts[name])])
+        for name in ("double_bos", "missing_bos"):
+            self._note(rows, name, rows.starts[:-1][np.flatnonzero(counts[name])])
         self.found.counts["unknown_tokens"] += int(counts["unknown_tokens"].sum())
 
     def _duplicates(self, rows: TokenRows) -> None:
@@ -233,12 +235,13 @@ class _Scan:
             return
         answers = AnswerPlaces.of(rows, data, edges, self.turns, self.table)
         cut = answers.cut_prompts(_runs(rows)[0], self.bos_id)
-        number, kept = self.cut
-        kept += [self._sample(rows, at) for at in cut[: NUM_SAMPLES - len(kept)].tolist()]
-        self.cut = number + len(cut), kept
+        self.cut = self._more(self.cut, rows, cut)
         if not len(answers.headers):
             return
         self.found.has_turns = True
+        other, num_alike = answers.begin_otherwise(self.bos_id)
+        self.other = self._more(self.other, rows, np.setdiff1d(other, cut))
+        self.num_alike += num_alike
         late = answers.untrained_starts(self.thought_tags)
         self._note(rows, "untrained_starts", *_first_of_each(self._record_of(rows, late), late))
         is_header = _cover(answers.headers, answers.begins, len(ids))
@@ -254,6 +257,13 @@ class _Scan:
             ("trained_prompts", np.flatnonzero(wrong & ~is_header)),
         ):
             self._note(rows, name, *_first_of_each(self._record_of(rows, where), where))
+
+    def _more(
+        self, found: tuple[int, list[Sample]], rows: TokenRows, places: Int64s
+    ) -> tuple[int, list[Sample]]:
+        number, kept = found
+        some = [self._sample(rows, at) for at in places[: NUM_SAMPLES - len(kept)].tolist()]
+        return number + len(places), kept + some
 
     def _leaks(
         self, rows: TokenRows, data: bytes, edges: Int64s, joined: list[tuple[int, int]]
@@ -315,7 +325,10 @@ class _Scan:
         if joined > counts["leaks"] and alike >= max(_MOST * counts["rows"], 5):
             counts["leaks"], samples["leaks"] = joined, shown
         if self.found.has_turns:  # else the template is another one
-            counts["missing_headers"], samples["missing_headers"] = self.cut
+            number, kept = self.cut
+            if self.other[0] < self.num_alike:  # most begin as the template does: it is theirs
+                number, kept = number + self.other[0], (kept + self.other[1])[:NUM_SAMPLES]
+            counts["missing_headers"], samples["missing_headers"] = number, kept
         counts["unended"] = sum(each for each, _ in others)
         samples["unended"] = [s for _, some in others for s in some][:NUM_SAMPLES]
         return self.found
@@ -327,7 +340,10 @@ def _first_of_each(owners: Int64s, places: Int64s) -> tuple[Int64s]:
 
 
 def _runs(rows: TokenRows) -> tuple[Int64s, Int64s]:
-    """Where runs of trained tokens begin and end; none goes beyond its record."""
+    """Where runs of trained tokens begin and end; none goes beyond its record.
+
+    Trained [0 1 1 1 0 1], records at [0 3]: [1, 3), [3, 4) and [5, 6).
+    """
     is_first = np.zeros(len(rows.ids) + 1, np.bool_)
     is_first[rows.starts] = True
     before = np.append(False, rows.trained[:-1])
@@ -338,7 +354,10 @@ def _runs(rows: TokenRows) -> tuple[Int64s, Int64s]:
 
 
 def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
-    """Return which of `size` places lie in ranges that do not overlap."""
+    """Return which of `size` places lie in ranges that do not overlap.
+
+    Range [1, 3) of 4 places: steps [0 1 0 -1], added up [0 1 1 0].
+    """
     steps = np.zeros(size + 1, np.int64)
     np.add.at(steps, starts, 1)
     np.add.at(steps, ends, -1)

@@ -6,7 +6,6 @@ in UTF-8 holds 0xFF, so a content that spells `<|im_start|>` in ordinary tokens 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from packhouse.tokenization.pipeline import Pipeline
 _SYSTEM, _U1, _A1 = "Be brief and kind.", "Which colour is a tomato?", "Mostly a bright red."
 _U2, _A2, _TOOL = "How heavy may one become?", "Some pass four kilograms.", "sunny, 21 degrees"
 
-PROBES: tuple[dict[str, Any], ...] = (
+PROBES: tuple[dict[str, object], ...] = (
     {"messages": [{"role": "user", "content": _U1}, {"role": "assistant", "content": _A1}]},
     {
         "messages": [
@@ -47,6 +46,11 @@ PROBES: tuple[dict[str, Any], ...] = (
             {"role": "tool", "content": _TOOL, "tool_call_id": "abcdefghi", "name": "weather"},
             {"role": "assistant", "content": _A2},
         ]
+    },
+    {
+        "tools": '[{"type":"function","function":{"name":"weather","description":"Look out.",'
+        '"parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]',
+        "messages": [{"role": "user", "content": _U1}, {"role": "assistant", "content": _A1}],
     },
 )
 """Conversations to render; what a template refuses teaches nothing."""
@@ -100,6 +104,8 @@ class Turns:
     """What may follow an end token beside white space and control tokens; None: not known."""
     begins_with_control: bool = False
     """True if conversations begin with a control token, behind BOS."""
+    begins: bytes = b""
+    """What all begin with behind BOS: `<|im_start|>system`; empty: with text, or they differ."""
     user_opens: bytes = b""
     """What stands before a user's turn: `### Instruction:`; empty: not known."""
 
@@ -147,7 +153,12 @@ def learn_turns(
             known.append(before[before.rfind(_MARK, 0, before.rfind(_MARK)) :].rstrip())
     counts = [list(ids).count(bos_id) for ids in rendered if bos_id is not None]
     bos_opens = bool(counts) and all(n == 1 for n in counts) and bos_id not in ends
-    fronts = [ids[1] if bos_opens and ids[0] == bos_id else ids[0] for ids in rendered]
+    talks = [ids[1:] if bos_opens and ids[0] == bos_id else ids for ids in rendered]
+    fronts = [ids[0] for ids in talks]
+    by_control = bool(fronts) and bool(table.is_control[fronts].all())
+    begins = _common([table.join(ids).partition(_U1.encode())[0] for ids in talks if by_control])
+    if begins.count(_MARK) % 2:
+        begins = begins[: begins.rindex(_MARK)]
     user = _common(asked)[::-1]
     if user.count(_MARK) % 2:  # of two control tokens, the ends are alike: "\xff1\xff\xff3\xff"
         user = user.partition(_MARK)[2]
@@ -159,7 +170,8 @@ def learn_turns(
         after_end=tuple(sorted(each[:8] for each in follows if each[:1] not in (b"", _MARK)))
         if rendered
         else None,
-        begins_with_control=bool(fronts) and bool(table.is_control[fronts].all()),
+        begins_with_control=by_control,
+        begins=begins.rstrip(),
         user_opens=_header(user, ends),
     )
 

@@ -19,6 +19,7 @@ from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import (
     first_split,
+    label_names,
     label_text,
     read_pack,
     read_packs,
@@ -37,6 +38,7 @@ from packhouse.report.tokens import (
 )
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
+from packhouse.store.manifest import Manifest
 from packhouse.terminal import console, echo, page, print_note
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
@@ -124,7 +126,7 @@ def inspect(
         else:
             packed = read_packs(opened, split, skip, packs)
         pipeline = _pipeline(opened, tokenizer, cache)
-        _show_packs(split, packed, pipeline, opened.manifest.preferences, as_json=as_json)
+        _show_packs(split, packed, pipeline, opened.manifest, as_json=as_json)
 
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
@@ -143,18 +145,19 @@ def _show_packs(
     split: str,
     packed: Iterator[tuple[int, dict[str, Any]]],
     pipeline: Pipeline | None,
-    preferences: str | None,
+    manifest: Manifest,
     *,
     as_json: bool,
 ) -> None:
     """Print packs, record by record."""
 
     def blocks() -> Iterator[RenderableType]:
+        labels = label_names(manifest)
         for number, row in packed:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
             records = counted(row["num_records"], "record")
             yield Rule(Text(f"{split} pack {number:,}: {counts}, {records}"))
-            for name, start, end, side in records_in(row, preferences):
+            for name, start, end, side in records_in(row, manifest.preferences, labels):
                 weights = weights_text(row["loss_weights"][start:end])
                 said = ", ".join(part for part in (f"record {name}", side, weights) if part)
                 yield Text(f"\n-- {said} --\n", "cyan")
@@ -242,9 +245,10 @@ def _of_version(
     tokenizers = Workspace(cache=cache).tokenizers
     table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit)
     rows: list[dict[str, Any]] = [r for r in table.to_pylist() if r["input_ids"] is not None]
+    labels = label_names(opened.manifest)
     for row in rows:
         about = [f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"]
-        about += [label_text(row["label"], opened.manifest.preferences)]
+        about += [label_text(row["label"], labels)]
         about += [weights_text(row.pop("loss_weights"))]
         row["about"] = ", ".join(part for part in about if part)
     if not rows and wanted.row is not None:

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from packhouse.recipe import DedupConfig
 from packhouse.records.identity import conversation_ids
-from packhouse.records.lists import list_array, list_offsets, one_chunk
-from packhouse.records.messages import assemble
+from packhouse.records.lists import list_array, one_chunk
+from packhouse.records.messages import FlatMessages, assemble
 from packhouse.records.ngrams import Int64s, Words, hash_words, run_hashes, words_of
 from packhouse.runtime.extras import import_extra
 from packhouse.runtime.fingerprint import library_versions
@@ -90,13 +90,11 @@ def fingerprint_table(validated: pa.Table, config: DedupConfig) -> pa.Table:
 
 
 def _normal_ids(validated: pa.Table) -> pa.Array:
-    messages = one_chunk(validated["messages"])
-    bounds = list_offsets(messages).astype(np.int64)
-    flat = messages.values.slice(bounds[0], bounds[-1] - bounds[0])
-    columns = dict(zip(flat.type.names, flat.flatten(), strict=True))
+    flat = FlatMessages.of(validated["messages"])
+    columns = dict(flat.fields)
     for name in ("content", "context", "reasoning"):
         columns[name] = _normal(columns[name])
-    normal = assemble(columns, np.diff(bounds))
+    normal = assemble(columns, flat.counts)
     asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
     return conversation_ids(normal, *asides)
 
@@ -133,6 +131,7 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
     parts = [_keys(rows[text], hashes, is_answer[text])]
     parts.append(_wordless(texts, offsets, rows, is_answer))
     parts.append(_labels(validated))
+    # Row 2 with shingle 16: 2 * 2**32 + 16. Sorted, a row's keys lie between those of (row, 0).
     keys = np.unique(np.concatenate(parts))
     bounds = np.searchsorted(keys, np.arange(validated.num_rows + 1, dtype=np.uint64) << 32)
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), bounds.astype(np.int64)
@@ -140,16 +139,14 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
 
 def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, npt.NDArray[np.bool_]]:
     """All texts but system prompts, the row of each, and whether it is the assistant's."""
-    messages = one_chunk(validated["messages"])
-    bounds = list_offsets(messages).astype(np.int64)
-    flat = messages.values.slice(bounds[0], bounds[-1] - bounds[0])
-    fields = dict(zip(flat.type.names, flat.flatten(), strict=True))
-    row = np.repeat(np.arange(len(messages)), np.diff(bounds))
+    flat = FlatMessages.of(validated["messages"])
+    fields = flat.fields
+    row = np.repeat(np.arange(len(flat.counts)), flat.counts)
     is_answer = np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
     wanted = np.asarray(pc.not_equal(fields["role"], "system"), np.bool_)
     texts, rows, sides = [], [], []
     for name in _TEXTS:
-        if fields[name].null_count < len(flat):
+        if fields[name].null_count < len(row):
             has = wanted & np.asarray(fields[name].is_valid())
             texts.append(fields[name].filter(pa.array(has)))
             rows.append(row[has])
@@ -181,7 +178,9 @@ def _runs(offsets: Int64s, length: int) -> tuple[Int64s, Int64s]:
     return starts, np.minimum(length, ends[starts] - starts)
 
 
-def _keys(rows: Int64s, hashes: npt.NDArray[np.uint64], is_answer: Any) -> npt.NDArray[np.uint64]:
+def _keys(
+    rows: Int64s, hashes: npt.NDArray[np.uint64], is_answer: object
+) -> npt.NDArray[np.uint64]:
     """Row and shingle in one number, by which both sort."""
     mixed = (hashes ^ (hashes >> np.uint64(31))) >> np.uint64(32)
     shingle = (mixed & np.uint64(0xFFFFFFFE)) | np.asarray(is_answer).astype(np.uint64)

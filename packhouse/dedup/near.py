@@ -115,6 +115,8 @@ def _pairs_of_band(values: npt.NDArray[np.uint32], has_any: npt.NDArray[np.bool_
     order = order[has_any[order]]  # rows without shingles are like nothing
     same = keys[order][1:] == keys[order][:-1]
     place = _place_in_run(same)
+    # Four rows of one key have places 0 1 2 3: one back pairs 0-1, 1-2 and 2-3, two back 0-2 and
+    # 1-3, three back 0-3.
     pairs = [np.zeros(0, np.int64)]
     for back in range(1, min(_MAX_LINKS, int(place.max(initial=0)) + 1)):
         later = np.flatnonzero((place >= back) & ((place < _MAX_LINKS) | (back == 1)))
@@ -192,6 +194,8 @@ def _compare(
     for rows in (first, second):
         pair = np.repeat(np.arange(len(rows), dtype=np.uint64), sets.sizes[rows])
         sides.append((pair << np.uint64(32)) | sets.take(rows))
+    # Shingles [2 4 6] and [4 6 8] of a pair sort to [2 4 4 6 6 8]: 2 are common, 6 - 2 are in
+    # either, so the two rows are alike by 2 / 4.
     both = np.sort(np.concatenate(sides), kind="stable")
     common = both[:-1][both[1:] == both[:-1]]
     shares = []

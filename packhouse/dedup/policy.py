@@ -99,7 +99,10 @@ def deduplicate(
         group_keys = join_groups(group_keys, pairs, split_seed)
     ends = np.cumsum([table.num_rows for table in fingerprints])
     parts = np.split(reasons, ends[:-1]) if len(ends) else []
-    without = [_without(each, part) for each, part in zip(admitted, parts, strict=True)]
+    without = [
+        each.without(part == _NEAR, "near_duplicate").without(part == _DUPLICATE, "duplicate")
+        for each, part in zip(admitted, parts, strict=True)
+    ]
     return Deduplicated(without, group_keys, repeats_of, found)
 
 
@@ -114,6 +117,7 @@ def _find(
         [_NONE, *(each.rows + base for each, base in zip(admitted, bases, strict=False))]
     )
     ids = np.concatenate([_NO_KEYS, *(_normal_ids(table) for table in fingerprints)])
+    # Rows 0 to 3 named a b a a: first [0 1 0 0], so rows 2 and 3 equal row 0.
     first = rows[first_of_each(ids[rows])]
     is_first = first == rows
     equal = np.stack([first, rows], axis=1)[~is_first]
@@ -149,12 +153,12 @@ _NONE = np.zeros(0, np.int64)
 _NO_KEYS = np.zeros(0, f"S{_DIGITS}")
 
 
-def _normal_ids(table: pa.Table) -> npt.NDArray[Any]:
+def _normal_ids(table: pa.Table) -> np.ndarray:
     values, offsets = string_bytes(table["normal_id"])
     return np.ascontiguousarray(values[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}")
 
 
-def first_of_each(values: npt.NDArray[Any]) -> Int64s:
+def first_of_each(values: np.ndarray) -> Int64s:
     """Index of the first of equal values, for each.
 
     Example:
@@ -178,12 +182,6 @@ def _drop_in_order(pairs: Pairs) -> Pairs:
     return np.array(dropped, np.int64).reshape(-1, 2)
 
 
-def _without(each: Admitted, reasons: npt.NDArray[np.uint8]) -> Admitted:
-    stays = reasons[each.rows] == _KEPT
-    merged = np.where(each.reasons == _KEPT, reasons, each.reasons)
-    return replace(each, rows=each.rows[stays], lengths=each.lengths[stays], reasons=merged)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repeats:
     """Rows that repeat an earlier one."""
@@ -200,12 +198,12 @@ class Repeats:
 class DedupFacts:
     """What was found, for report and manifest."""
 
-    policy: dict[str, Any]
+    policy: dict[str, object]
     """The `dedup` section of the recipe, as plain JSON."""
     equal: Repeats
     near: Repeats
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as plain JSON, without what was not counted."""
         facts = asdict(self)
         for kind in ("equal", "near"):
@@ -240,7 +238,7 @@ def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig)
 
 def _samples(
     deduplicated: Deduplicated, records: pa.Table, pairs: Pairs, shares: npt.NDArray[np.float64]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     first, later = records.take(pairs[:, 0]).to_pylist(), records.take(pairs[:, 1]).to_pylist()
     return [
         {

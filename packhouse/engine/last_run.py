@@ -38,7 +38,7 @@ def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], dict[str, 
         return {}
 
 
-def _is_job(job: Any) -> bool:
+def _is_job(job: object) -> bool:
     """Return True if a job is as `save_last_run` wrote it; its key is the name of a folder."""
     return (
         isinstance(job, dict)
@@ -78,7 +78,7 @@ def obsolete_keys(before: Iterable[Mapping[str, Any]], now: Iterable[SourceShard
     return gone
 
 
-def changed_parts(before: Any, after: Any, name: str = "") -> list[str]:
+def changed_parts(before: object, after: object, name: str = "") -> list[str]:
     """List the differences between two keys' parts, each as `name: before -> after`.
 
     Example:
@@ -96,7 +96,7 @@ def changed_parts(before: Any, after: Any, name: str = "") -> list[str]:
     return [f"{name}: {_short(before)} -> {_short(after)}"]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 24 else f"{text[:20]}..."
 

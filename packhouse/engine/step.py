@@ -44,7 +44,7 @@ Ref = tuple[str, str]
 class Parameters(Protocol):
     """What one job of a step is told: a frozen dataclass."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what of it decides the bytes of the step, as plain JSON; it goes into the key.
 
         Paths, the encoder and the number of workers decide no byte, so they stay out.
@@ -116,7 +116,7 @@ class Step(Generic[P, F]):
         """Return the receipt of a job that is done, without a look at the files it lists."""
         return workspace.steps.peek(self.name, key, self.read_facts)
 
-    def read_facts(self, facts: dict[str, Any]) -> F:
+    def read_facts(self, facts: Mapping[str, object]) -> F:
         """Parse the facts of a receipt.
 
         Raises:
@@ -127,10 +127,10 @@ class Step(Generic[P, F]):
         parsed: F = adapter.validate_json(canonical_json(facts), strict=True)
         return parsed
 
-    def write_facts(self, facts: F) -> dict[str, Any]:
+    def write_facts(self, facts: F) -> dict[str, object]:
         """Return facts as plain JSON, as receipts hold them."""
         adapter = _adapter(cast("Any", self.facts))
-        written: dict[str, Any] = adapter.dump_python(facts, mode="json", by_alias=True)
+        written: dict[str, object] = adapter.dump_python(facts, mode="json", by_alias=True)
         return written
 
 
@@ -146,7 +146,7 @@ class Job(Generic[P_co]):
     step: "AnyStep"
     key: str
     parameters: P_co
-    parts: Mapping[str, Any]
+    parts: Mapping[str, object]
     """What the key was made of, as plain JSON: for `packhouse explain` alone."""
     inputs: tuple[Ref, ...]
     """The jobs whose output it reads."""
@@ -208,7 +208,7 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     keep_freed_memory()
     step, work = job.step, Work(job=job, recipe=recipe, workspace=workspace)
 
-    def compute(folder: Path) -> dict[str, Any]:
+    def compute(folder: Path) -> dict[str, object]:
         facts = step.compute(work, folder)
         for name, contract in step.contracts.items():
             if (folder / name).exists():  # no bad rows, no file of them

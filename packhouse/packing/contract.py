@@ -9,7 +9,7 @@ Cost: 2 ns a token with labels, under 1 with ranges, a few more with positions. 
 over a batch; the first bad row is looked up only when there is one.
 """
 
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
 
-Values = npt.NDArray[Any]
+Values = np.ndarray
 Mask = npt.NDArray[np.bool_]
 
 
@@ -96,7 +96,7 @@ class _Rows:
         self._compare("record_ids", np.diff(record_ids), num_sequences, "seq_lengths")
 
     def check_ids(self, vocab_size: int) -> None:
-        # As unsigned, a negative id is a huge one: one pass finds both.
+        # As unsigned, a negative id is a huge one (-1 is 4,294,967,295): one pass finds both.
         if len(self.ids) and int(self.ids.view(np.uint32).max()) >= vocab_size:
             bad = self.ids.view(np.uint32) >= vocab_size
             limit = f"is outside the vocabulary of {vocab_size:,}"
@@ -112,6 +112,8 @@ class _Rows:
 
     def trained_by_ranges(self) -> Mask:
         ranges = read_ranges(self.batch["trained_ranges"])
+        # Ranges (1, 3), (4, 6) of row 0 and (0, 2) of row 1: rows [0 0 1], the first ones of theirs
+        # are [1 0 1], and before them ended [0 3 0].
         row = ranges.row_of_each()
         is_first = np.diff(row, prepend=-1) != 0
         is_over = ranges.ends > np.diff(self.offsets)[row]
@@ -126,6 +128,7 @@ class _Rows:
         return trained_mask(ranges.starts + base, ranges.ends + base, len(self.ids))
 
     def check_trained(self, trained: Mask, allow_untrained: bool) -> None:
+        # Lengths [3 2 4] begin at tokens [0 3 5] of the batch, whatever packs they are in.
         starts = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
         limit = "tokens long, has a trained first token, predicted from the record before it"
         self._refuse_sequences(trained[starts], limit)
@@ -187,7 +190,9 @@ class _Rows:
             said = f"[{index}] {'' if values is None else f'= {values[at]} '}{limit}"
             self._refuse(column, row, index, said, value)
 
-    def _refuse(self, column: str, row: int, index: int, said: str, value: Any = None) -> NoReturn:
+    def _refuse(
+        self, column: str, row: int, index: int, said: str, value: object = None
+    ) -> NoReturn:
         row += self.first_row
         raise ContractError(
             f"packed row {row:,}: {column}{'' if said.startswith('[') else ' '}{said}",

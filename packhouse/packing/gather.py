@@ -12,7 +12,6 @@ and one batch. What is read does not depend on how the records are cut into shar
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +55,7 @@ def gather(
     shards: Sequence[pa.Table],
     plan: PackPlan,
     lengths: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.integer[Any]] | None = None,
+    rows: npt.NDArray[np.integer] | None = None,
     *,
     batch_tokens: int = BATCH_TOKENS,
     tally: GatherTally | None = None,
@@ -110,7 +109,8 @@ class _Records:
         names = [string_bytes(batch["record_id"]) for batch in batches]
         self.ids = [memoryview(values.data) for values, _ in ids]
         self.names = [memoryview(values.data) for values, _ in names]
-        # Record r of chunk s has its offsets in places r + s and r + s + 1.
+        # Record r of chunk s has its offsets in places r + s and r + s + 1. Chunks of 2 and 3
+        # records have offsets [0 5 9 | 0 2 4 8]: those of record 3, in chunk 1, are 4 and 5.
         self.id_offsets = _concatenate([offsets for _, offsets in ids])
         self.name_offsets = _concatenate([offsets for _, offsets in names])
         ranges = [read_ranges(batch["trained_ranges"]) for batch in batches]
@@ -135,7 +135,7 @@ class _Records:
         self.labels = pa.chunked_array([batch["label"] for batch in batches], pa.int64())
 
 
-def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
     """Join arrays; a single one is not copied, and none at all are the offsets of no record."""
     if len(arrays) == 1:
         return arrays[0]
@@ -146,7 +146,7 @@ def _gather_batch(
     records: _Records,
     plan: PackPlan,
     lengths: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.integer[Any]] | None,
+    rows: npt.NDArray[np.integer] | None,
     packs: tuple[int, int],
     tally: GatherTally,
 ) -> pa.RecordBatch:
@@ -157,6 +157,7 @@ def _gather_batch(
     row = np.asarray(sequence if rows is None else rows[sequence], dtype=np.int64)
     starts = np.zeros(len(row), np.int64) if plan.starts is None else plan.starts[low:high]
     ends = lengths[sequence] if plan.ends is None else plan.ends[low:high]
+    # First rows [0 2 5] of chunks: records [3 0] are in chunks [1 0], with offsets at [4 0].
     chunk = np.searchsorted(records.first_rows, row, side="right") - 1
     slot = row + chunk
 
@@ -200,8 +201,8 @@ def _gather_batch(
 def _join(
     views: list[memoryview],
     chunk: npt.NDArray[np.int64],
-    begin: npt.NDArray[Any],
-    end: npt.NDArray[Any],
+    begin: np.ndarray,
+    end: np.ndarray,
 ) -> pa.Buffer:
     """Join the slices [begin, end) of the views' chunks."""
     places = zip(chunk.tolist(), begin.tolist(), end.tolist(), strict=True)
@@ -212,8 +213,8 @@ def _join(
 def _shift_ranges(
     records: _Records,
     slot: npt.NDArray[np.int64],
-    starts: npt.NDArray[Any],
-    ends: npt.NDArray[Any],
+    starts: np.ndarray,
+    ends: np.ndarray,
     pack_offsets: npt.NDArray[np.int64],
     token_offsets: npt.NDArray[np.int64],
 ) -> tuple[pa.Array, pa.Array, int]:

@@ -180,6 +180,8 @@ class _Shelf:
             longer += 1  # there is only one half
         shift = self.top - total
         while longer <= self.top and longer < total:
+            # Lengths [2 3 5 6] with top 6, total 8: n goes with 8 - n, which the mirror has at
+            # 6 - (8 - n) = n - 2. From 4 on, 5 and 6 are in both: (5, 3) is the most equal pair.
             both = self.left.window(longer) & self.mirror.window(longer + shift)
             if both:
                 longer += (both & -both).bit_length() - 1
@@ -332,6 +334,8 @@ def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
             packs = np.concatenate([packs, np.arange(opened, opened + more)])
             room = np.cumsum(space[packs] // length)
             opened += more
+        # Length 3, packs with 8, 2 and 7 tokens left: room for [2 4] in packs [0 2]. Of 3
+        # sequences 2 go into pack 0 and 1 into pack 2.
         last = int(np.searchsorted(room, count))
         times = np.diff(np.minimum(room[: last + 1], count), prepend=0)
         packs = packs[: last + 1]

@@ -9,7 +9,7 @@ Cost: labels 2 ns a token, positions 2 ns.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -137,7 +137,7 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 array = list_array(pa.array(values, item), starts, item)
             arrays.append(array.cast(field.type))
             continue
-        of_tokens: npt.NDArray[Any]
+        of_tokens: np.ndarray
         if field.name == "labels":
             of_tokens = expand_labels(batch)
         elif field.name == "position_ids":
@@ -166,9 +166,7 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
     return np.where(trained_tokens(batch, offsets), ids, np.int32(IGNORE_INDEX))
 
 
-def trained_tokens(
-    batch: pa.RecordBatch | pa.Table, offsets: npt.NDArray[Any]
-) -> npt.NDArray[np.bool_]:
+def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> npt.NDArray[np.bool_]:
     """Return which tokens of rows are trained, flat, shape [num_tokens]; of either layout.
 
     Args:
@@ -215,7 +213,9 @@ def expand_weights(batch: pa.RecordBatch) -> npt.NDArray[np.float32]:
     return weights
 
 
-def trained_mask(starts: Any, ends: Any, num_tokens: int) -> npt.NDArray[np.bool_]:
+def trained_mask(
+    starts: npt.NDArray[np.integer], ends: npt.NDArray[np.integer], num_tokens: int
+) -> npt.NDArray[np.bool_]:
     """Mask of the tokens in ranges that do not overlap: +1 at starts, -1 at ends, summed up.
 
     Example:
@@ -256,8 +256,8 @@ def records_of(
 
 
 def position_ids(
-    seq_lengths: npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]] = np.int32
-) -> npt.NDArray[Any]:
+    seq_lengths: npt.NDArray[np.integer], dtype: type[np.integer] = np.int32
+) -> np.ndarray:
     """Positions of all tokens, restarting at each sequence.
 
     Args:

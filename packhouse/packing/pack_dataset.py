@@ -81,7 +81,7 @@ def pack_dataset(
     dataset: Any,
     seq_length: int,
     strategy: str = "best_fit",
-    map_kwargs: Mapping[str, Any] | None = None,
+    map_kwargs: Mapping[str, object] | None = None,
     *,
     over_length: OverLength | None = None,
     seed: int | None = None,
@@ -148,7 +148,7 @@ def pack_dataset(
         return type(dataset)({name: pack(part) for name, part in dataset.items()})
     settings = _settings(seq_length, strategy, over_length, seed, balance)
     tally = PackTally() if tally is None else tally
-    options: dict[str, Any] = dict(map_kwargs or {}) | {"batched": True}
+    options: dict[str, object] = dict(map_kwargs or {}) | {"batched": True}
     if isinstance(dataset, IterableDataset):
         kind = dataset._formatting and dataset._formatting.format_type
         packing = _Packing(settings, tally)

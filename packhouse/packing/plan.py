@@ -19,7 +19,7 @@ A plan holds 4 bytes a sequence (8 beyond 2**31) and 8 a pack; planning needs 12
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ from packhouse.records.lists import count_up
 
 _BLOCK_RUNS = 2**16  # in memory at a time, about
 
-_Length = TypeVar("_Length", bound=np.integer[Any])
+_Length = TypeVar("_Length", bound=np.integer)
 
 
 def plan_packs(
@@ -220,7 +220,10 @@ def _shuffled(num: int, seed: int | None) -> npt.NDArray[np.int64]:
 
 
 def _row_blocks(num_packs: IntArray) -> Iterator[slice]:
-    """Cut the rows of patterns so that a block stands for `_BLOCK_RUNS` packs, or is one row."""
+    """Cut the rows of patterns so that a block stands for `_BLOCK_RUNS` packs, or is one row.
+
+    Rows of [40,000, 40,000, 3] packs -> rows [0, 1) and [1, 3), of 40,000 and 40,003 packs.
+    """
     ends = np.cumsum(num_packs)
     first = 0
     while first < len(ends):
@@ -234,6 +237,8 @@ def _permuted_by_length(lengths: Lengths, seed: int | None) -> IndexArray:
     """Indices of sequences by ascending length, equal lengths in an order `seed` decides."""
     if seed is None:
         return _compact(np.argsort(lengths, kind="stable"), len(lengths))
+    # Length in the upper half, key of the index in the lower one: one sort of integers orders
+    # both, and no index is moved beside them.
     keys = lengths.astype(np.uint64)
     keys <<= np.uint64(32)
     keys |= shuffle_keys(len(lengths), seed)
@@ -259,6 +264,8 @@ def _first_fit_shuffle(lengths: Lengths, seq_len: int, seed: int | None) -> Pack
     room = [seq_len] * (2 * leaves)
     packs = np.empty(len(order), dtype=np.int64)
     for index, length in enumerate(lengths[order].tolist()):
+        # 4 leaves with [2 0 5 8] left, so room [_ 8 2 8 2 0 5 8]. A sequence of 4 goes from node 1
+        # to 3 (2 is too little), then to 6: pack 2.
         node = 1
         while node < leaves:
             node *= 2
@@ -280,6 +287,7 @@ def _first_fit_shuffle(lengths: Lengths, seq_len: int, seed: int | None) -> Pack
 def _next_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
     """Fill packs in the shuffled order, opening a new one when the next sequence does not fit."""
     order = _shuffled(len(lengths), seed)
+    # Lengths [5 3 2 6] of seq_len 8 end at [5 8 10 16]: packs are cut at [0 2 4].
     ends = np.cumsum(lengths[order], dtype=np.int64)
     view = memoryview(ends.data)
     offsets = [0]
@@ -300,6 +308,8 @@ def _concat(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
     order = _shuffled(len(lengths), seed)
     ends = np.cumsum(lengths[order], dtype=np.int64)
     num_tokens = int(ends[-1]) if len(ends) else 0
+    # Lengths [5 3] of seq_len 4: ends [5 8], cuts [4], so pieces end at [4 5 8] of all tokens.
+    # Packs hold pieces [0 1 3]; in tokens of their sequence they are [0 4), [4 5) and [0 3).
     cuts = np.arange(seq_len, num_tokens, seq_len, dtype=np.int64)
     # Two ascending runs: the stable sort merges them. (np.union1d hashes: 30 times as long.)
     piece_ends = np.sort(np.concatenate([ends, cuts]), kind="stable")

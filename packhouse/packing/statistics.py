@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +76,7 @@ class PackStatistics:
         capacity = self.num_packs * self.seq_len
         return self.num_tokens / capacity if capacity else 1.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Fields and derived numbers, JSON-able."""
         return {**asdict(self), "num_padding": self.num_padding, "fill": round(self.fill, 6)}
 

@@ -21,7 +21,7 @@ from packhouse.quality.dirt import has_html, has_invisible, has_mojibake
 from packhouse.quality.language import UNDETERMINED, language
 from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
 from packhouse.quality.repetition import REPETITIVE, repetition
-from packhouse.records.lists import list_offsets, one_chunk
+from packhouse.records.messages import FlatMessages
 
 COUNTERS = {
     "empty_answers": "have an answer that says nothing",
@@ -49,7 +49,7 @@ _EDGES = np.array([round(2 ** (step / 4)) for step in range(4 * 40)])
 Bools = npt.NDArray[np.bool_]
 
 
-def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, Any]:
+def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, object]:
     """Count what the counters find in the conversations of a shard.
 
     Args:
@@ -64,7 +64,7 @@ def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, 
     flags: dict[str, list[Bools]] = {name: [] for name in _CHECKS}
     lengths, found_languages = [], []
     for start in range(0, validated.num_rows, _BLOCK):
-        rows = _Rows(one_chunk(validated["messages"].slice(start, _BLOCK)))
+        rows = _Rows(FlatMessages.of(validated["messages"].slice(start, _BLOCK)))
         for name, check in _CHECKS.items():
             flags[name].append(check(rows))
         lengths.append(np.asarray(pc.utf8_length(rows.texts), np.int64))
@@ -93,7 +93,7 @@ def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, 
 
 def combine_quality(
     shards: Sequence[tuple[str, Mapping[str, Any]]], languages: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Add up what was counted in shards.
 
     Args:
@@ -105,7 +105,7 @@ def combine_quality(
         counter; `languages`: rows by language, where they were counted.
     """
     sources: dict[str, Counter[str]] = {}
-    worst: dict[str, list[dict[str, Any]]] = {name: [] for name in COUNTERS}
+    worst: dict[str, list[dict[str, object]]] = {name: [] for name in COUNTERS}
     spoken: Counter[str] = Counter()
     medians = _medians(shards)
     for name, found in shards:
@@ -154,7 +154,7 @@ def quality_lines(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
     rows.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
     num_kept: Counter[str] = Counter()
     kept = []
@@ -173,6 +173,8 @@ def _medians(shards: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, int]:
         own.update({int(bucket): rows for bucket, rows in found["lengths"].items()})
     medians = {}
     for name, own in buckets.items():
+        # Two rows in bucket 3 and five in bucket 9: [2 7] rows up to each, and the middle one, at
+        # 3.5, is in bucket 9.
         ordered = sorted(own)
         up_to = np.cumsum([own[bucket] for bucket in ordered])
         medians[name] = ordered[int(np.searchsorted(up_to, up_to[-1] / 2))] if ordered else 0
@@ -186,69 +188,61 @@ _NONE = np.zeros(0, np.bool_)
 class _Rows:
     """What some conversations say."""
 
-    messages: pa.ListArray
-
-    @cached_property
-    def _offsets(self) -> npt.NDArray[np.int64]:
-        offsets = list_offsets(self.messages).astype(np.int64)
-        return np.asarray(offsets - offsets[0], np.int64)
-
-    @cached_property
-    def _fields(self) -> dict[str, pa.Array]:
-        flat = self.messages.flatten()
-        return dict(zip(flat.type.names, flat.flatten(), strict=True))
+    flat: FlatMessages
 
     @cached_property
     def texts(self) -> pa.StringArray:
         """All that the turns of each row say, behind one another."""
         said = pc.binary_join_element_wise(
-            *(self._fields[name] for name in ("content", "context", "reasoning", "tool_calls")),
+            *(self.flat.fields[name] for name in ("content", "context", "reasoning", "tool_calls")),
             "\n",
             null_handling="skip",
         )
-        lists = pa.ListArray.from_arrays(pa.array(self._offsets, pa.int32()), said)
+        lists = pa.ListArray.from_arrays(pa.array(self.flat.offsets, pa.int32()), said)
         return pc.binary_join(lists, "\n")
 
     @cached_property
     def _is_answer(self) -> Bools:
-        return np.asarray(pc.equal(self._fields["role"], "assistant"), np.bool_)
+        return np.asarray(pc.equal(self.flat.fields["role"], "assistant"), np.bool_)
 
     @cached_property
     def _row_of_answers(self) -> npt.NDArray[np.int64]:
-        row = np.repeat(np.arange(len(self.messages)), np.diff(self._offsets))
+        row = np.repeat(np.arange(len(self.flat.counts)), self.flat.counts)
         return np.asarray(row[self._is_answer])
 
     @cached_property
     def answers(self) -> pa.StringArray:
         """What the assistant says, a text for each of its turns."""
-        return self._fields["content"].filter(pa.array(self._is_answer))
+        return self.flat.fields["content"].filter(pa.array(self._is_answer))
 
     @cached_property
     def joined_answers(self) -> pa.StringArray:
         """The same, a text for each row."""
-        before = np.append(0, np.cumsum(self._is_answer))[self._offsets]
+        before = np.append(0, np.cumsum(self._is_answer))[self.flat.offsets]
         lists = pa.ListArray.from_arrays(pa.array(before, pa.int32()), self.answers)
         return pc.binary_join(lists, "\n")
 
     @cached_property
     def prompts(self) -> pa.StringArray:
         """What the user said right before each answer; null where nobody did."""
-        user = np.asarray(pc.equal(self._fields["role"], "user"), np.bool_)
+        user = np.asarray(pc.equal(self.flat.fields["role"], "user"), np.bool_)
         at = np.flatnonzero(self._is_answer)
-        is_first = np.isin(at, self._offsets)
+        is_first = np.isin(at, self.flat.offsets)
         mask = is_first | ~user[np.maximum(at - 1, 0)]
-        return self._fields["content"].take(pa.array(np.maximum(at - 1, 0), mask=mask))
+        return self.flat.fields["content"].take(pa.array(np.maximum(at - 1, 0), mask=mask))
 
     @cached_property
     def calls_nothing(self) -> Bools:
         """Marks answers without tool calls and reasoning."""
-        calls = pc.and_(self._fields["tool_calls"].is_null(), self._fields["reasoning"].is_null())
+        calls = pc.and_(
+            self.flat.fields["tool_calls"].is_null(), self.flat.fields["reasoning"].is_null()
+        )
         return np.asarray(calls, np.bool_)[self._is_answer]
 
     def of_answers(self, is_found: pa.BooleanArray | Bools) -> Bools:
         """Marks rows of which an answer is marked."""
         marks = np.asarray(pc.fill_null(pa.array(is_found), False), np.bool_)
-        rows = np.zeros(len(self.messages), np.bool_)
+        rows = np.zeros(len(self.flat.counts), np.bool_)
         rows[self._row_of_answers[marks]] = True
         return rows
 
@@ -276,7 +270,7 @@ _CHECKS: dict[str, Callable[[_Rows], Bools]] = {
 
 def _places(
     table: pa.Table, rows: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | None = None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Where the first of some rows stand, each with a value: 1 by default."""
     first = rows[:_NUM_WORST]
     found = table.select(["source", "row", "record_id"]).take(pa.array(first)).to_pylist()
@@ -284,6 +278,6 @@ def _places(
     return [{**row, "value": value} for row, value in zip(found, numbers, strict=True)]
 
 
-def _histogram(values: npt.NDArray[Any]) -> dict[str, int]:
+def _histogram(values: np.ndarray) -> dict[str, int]:
     names, counts = np.unique(values, return_counts=True)
     return {str(name): int(count) for name, count in zip(names, counts, strict=True)}

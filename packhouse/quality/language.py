@@ -35,7 +35,7 @@ def language(text: pa.StringArray) -> pa.StringArray:
     return pa.array([None if each is None else _language(each) for each in text.to_pylist()])
 
 
-def language_key(languages: Sequence[str]) -> dict[str, Any]:
+def language_key(languages: Sequence[str]) -> dict[str, object]:
     """Return what decides which answers are in another language, for a step's key; empty without.
 
     Raises:

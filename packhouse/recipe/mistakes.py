@@ -123,7 +123,7 @@ def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
     return model
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     """What was given, but not text: it may be a secret in the wrong field."""
     if isinstance(value, str):
         return f"text of {len(value):,} characters"

@@ -7,7 +7,7 @@ Each section is handed to the step of the same name and is part of that step's c
 
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -178,7 +178,7 @@ def plugins_of(recipe: Recipe) -> list[Plugin]:
     ]
 
 
-def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _lines(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Keys and values of nested settings, a line each: `pack.seq_len`, `2048`."""
     if isinstance(value, dict) and value:
         for key, item in value.items():

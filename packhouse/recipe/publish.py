@@ -49,12 +49,12 @@ class ExportConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_name(cls, value: Any) -> Any:
+    def _of_a_name(cls, value: object) -> Any:
         return {"format": value} if isinstance(value, str) else value
 
     @field_validator("format", mode="before")
     @classmethod
-    def _is_no_pickle(cls, name: Any) -> Any:
+    def _is_no_pickle(cls, name: object) -> Any:
         if name == "npy":
             raise ValueError(NO_NPY)
         return name
@@ -136,7 +136,7 @@ class PublishConfig(Section):
 
     @field_validator("also", mode="before")
     @classmethod
-    def _as_addresses(cls, also: Any) -> Any:
+    def _as_addresses(cls, also: object) -> Any:
         """Write `{wandb: {project: P, files: true}}` as an address, alone or in the list."""
         targets = [also] if isinstance(also, dict) else also
         if not isinstance(targets, list):
@@ -153,7 +153,7 @@ class PublishConfig(Section):
         return [named[name] for name in sorted(named)]
 
 
-def _address(target: Any) -> Any:
+def _address(target: object) -> Any:
     """Return a W&B target as its address, and anything else as it is.
 
     Example:

@@ -28,7 +28,7 @@ def is_recipe_path(path: object) -> bool:
 
 
 def load_recipe(
-    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, object] | None = None
 ) -> Recipe:
     """Read a recipe from YAML, with settings and `section.key=value` overrides put over it.
 
@@ -166,7 +166,7 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_recipe(
-    raw: dict[str, Any],
+    raw: Mapping[str, object],
     *,
     where: str = "recipe",
     folder: Path | None = None,
@@ -190,7 +190,7 @@ def parse_recipe(
     return recipe if folder is None else _resolve(recipe, folder)
 
 
-def merge_settings(raw: dict[str, Any], settings: Mapping[str, Any]) -> list[str]:
+def merge_settings(raw: dict[str, Any], settings: Mapping[str, object]) -> list[str]:
     """Put settings over a recipe's mapping: sections key by key, None leaves a key as it is.
 
     Returns:
@@ -215,7 +215,7 @@ def merge_settings(raw: dict[str, Any], settings: Mapping[str, Any]) -> list[str
     return put
 
 
-def apply_override(raw: dict[str, Any], override: str) -> None:
+def apply_override(raw: Mapping[str, object], override: str) -> None:
     """Put `section.key=value` over a recipe's mapping.
 
     Raises:
@@ -268,7 +268,7 @@ def changes_data(overrides: Sequence[str]) -> bool:
     return False
 
 
-def _item(place: list[Any], index: str, override: str) -> Any:
+def _item(place: Sequence[object], index: str, override: str) -> Any:
     if index not in map(str, range(len(place))):
         raise ConfigError(f"--set {override}: '{index}' is not one of items 0 to {len(place) - 1}")
     return place[int(index)]
@@ -277,7 +277,7 @@ def _item(place: list[Any], index: str, override: str) -> Any:
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
-def expand_variables(value: Any) -> Any:
+def expand_variables(value: object) -> Any:
     """Put `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` of the environment into every text.
 
     Raises:

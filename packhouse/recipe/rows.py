@@ -63,7 +63,7 @@ _OWN_ARGUMENTS = {"messages", "add_generation_prompt", "continue_final_message"}
 _MAX_ARGUMENTS = 2**16
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
+def check_arguments(arguments: Mapping[str, object]) -> None:
     """Refuse names that no chat template is given by a row or a recipe.
 
     Raises:
@@ -120,7 +120,7 @@ class FormatConfig(Section):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _are_json(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _are_json(cls, arguments: Mapping[str, object]) -> dict[str, Any]:
         """Names that a template may have, and values that JSON has; in one order."""
         check_arguments(arguments)
         for name in ("tools", "documents"):

@@ -1,7 +1,7 @@
 """Names of records and groups, 20 hex digits each, as bytes and numbers."""
 
 from collections.abc import Iterable
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from packhouse.records.lists import one_chunk, string_bytes
 
 NUM_DIGITS = 20
 
-Keys: TypeAlias = pa.Array | pa.ChunkedArray | npt.NDArray[Any]
+Keys: TypeAlias = pa.Array | pa.ChunkedArray | np.ndarray
 """Arrow or numpy strings."""
 
 
@@ -53,7 +53,7 @@ def is_among(bits: npt.NDArray[np.uint64], some: npt.NDArray[np.uint64]) -> npt.
     return found
 
 
-def key_bytes(keys: Keys) -> npt.NDArray[Any]:
+def key_bytes(keys: Keys) -> np.ndarray:
     """Each key as 10 bytes that compare as one value."""
     return _parsed(keys).view("S10").reshape(-1)
 

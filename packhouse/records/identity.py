@@ -178,6 +178,8 @@ def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> p
 def _prompt_texts(flat: FlatMessages) -> pa.Array:
     """Per conversation, the texts that make its group, joined by newlines."""
     codes = flat.role_codes()
+    # Messages s u a u | a: asked [0 1 0 0 | 0], counted [0 0 1 1 1 1], at the offsets [0 1 1]. The
+    # second conversation has none, and goes by all of its text.
     asked = (codes == USER) & ~_after_answer(flat, codes)
     starts = np.concatenate([[0], np.cumsum(asked)])
     without = np.diff(starts[flat.offsets]) == 0
@@ -224,7 +226,10 @@ def _normalised(texts: pa.Array) -> list[bytes]:
         normalised[row] = b" ".join(normalised[row].split())
     ascii_only = np.asarray(pc.string_is_ascii(texts), np.bool_)
     for row in np.flatnonzero(~ascii_only).tolist():
-        normalised[row] = _normalise(texts[row].as_py())
+        # Folding may take a text out of NFC, so it is composed again.
+        composed = unicodedata.normalize("NFC", texts[row].as_py()).casefold()
+        words = unicodedata.normalize("NFC", composed).split()
+        normalised[row] = " ".join(words).encode("utf-8")
     return normalised
 
 
@@ -237,8 +242,3 @@ def _untidy(folded: bytes, offsets: Ints) -> Bools:
     full = np.flatnonzero(np.diff(offsets) > 0)
     untidy[full] |= is_space[offsets[full]] | is_space[offsets[full + 1] - 1]
     return untidy
-
-
-def _normalise(text: str) -> bytes:
-    folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
-    return " ".join(folded.split()).encode("utf-8")

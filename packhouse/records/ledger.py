@@ -78,7 +78,7 @@ class LedgerLine(RowCounts):
                 lost=missing,
             )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as plain JSON, counters sorted by reason."""
         return {
             key: dict(sorted(value.items())) if isinstance(value, Mapping) else value

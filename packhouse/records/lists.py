@@ -6,7 +6,6 @@ this package works on that pair: no Python list of ids exists anywhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from packhouse.records.tables import SPAN
 
 Int32s = npt.NDArray[np.int32]
-Offsets = npt.NDArray[np.integer[Any]]
+Offsets = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,18 +45,15 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
     Lists that are views or of a fixed size become plain ones, which copies too.
     """
-    if _is_other_list(column.type):
+    kind = column.type
+    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if is_view or pa.types.is_fixed_size_list(kind):
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         kind = pa.large_list(column.type.value_type)
         column = pa.chunked_array([_plain_list(chunk) for chunk in chunks], kind)
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
-
-
-def _is_other_list(kind: pa.DataType) -> bool:
-    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    return bool(is_view or pa.types.is_fixed_size_list(kind))
 
 
 def _plain_list(array: pa.Array) -> pa.Array:
@@ -71,14 +67,14 @@ def list_offsets(array: pa.Array) -> Offsets:
     """Offsets of a list or string array into its `values`, sliced arrays included."""
     array = one_chunk(array)
     is_large = pa.types.is_large_list(array.type) or pa.types.is_large_string(array.type)
-    width: type[Any] = np.int64 if is_large else np.int32
+    width = np.dtype(np.int64 if is_large else np.int32)
     if len(array) == 0:
-        return np.zeros(1, dtype=width)
+        return np.zeros(1, width)
     buffer = array.buffers()[1]
-    return np.frombuffer(buffer, dtype=width)[array.offset : array.offset + len(array) + 1]
+    return np.frombuffer(buffer, width)[array.offset : array.offset + len(array) + 1]
 
 
-def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[Any], Offsets]:
+def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
     """Values and offsets of a list column of numbers, without a copy where it is one chunk.
 
     Offsets need not begin at 0 and the values may hold more than they reach.
@@ -92,7 +88,20 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[Any], Off
     return array.values.to_numpy(zero_copy_only=True), list_offsets(array)
 
 
-def zero_based(values: npt.NDArray[Any], offsets: Offsets) -> tuple[npt.NDArray[Any], Offsets]:
+def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Items of a list column behind one another, and where each row's begin, from 0.
+
+    Example:
+        >>> items, offsets = list_items(pa.array([["a"], ["b", "c"], ["d"]]).slice(1))
+        >>> items.to_pylist(), offsets.tolist()
+        (['b', 'c', 'd'], [0, 2, 3])
+    """
+    array = one_chunk(column)
+    offsets = list_offsets(array).astype(np.int64)
+    return array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+
+
+def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offsets]:
     """The same list column with offsets from 0 and no value beyond the last offset."""
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
@@ -121,9 +130,7 @@ def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
     return Ranges(starts, ends, offsets - offsets[0])
 
 
-def count_up(
-    counts: npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]] = np.int64
-) -> npt.NDArray[Any]:
+def count_up(counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64) -> np.ndarray:
     """Count from 0 within each run.
 
     Example:
@@ -137,15 +144,13 @@ def count_up(
     return within
 
 
-def list_array(values: pa.Array, offsets: npt.NDArray[Any], item: pa.DataType) -> pa.Array:
+def list_array(values: pa.Array, offsets: np.ndarray, item: pa.DataType) -> pa.Array:
     """A list array over `values` (not copied) with non-null items."""
     kind = pa.list_(pa.field("item", item, nullable=False))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
 
 
-def ranges_array(
-    starts: Int32s, ends: Int32s, counts: Sequence[int] | npt.NDArray[Any]
-) -> pa.Array:
+def ranges_array(starts: Int32s, ends: Int32s, counts: Sequence[int] | np.ndarray) -> pa.Array:
     """A list<SPAN> array whose row `i` has `counts[i]` ranges.
 
     Example:

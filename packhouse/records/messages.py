@@ -11,7 +11,7 @@ a role that is none of the four makes the conversation bad, it is never dropped 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.reasons import TurnOrder
+from packhouse.records.lists import list_items
 from packhouse.records.tables import CONVERSATION, MESSAGE
 
 VERSION = 2
@@ -93,13 +94,9 @@ class FlatMessages:
     @classmethod
     def of(cls, messages: pa.Array) -> "FlatMessages":
         """View an array of `list<MESSAGE>`."""
-        if isinstance(messages, pa.ChunkedArray):
-            messages = messages.combine_chunks()
-        offsets = np.asarray(messages.offsets, np.int64)
-        values = messages.flatten()  # starts at the array's own first message
-        names = [f.name for f in values.type]
-        fields = dict(zip(names, values.flatten(), strict=True))
-        return cls(offsets=offsets - offsets[0], fields=fields)
+        values, offsets = list_items(messages)
+        fields = dict(zip(values.type.names, values.flatten(), strict=True))
+        return cls(offsets=offsets, fields=fields)
 
     @property
     def starts(self) -> Ints:
@@ -195,6 +192,7 @@ class _Worst:
         self._add(reason, np.flatnonzero(bad), None)
 
     def add_messages(self, reason: str, bad: Bools) -> None:
+        # Bad messages [1 2 5] of conversations at [0 3 6]: rows [0 0 1], the first of each [1 5].
         places = np.flatnonzero(bad)
         if not len(places):
             return
@@ -275,7 +273,11 @@ def _check_texts(
             continue
         worst.add_messages("control", _with_nul(column))
         if max_chars is not None:
-            worst.add_messages("too_many_chars", _longer_than(column, max_chars))
+            num_bytes = np.asarray(pc.fill_null(pc.binary_length(column), 0))
+            longer: Bools = num_bytes > max_chars  # bytes are at least as many as characters
+            for place in np.flatnonzero(longer).tolist():
+                longer[place] = len(column[place].as_py()) > max_chars
+            worst.add_messages("too_many_chars", longer)
 
 
 def _with_nul(column: pa.Array) -> Bools:
@@ -287,19 +289,11 @@ def _with_nul(column: pa.Array) -> Bools:
     return found
 
 
-def _longer_than(column: pa.Array, max_chars: int) -> Bools:
-    num_bytes = np.asarray(pc.fill_null(pc.binary_length(column), 0))
-    longer: Bools = num_bytes > max_chars  # bytes are at least as many as characters
-    for place in np.flatnonzero(longer):
-        longer[place] = len(column[int(place)].as_py()) > max_chars
-    return longer
-
-
 def string_buffers(column: pa.Array) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Offsets and bytes of a string or binary array; null slots are empty or point anywhere."""
     _, offsets, data = column.buffers()
     if len(column) == 0:
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     bounds = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset)
-    raw: Any = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    raw = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return bounds.astype(np.int64), raw

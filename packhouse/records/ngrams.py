@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.lists import list_offsets, one_chunk
+from packhouse.records.lists import list_items
 
 Hashes = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
@@ -54,10 +54,7 @@ def words_of(texts: pa.Array) -> Words:
         spaced = pc.replace_substring_regex(lower, _UNSPACED, r" \1 ")
         lower = pc.if_else(is_plain, lower, spaced)
     plain = pc.utf8_trim(pc.replace_substring_regex(lower, r"[^\pL\pN\pM]+", " "), " ")
-    split = one_chunk(pc.split_pattern(plain, " "))
-    offsets = list_offsets(split).astype(np.int64)
-    values = split.values.slice(offsets[0], offsets[-1] - offsets[0])
-    offsets = offsets - offsets[0]
+    values, offsets = list_items(pc.split_pattern(plain, " "))
     is_word = np.asarray(pc.binary_length(values)) > 0  # a text without any splits into one ""
     if is_word.all():
         return Words(values, offsets)
@@ -77,7 +74,10 @@ def hash_words(values: pa.Array) -> Hashes:
 
 
 def run_hashes(numbers: Hashes, starts: Int64s, length: int) -> Hashes:
-    """Hash the run of `length` numbers from each start on."""
+    """Hash the run of `length` numbers from each start on.
+
+    Numbers [5 7 9], starts [0 1], length 2: hashes of 5 7 and of 7 9.
+    """
     weighted = numbers * FACTOR
     hashes = np.zeros(len(starts), np.uint64)
     for offset in range(length):

@@ -11,7 +11,6 @@ So a pair is counted, packed, split and dropped like any record: whole. All is d
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,9 +165,7 @@ class _Side:
         self.num_prompt = read_ranges(table["trained_ranges"]).starts
 
 
-def _are_equal(
-    sides: list[_Side], lengths: list[npt.NDArray[np.integer[Any]]]
-) -> npt.NDArray[np.bool_]:
+def _are_equal(sides: list[_Side], lengths: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.bool_]:
     """Which rows of two sides begin with as many tokens, and with the same ones."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
     counts = np.where(is_equal, lengths[0], 0)
@@ -183,6 +180,7 @@ def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     values, offsets = zero_based(*flat_list(_interleaved(ids)))
     num_tokens = [table["num_tokens"].to_numpy() for table in (chosen, rejected)]
     ranges = [read_ranges(table["trained_ranges"]) for table in (chosen, rejected)]
+    # Chosen answer [2, 4) of 4 tokens, rejected one [2, 3): [2, 4) and [6, 7) of the record.
     spans = [
         np.stack([getattr(ranges[0], name), getattr(ranges[1], name) + num_tokens[0]], axis=1)
         for name in ("starts", "ends")

@@ -5,8 +5,6 @@ that data without fractional weights costs a null bitmap and the same data has t
 whichever way it was rendered.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -16,7 +14,7 @@ from packhouse.records.tables import WEIGHTS
 Float32s = npt.NDArray[np.float32]
 
 
-def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer[Any]]) -> Float32s | None:
+def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer]) -> Float32s | None:
     """Weights of all spans behind one another; None where all of them are 1.
 
     Args:
@@ -38,7 +36,7 @@ def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer[Any]]) -> Floa
     return weights
 
 
-def weights_column(weights: Float32s | None, counts: npt.NDArray[np.integer[Any]]) -> pa.Array:
+def weights_column(weights: Float32s | None, counts: npt.NDArray[np.integer]) -> pa.Array:
     """Array of type WEIGHTS with `counts[i]` weights in row i; null in rows where all are 1.
 
     Example:

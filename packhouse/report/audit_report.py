@@ -33,7 +33,7 @@ MEANINGS = {
     "trained_headers": ("the header of an answer is trained", "begin the mask behind the header"),
     "missing_headers": (
         "the record does not begin as the template does, or no header stands before the answer",
-        "drop them or raise the limit of tokens: the prompt was cut",
+        "the prompt was cut: drop them or raise the limit; or a boundary lies beside its place",
     ),
     "double_bos": ("two BOS", "tokenize rendered text with add_special_tokens=False"),
     "missing_bos": ("no BOS, and the tokenizer puts one", "add it: the model expects it"),

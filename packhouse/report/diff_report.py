@@ -16,7 +16,7 @@ from typing import Any
 from packhouse.pages import html_text
 from packhouse.report.figures import compare_figure
 from packhouse.report.html import details, figure, header, page, section, table
-from packhouse.report.samples import label_text, weights_text
+from packhouse.report.samples import label_names, label_text, weights_text
 from packhouse.report.tokens import pipeline_of, token_texts
 from packhouse.report.version_report import measured_of
 from packhouse.runtime.disks import temporary_folder
@@ -202,7 +202,7 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
     length = max((len(each["input_ids"]) for each in (old, new) if each), default=0)
     notes = [
         (
-            label_text(record["label"], version.manifest.preferences),
+            label_text(record["label"], label_names(version.manifest)),
             weights_text(record["loss_weights"]),
         )
         for record, version in zip((old, new), versions, strict=True)

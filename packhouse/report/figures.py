@@ -42,8 +42,8 @@ def _axis(title: str | None, **more: object) -> Spec:
 
 
 def _counts(title: str) -> Spec:
-    """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k and 0.5k."""
-    return _axis(title, labelExpr="format(datum.value, '~s')", tickCount=5)
+    """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k, 0.5k, and 500m packs."""
+    return _axis(title, labelExpr="format(datum.value, '~s')", tickCount=5, tickMinStep=1)
 
 
 def _q(field: str, title: str, **more: object) -> Spec:

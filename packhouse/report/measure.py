@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from packhouse.report.samples import (
     PACK_COLUMNS,
+    label_names,
     label_text,
     page_record,
     records_in,
@@ -117,10 +118,10 @@ def _examples(
 
 def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> dict[str, Any]:
     """Masks and fill of the packs that are read, and samples evenly among them."""
-    preferences = tables.manifest.preferences
+    preferences, labels = tables.manifest.preferences, label_names(tables.manifest)
     files = [(path, name) for path, name in tables.files.get("data", []) if name == split]
     packs = replace(tables, files={"data": files}, columns=PACK_COLUMNS, checks_packs=True)
-    tally = _Tally(tables.seq_len, preferences)
+    tally = _Tally(tables.seq_len, labels)
     seen = tokens = shown = 0
     samples: Samples = []
     step = 1
@@ -135,7 +136,7 @@ def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> d
         for number in range(-seen % step, part.num_rows, step):
             if shown < num_shown and len(samples) < _PACKS:
                 (row,) = part.slice(number, 1).to_pylist()
-                samples.append(_sample(seen + number, row, preferences))
+                samples.append(_sample(seen + number, row, preferences, labels))
                 shown += sum(len(record["ids"]) for record in samples[-1]["records"])
         seen += part.num_rows
         if tokens >= MAX_READ_TOKENS:
@@ -146,8 +147,8 @@ def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> d
 class _Tally:
     """Counts over packs, a part of the view at a time."""
 
-    def __init__(self, seq_len: int, preferences: str | None) -> None:
-        self.seq_len, self.preferences = seq_len, preferences
+    def __init__(self, seq_len: int, names: Sequence[str]) -> None:
+        self.seq_len, self.names = seq_len, names
         self.fill = np.zeros(_BINS, np.int64)
         self.per_pack: Counter[int] = Counter()
         self.shares = np.zeros(_BINS, np.int64)
@@ -167,7 +168,7 @@ class _Tally:
         self.per_pack.update(packs["num_records"].to_pylist())
         self.weights.update(_counts(weights[flags]))
         self.labels.update(
-            label_text(label, self.preferences) for label in packs["label"].drop_null().to_pylist()
+            label_text(label, self.names) for label in packs["label"].drop_null().to_pylist()
         )
         starts = np.cumsum(lengths) - lengths
         trained = np.add.reduceat(flags, starts, dtype=np.int64)
@@ -214,12 +215,14 @@ def _counts(values: npt.NDArray[Any]) -> dict[Any, int]:
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def _sample(number: int, row: Mapping[str, Any], preferences: str | None) -> dict[str, Any]:
+def _sample(
+    number: int, row: Mapping[str, Any], preferences: str | None, labels: Sequence[str]
+) -> dict[str, Any]:
     """A pack as the page's script takes it; of a long one, the first records."""
     records, room = [], _PACK_TOKENS
     weights: Sequence[float] = row["loss_weights"]
     is_weighted = {*weights} - {0, 1}
-    for name, start, end, side in records_in(row, preferences):
+    for name, start, end, side in records_in(row, preferences, labels):
         if room <= 0:
             break
         ids, trained = (row[column][start:end] for column in ("input_ids", "trained"))

@@ -18,6 +18,7 @@ from packhouse.report.pictures import lengths_svg
 from packhouse.report.samples import (
     PackRecord,
     first_split,
+    label_names,
     read_packs,
     records_in,
     weights_text,
@@ -84,11 +85,12 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     split = first_split(opened)
     data = opened.files("data", split)
     records: Iterable[Record] = ()
+    labels = label_names(opened.manifest)
     if data and data[0].rows and data[0].size <= _MAX_BYTES:
         records = (
             _record_of(number, row, record)
             for number, row in read_packs(opened, split, 0, _RECORDS)
-            for record in records_in(row, opened.manifest.preferences)
+            for record in records_in(row, opened.manifest.preferences, labels)
         )
     shown = cell(
         numbers_of(opened.manifest),

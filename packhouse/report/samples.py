@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from packhouse.escaping import for_terminal
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.packing.layout import trained_tokens
 from packhouse.records.lists import list_offsets
@@ -17,6 +18,7 @@ from packhouse.report.tokens import trained_ranges
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
+from packhouse.store.manifest import Manifest
 from packhouse.views.tables import Tables
 
 MAX_RECORD_TOKENS = 3_000
@@ -133,12 +135,15 @@ class PackRecord(NamedTuple):
     """`chosen` or `rejected` of a pair, else as `label_text` says."""
 
 
-def records_in(row: Mapping[str, Any], preferences: str | None = None) -> Iterator[PackRecord]:
+def records_in(
+    row: Mapping[str, Any], preferences: str | None = None, labels: Sequence[str] = ()
+) -> Iterator[PackRecord]:
     """Yield the sequences of a pack, in order.
 
     Args:
         row: of the view `packs`.
         preferences: as the manifest has them.
+        labels: what they are called, of `label_names`.
 
     Example:
         >>> row = {"seq_lengths": [3, 2], "record_ids": ["x", "x"], "label": None}
@@ -146,17 +151,32 @@ def records_in(row: Mapping[str, Any], preferences: str | None = None) -> Iterat
         [('x', 0, 3, 'chosen'), ('x', 3, 5, 'rejected')]
     """
     edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
-    label = label_text(row["label"], preferences)
+    label = label_text(row["label"], labels)
     sides = cycle(("chosen", "rejected") if preferences == "pairs" else (label,))
     ids = row["record_ids"]
     yield from map(PackRecord._make, zip(ids, edges, edges[1:], sides, strict=False))
 
 
-def label_text(label: int | None, preferences: str | None) -> str:
-    """Return a label in words: `good` or `bad` of a verdict, `label 3` of a class, else nothing."""
+def label_names(manifest: Manifest) -> list[str]:
+    """Return what labels 0, 1, ... are called: verdicts, or classes where all sources agree."""
+    if manifest.preferences == "kto":
+        return ["bad", "good"]
+    settings = [each.get("settings") for each in manifest.lineage.get("sources", [])]
+    given = [each.get("label_names") if isinstance(each, dict) else None for each in settings]
+    names = given[0] if given and given.count(given[0]) == len(given) else None
+    return [for_terminal(str(name)) for name in names] if isinstance(names, list) else []
+
+
+def label_text(label: int | None, names: Sequence[str]) -> str:
+    """Return a label in words: its name where it has one, else its number; nothing for none.
+
+    Example:
+        >>> label_text(1, ["bad", "good"]), label_text(3, []), label_text(None, ["bad", "good"])
+        ('good', 'label 3', '')
+    """
     if label is None:
         return ""
-    return ("good" if label else "bad") if preferences == "kto" else f"label {label}"
+    return names[label] if 0 <= label < len(names) else f"label {label}"
 
 
 def weights_text(weights: Sequence[float]) -> str:

@@ -1,11 +1,14 @@
 """Say in one sentence that a disk is full, out of inodes or read-only, and what to do about it."""
 
 import errno
+import fcntl
 import os
+import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,8 @@ OF_DISKS = (*_FULL, errno.EROFS)
 """Error numbers of disks that cannot take what is written."""
 _OTHER_CACHE = "name another folder with `cache`, --cache or PACKHOUSE_CACHE"
 _OTHER_TMP = "set TMPDIR to another folder"
+_LOCKED_BY_S = 60
+"""Seconds after which a temporary folder without a lock is nobody's: it is locked when made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ def write_whole(path: Path, body: bytes) -> None:
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """Make a temporary folder, `packhouse-<purpose>-<random>`, that is gone after the block.
 
+    It is locked, so that the next one of its purpose removes what a killed process left.
+
     Raises:
         DiskError: it cannot be made, or its disk cannot take what is written into it.
     """
@@ -101,6 +108,23 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
         raise DiskError(f"no place for temporary files: {error.strerror}; {_OTHER_TMP}") from error
     what = "the folder of temporary files"
     with disk_errors(root, what, _OTHER_TMP):
+        for left in root.glob(f"packhouse-{purpose}-*"):
+            with suppress(FileNotFoundError), _locked(left) as is_nobodys:
+                if is_nobodys and time.time() - left.stat().st_mtime > _LOCKED_BY_S:
+                    shutil.rmtree(left, ignore_errors=True)
         made = tempfile.TemporaryDirectory(prefix=f"packhouse-{purpose}-", dir=root)
-    with made as folder, disk_errors(root, what, _OTHER_TMP):  # before what fills it is removed
-        yield Path(folder)
+    with made as name, _locked(Path(name)), disk_errors(root, what, _OTHER_TMP):
+        yield Path(name)  # a full disk is told before what fills it is removed
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder until the block or the process ends; give False where it cannot be locked."""
+    is_locked = False
+    with ExitStack() as stack:
+        with suppress(OSError):  # another's, gone by now, a link, or a disk that has no locks
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        yield is_locked

@@ -61,7 +61,7 @@ class AuditParameters:
     languages: Sequence[str] = ()
     """Of the recipe: where it names some, the languages of answers are counted."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what decides the findings."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
         languages = language_key(self.languages)
@@ -73,11 +73,11 @@ class AuditFacts:
     """What was found, and in what."""
 
     of: Of
-    found: dict[str, Any]
+    found: dict[str, object]
     """Counts and worst rows, as plain JSON; see `packhouse.auditing`."""
 
 
-def checks_of(recipe: Recipe) -> dict[str, Any]:
+def checks_of(recipe: Recipe) -> dict[str, object]:
     """Return what names the checks of plug-ins and languages, with versions; empty without any."""
     names = sorted(set(recipe.audit.checks))
     checks = {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
@@ -123,7 +123,7 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
     return AuditFacts(of=of, found=_KINDS[of](work))
 
 
-def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
+def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     texts = read_table(formatted.path("formatted.arrow"))
     tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
@@ -140,7 +140,7 @@ def _shard(work: Work[AuditParameters]) -> dict[str, Any]:
     return audit_shard(sides, snapshot, work.recipe.format, work.parameters.label_names)
 
 
-def _quality(work: Work[AuditParameters]) -> dict[str, Any]:
+def _quality(work: Work[AuditParameters]) -> dict[str, object]:
     table = read_table(work.input(VALIDATE).path("validated.arrow"))
     return count_quality(table, languages=bool(work.parameters.languages))
 
@@ -152,7 +152,7 @@ def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
 
 
-def _records(work: Work[AuditParameters]) -> dict[str, Any]:
+def _records(work: Work[AuditParameters]) -> dict[str, object]:
     packed = work.input(PACK)
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -169,7 +169,7 @@ def _records(work: Work[AuditParameters]) -> dict[str, Any]:
     return found
 
 
-def _check(work: Work[AuditParameters]) -> dict[str, Any]:
+def _check(work: Work[AuditParameters]) -> dict[str, object]:
     assert work.parameters.check is not None
     plugin = find_plugin("checks", work.parameters.check)
     return run_check(plugin, read_table(work.input(VALIDATE).path("validated.arrow")))
@@ -194,7 +194,7 @@ AUDIT = Step(
 )
 
 
-def combine_audits(work: Work[Any]) -> dict[str, Any]:
+def combine_audits(work: Work[Any]) -> dict[str, object]:
     """Add up all audits that the publish job reads.
 
     Returns:
@@ -207,8 +207,21 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     combined = combine(
         [(old.facts.origin.source, audited, new.facts.notes) for old, new, audited in shards]
     )
-    combined["packs"] = _add_packs(found["packs"], work.recipe)
-    _add_repetition(combined, found["records"][0])
+    packs: Counter[str] = Counter()
+    for counts in found["packs"]:
+        packs.update(counts)
+    if work.recipe.pack.strategy == "concat" or work.recipe.format.train_on == "all":
+        packs["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
+    combined["packs"] = dict(packs)
+    (repetition,) = found["records"]  # one job looks at the records of all shards
+    for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
+        combined["dataset"][name] = repetition[name]
+    if "near_duplicates" in repetition:
+        combined["dataset"]["near_duplicates"] = repetition["near_duplicates"]
+    for source, number in repetition["sources"].items():
+        combined["sources"][source]["duplicates"] = number
+    if repetition["worst"]:
+        combined["worst"]["duplicates"] = repetition["worst"]
     if work.recipe.audit.benchmarks:
         matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
         benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
@@ -221,23 +234,3 @@ def combine_audits(work: Work[Any]) -> dict[str, Any]:
     if found["check"]:
         combined["checks"] = combine_checks(found["check"])
     return combined
-
-
-def _add_packs(shards: list[dict[str, int]], recipe: Recipe) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts.update(shard)
-    if recipe.pack.strategy == "concat" or recipe.format.train_on == "all":
-        counts["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
-    return dict(counts)
-
-
-def _add_repetition(audit: dict[str, Any], repetition: dict[str, Any]) -> None:
-    for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
-        audit["dataset"][name] = repetition[name]
-    if "near_duplicates" in repetition:
-        audit["dataset"]["near_duplicates"] = repetition["near_duplicates"]
-    for source, number in repetition["sources"].items():
-        audit["sources"][source]["duplicates"] = number
-    if repetition["worst"]:
-        audit["worst"]["duplicates"] = repetition["worst"]

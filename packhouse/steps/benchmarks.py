@@ -29,7 +29,7 @@ from packhouse.sources.row_formats import formats_key
 from packhouse.steps.validate import VALIDATE
 
 
-def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
+def benchmarks_of(recipe: Recipe) -> dict[str, object]:
     """Return what names the benchmarks; empty without any.
 
     What is found of benchmarks is published, so they decide the version; limits do not.
@@ -49,10 +49,10 @@ def benchmarks_of(recipe: Recipe) -> dict[str, Any]:
 class BenchmarkParameters:
     """What is looked for."""
 
-    benchmarks: Mapping[str, Any]
+    benchmarks: Mapping[str, object]
     """As `benchmarks_of` says."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what decides the findings."""
         return dict(self.benchmarks)
 
@@ -61,12 +61,12 @@ class BenchmarkParameters:
 class BenchmarkFacts:
     """What was found in a shard."""
 
-    found: dict[str, Any]
+    found: dict[str, object]
     """Counts and worst rows, as plain JSON; see `auditing.match_benchmarks`."""
 
 
 def benchmark_job(
-    benchmarks: Mapping[str, Any], validated: Ref, label: str = "", size: int = 0
+    benchmarks: Mapping[str, object], validated: Ref, label: str = "", size: int = 0
 ) -> Job[BenchmarkParameters]:
     """Return the job that looks for benchmarks in a shard."""
     parameters = BenchmarkParameters(benchmarks=benchmarks)
@@ -89,7 +89,7 @@ def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
 _last_read: dict[bytes, Benchmarks] = {}
 
 
-def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, Any]) -> Benchmarks:
+def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchmarks:
     """Read the benchmarks once for all jobs that a process does, one after another.
 
     Args:
@@ -107,7 +107,7 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, Any]) -> Benchmarks
 
 def match_shards(
     work: Work[Any],
-    benchmarks: Mapping[str, Any],
+    benchmarks: Mapping[str, object],
     validated: Sequence[Receipt[Any]],
     shards: Sequence[pa.Table],
 ) -> tuple[list[npt.NDArray[np.bool_]], pa.Array]:

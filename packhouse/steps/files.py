@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -56,7 +56,7 @@ class DataParameters:
     of_preferences: bool
     """True if some answers are bad, and columns have names by which none is trained."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key; the cut has the size of the file."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
         key = {
@@ -79,7 +79,7 @@ class ExportParameters:
     shards: int = 1
     """Files of each set."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         return {
             "of": "exports",
@@ -97,7 +97,7 @@ class RecordsParameters:
     first: int
     last: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         rows = {"first": self.first, "last": self.last}
         return {"of": "records", "number": self.number, "rows": rows}
@@ -111,7 +111,7 @@ class LeftOutParameters:
     shards: str
     """Digest of the keys of all tokenized shards; of all validated ones."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         return asdict(self)
 
@@ -233,6 +233,8 @@ def _data_jobs(
 
 def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
     """Yield the files of a side, numbered through; those of a source hold no other."""
+    # Sources a of 10 packs and b of 4, files of 3 each: a in files 0 to 3, packs [0, 3) to [9, 10),
+    # b in files 4 and 5, packs [10, 13) and [13, 14).
     parts: list[tuple[str | None, Mapping[str, int]]] = [*planned.by_source.items()]
     whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
     first = number = 0

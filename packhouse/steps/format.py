@@ -53,7 +53,7 @@ class FormatParameters:
     """Tokens of a window; None where conversations are not cut."""
     tokenize: TokenizeConfig
     """How the tokens of windows are counted."""
-    benchmarks: Mapping[str, Any]
+    benchmarks: Mapping[str, object]
     """As `benchmarks_of` says; they are looked for beside this step, and decide no byte of it."""
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def job(
     recipe: Recipe,
     tokenizer: str,
     validated: Job[ValidateParameters],
-    benchmarks: Mapping[str, Any],
+    benchmarks: Mapping[str, object],
 ) -> Job[FormatParameters]:
     """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
     parameters = validated.parameters
@@ -223,7 +223,7 @@ class FingerprintParameters:
 
     dedup: DedupConfig
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key, without the policies."""
         is_near = self.dedup.near != "ignore"
         names = {"near_unit", "near_ngram", "near_permutations"} if is_near else set()

@@ -8,7 +8,6 @@ of ids, up to 512 in very large datasets) and their names, whatever the size of 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +41,7 @@ class PackRange:
     first: int
     last: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: the range of packs."""
         return {"packs": asdict(self)}
 
@@ -107,6 +106,7 @@ def _read_plan(
     packed: Receipt[PackFacts], config: PackConfig, packs: PackRange
 ) -> tuple[PackPlan, npt.NDArray[np.int64]]:
     """The packs [first, last) as a plan of their own, and the record of each sequence."""
+    # Packs [1, 3) of offsets [0 2 3 5]: bounds [2 3 5], so sequences [2, 5), cut at [0 1 3].
     offsets = read_table(packed.path(f"{packs.side}-offsets.arrow"))["offset"]
     bounds = offsets.slice(packs.first, packs.last - packs.first + 1).to_numpy()
     table = read_table(packed.path(f"{packs.side}-sequences.arrow"))

@@ -74,16 +74,16 @@ _BLOCK = 2**20  # sequences written at a time
 class PackParameters:
     """Which records are packed, how, and on which side."""
 
-    mix: Mapping[str, Any]
+    mix: Mapping[str, object]
     """How often records are taken, of the sources that do not take each one once."""
     pack: PackConfig
     dedup: DedupConfig
     split: SplitConfig
-    benchmarks: Mapping[str, Any]
+    benchmarks: Mapping[str, object]
     """As `benchmarks_of` says, where `audit.on_match` is not `stop`; else empty."""
     on_match: OnMatch
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: all settings."""
         matches = {"on_match": self.on_match, "search": BENCHMARKS.version, **self.benchmarks}
         return {
@@ -134,7 +134,7 @@ def job(
     validate: Sequence[Job[ValidateParameters]],
     format_: Sequence[Job[FormatParameters]],
     tokenize: Sequence[Job[TokenizeParameters]],
-    benchmarks: Mapping[str, Any],
+    benchmarks: Mapping[str, object],
 ) -> Job[PackParameters]:
     """Return the job that plans all packs."""
     usual = SourceConfig(path="").model_dump(mode="json", include=set(MIXING))
@@ -189,7 +189,9 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     only = from_eval_only_sources(work.recipe, names, shards)
     is_eval = is_for_eval(shards, selection, parameters.split, only)
     if matches is not None and parameters.on_match == "same_side":
-        is_eval |= _groups_of(matches, selection.groups_of(shards))
+        keys = selection.groups_of(shards)  # all records of a group that holds a match go along
+        matched = pc.unique(keys.filter(matches.is_valid()))
+        is_eval |= np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
     has_label = np.asarray(column_of(shards, "label").is_valid(), np.bool_)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
     _write_places(folder, receipts, shards, admitted)
@@ -256,6 +258,8 @@ def _plan(
     )
     if side == "train" or not parameters.split.eval_by_source or not len(rows):
         return plan(lengths), {}
+    # Shards of sources a, a, b with 2, 2 and 3 rows: first rows [0 2 4 7], so row 3 is of a and
+    # row 4 of b.
     sources = list(dict.fromkeys(names))
     first = np.cumsum([0, *(shard.num_rows for shard in shards)])
     number_of_shard = np.array([sources.index(name) for name in names])
@@ -284,12 +288,6 @@ def _sequences(
             pa.array(ends, pa.int32()),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
-
-
-def _groups_of(matches: pa.Array, keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """Which records are of a group that holds a match: a group is never parted."""
-    matched = pc.unique(keys.filter(matches.is_valid()))
-    return np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
 
 
 def _write_places(

@@ -74,10 +74,10 @@ class PublishParameters:
 
     dataset: str
     publish: PublishConfig
-    benchmarks: Mapping[str, Any]
+    benchmarks: Mapping[str, object]
     """As `audit.benchmarks_of` and `checks_of` say: what is found of them is published."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: how files are made, not where they go."""
         files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
         if self.publish.exports:
@@ -106,7 +106,7 @@ class PublishFacts:
     sources: tuple[dict[str, Any], ...]
     """Where the rows of each shard came from, as plain JSON."""
     tokenizer: TokenizerFacts
-    encoders: tuple[dict[str, Any], ...]
+    encoders: tuple[dict[str, object], ...]
     """Each different report of a tokenize job once, in order of first use."""
     audit: dict[str, Any]
     """All audits added up, as plain JSON; see `audit.combine_audits`."""
@@ -135,7 +135,7 @@ class Published(PublishFacts):
 
 
 def job(
-    recipe: Recipe, split: Job[SplitParameters], benchmarks: Mapping[str, Any]
+    recipe: Recipe, split: Job[SplitParameters], benchmarks: Mapping[str, object]
 ) -> Job[PublishParameters]:
     """Return the job that publishes; what it reads is added when the packs are planned.
 
@@ -157,7 +157,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
     validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
     receipts = [*validated, *work.inputs(FORMAT), *tokenized, packed, split]
     data = [each.facts for each in work.inputs(FILES) if each.facts.content is not None]
-    encoders: list[dict[str, Any]] = []
+    encoders: list[dict[str, object]] = []
     for receipt in tokenized:
         if receipt.facts.encoder not in encoders:
             encoders.append(receipt.facts.encoder)
@@ -249,9 +249,9 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
     )
 
 
-def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, Any]:
+def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
     """Return what the manifest says beside its files, as plain JSON."""
-    counts: dict[str, Any] = {
+    counts: dict[str, object] = {
         "ledger": [line.to_json() for line in facts.ledger],
         "statistics": {side: each.to_dict() for side, each in facts.statistics.items()},
         "sides": {side: asdict(each) for side, each in facts.sides.items()},
@@ -336,7 +336,7 @@ def ref_gates(
     return [schema, *drift.results(_gate(limits))]
 
 
-def configuration_of(recipe: Recipe) -> dict[str, Any]:
+def configuration_of(recipe: Recipe) -> dict[str, object]:
     """Return the recipe without what differs by machine: paths, store, ref, encoder."""
     decides = {*FILE_SETTINGS, *(["exports"] if recipe.publish.exports else [])}
     return recipe.model_dump(

@@ -66,6 +66,7 @@ class ShardIndex:
 
     def between(self, first: int, last: int) -> Iterator[tuple[pa.Table, int, int]]:
         """Yield each shard that holds some of the records [first, last), and which of its rows."""
+        # Bounds [0 500 900], records [450, 600): rows [450, 500) of shard 0, [0, 100) of shard 1.
         low = int(np.searchsorted(self.bounds, first, side="right")) - 1
         for number in range(max(low, 0), len(self.keys)):
             start, end = self.bounds[number : number + 2].tolist()

@@ -7,7 +7,6 @@ the proof, over the records that were really packed.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +29,7 @@ class SplitParameters:
 
     split: SplitConfig
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         return {"split": self.split.model_dump(mode="json")}
 
@@ -71,7 +70,11 @@ def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
     eval_first: list[tuple[Side, Callable[[LeakCheck, pa.Array], None]]]
     eval_first = [("eval", LeakCheck.add_eval), ("train", LeakCheck.check_train)]
     for side, take_in in eval_first:
-        records, tokens = _count(_of_side(packed, work.workspace, side, ["num_tokens"]))
+        records = tokens = 0  # as often as they stand in packs
+        for batch in _of_side(packed, work.workspace, side, ["num_tokens"]):
+            times = batch["times"].cast(pa.int64())
+            records += pc.sum(times).as_py() or 0
+            tokens += pc.sum(pc.multiply(batch["num_tokens"].cast(pa.int64()), times)).as_py() or 0
         names = [check.what for check in checks]
         batches = _of_side(packed, work.workspace, side, names) if records else ()
         groups = num_different(_groups(batches, checks, take_in), packed.facts.rows_in)
@@ -109,16 +112,6 @@ def _of_side(
     for batch in read_records(packed, workspace, columns=needed):
         is_side = pc.equal(batch["split"], side)
         yield batch.filter(pc.and_(is_side, pc.greater(batch["times"], 0)))
-
-
-def _count(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-    """Records, and their tokens, as often as they stand in packs."""
-    records = tokens = 0
-    for batch in batches:
-        times = batch["times"].cast(pa.int64())
-        records += pc.sum(times).as_py() or 0
-        tokens += pc.sum(pc.multiply(batch["num_tokens"].cast(pa.int64()), times)).as_py() or 0
-    return records, tokens
 
 
 SPLIT = Step(

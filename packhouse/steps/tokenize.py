@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow.compute as pc
 from pydantic import Field
@@ -31,7 +31,7 @@ class TokenizeParameters:
     tokenizer: str
     """Its fingerprint."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key; both encoders give the same ids."""
         return {
             "tokenize": self.tokenize.model_dump(mode="json", exclude={"encoder"}),
@@ -53,7 +53,7 @@ class TokenizeFacts(ShardCounts):
     """What came of a shard of texts."""
 
     trained_tokens: int
-    encoder: dict[str, Any]
+    encoder: dict[str, object]
     """Which encoder was used and why, as plain JSON."""
     tokenizer: TokenizerFacts
 

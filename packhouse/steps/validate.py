@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pyarrow as pa
 
@@ -43,7 +43,7 @@ class ValidateParameters:
     tokenizer: str | None = None
     """Fingerprint of the tokenizer that the rows' ids are of, where rows are tokenized."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: the rows of the shard, not their path."""
         return {
             "shard": self.shard.identity(),
@@ -66,7 +66,7 @@ class Origin:
     """`source/name`."""
     row_start: int
     sha256: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """Of the source, as plain JSON."""
     is_tokenized: bool = False
     """True if its rows came with their ids."""
@@ -87,7 +87,7 @@ class ValidateFacts(ShardCounts):
     filtered: Mapping[str, int] = field(default_factory=dict)
     """Rows by the expression that left them out, where `where` is a list of several."""
 
-    def lineage(self) -> dict[str, Any]:
+    def lineage(self) -> dict[str, object]:
         """Return what the manifest says of the shard."""
         facts = {**asdict(self.origin), "rows": self.rows_in}
         if self.dropped:

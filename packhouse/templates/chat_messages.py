@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from packhouse.templates.provenance import Field, Path, Trace
 from packhouse.templates.traced_json import DataObject
-from packhouse.templates.traced_text import text_of
+from packhouse.templates.traced_text import TracedText, text_of
 
 Messages = list[dict[str, Any]]
 _FITS = re.compile(r"[A-Za-z0-9]{9}")
@@ -40,7 +40,7 @@ PLAIN = MessageForm()
 class Given(NamedTuple):
     """What a template gets beside messages."""
 
-    tools: list[Any] | None = None
+    tools: list[object] | None = None
     arguments: Mapping[str, Any] = {}
     """The row's own, such as `enable_thinking` and `documents`."""
 
@@ -70,7 +70,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
     """
     made: Messages = []
     for message in messages:
-        chat: dict[str, Any] = {}
+        chat: dict[str, object] = {}
         if "reasoning" in message:
             chat["thinking"] = message["reasoning"]
         content = message["content"]
@@ -94,7 +94,7 @@ def in_parts(content: str | None) -> list[dict[str, str]]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def parsed_call(call: Any, has_text_arguments: bool = False) -> Any:
+def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
     """A tool call with its function in a dict of its own, and that function's arguments parsed.
 
     With `has_text_arguments` these are JSON text: {"a": 1} -> '{"a": 1}'.
@@ -117,7 +117,7 @@ def parsed_call(call: Any, has_text_arguments: bool = False) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def parsed_arguments(text: str) -> dict[str, Any] | None:
+def parsed_arguments(text: str) -> dict[str, object] | None:
     """The object that arguments are as JSON; None where they are another text."""
     try:
         value = json.loads(text)
@@ -126,7 +126,7 @@ def parsed_arguments(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def function_of(call: Any) -> dict[str, Any]:
+def function_of(call: object) -> dict[str, object]:
     """Function of a call or a tool definition; empty where it has none."""
     function = call.get("function") if isinstance(call, dict) else None
     return function if isinstance(function, dict) else {}
@@ -205,7 +205,7 @@ def trace_conversation(
     return copies, Given(tools, arguments), trace
 
 
-def _traced_argument(trace: Trace, value: Any, path: Path) -> Any:
+def _traced_argument(trace: Trace, value: object, path: Path) -> Any:
     """An argument with its texts traced; keys, numbers and flags are those of its shape."""
     if isinstance(value, str) and value:
         return text_of(Field(trace, -1, "argument", value, path))
@@ -232,7 +232,7 @@ def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str,
     return copy
 
 
-def _traced_call(trace: Trace, at: int, number: int, call: Any) -> Any:
+def _traced_call(trace: Trace, at: int, number: int, call: object) -> object:
     if not isinstance(call, dict):
         return call
     copy = dict(call)
@@ -251,7 +251,7 @@ def _traced_call(trace: Trace, at: int, number: int, call: Any) -> Any:
     return copy
 
 
-def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> Any:
+def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> object:
     if not isinstance(tool, dict):
         return tool
     whole = Field(trace, -1, "tool", tool, ("tool", at))
@@ -266,7 +266,7 @@ def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> 
     return DataObject(whole, own)
 
 
-def _shared_texts(tool: dict[str, Any]) -> Iterator[str]:
+def _shared_texts(tool: Mapping[str, object]) -> Iterator[str]:
     """Texts of a definition that all rows of its shape share: keys, lists and the like."""
     function = function_of(tool)
     for is_function, owner in enumerate((tool, function)):
@@ -276,12 +276,12 @@ def _shared_texts(tool: dict[str, Any]) -> Iterator[str]:
                 yield from strings_in(value)
 
 
-def is_field(key: str, value: Any, is_function: bool) -> bool:
+def is_field(key: str, value: object, is_function: bool) -> bool:
     """Return True if rows of a shape may have other values here."""
     return isinstance(value, str | dict) and (is_function or key not in ("type", "function"))
 
 
-def _traced_items(tool: dict[str, Any], parent: Field, path: Path) -> dict[str, Any]:
+def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict[str, object]:
     """Items of a definition; lists and the like are the same in all rows of a shape."""
     return {
         key: _traced(Field(parent.trace, -1, "tool", value, (*path, key), parent))
@@ -291,11 +291,11 @@ def _traced_items(tool: dict[str, Any], parent: Field, path: Path) -> dict[str, 
     }
 
 
-def _traced(field: Field) -> Any:
+def _traced(field: Field) -> TracedText | DataObject:
     return text_of(field) if isinstance(field.value, str) else DataObject(field)
 
 
-def strings_in(value: Any) -> Iterator[str]:
+def strings_in(value: object) -> Iterator[str]:
     """Keys and texts of a JSON value, in order."""
     if isinstance(value, str):
         yield value

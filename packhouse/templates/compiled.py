@@ -80,6 +80,8 @@ def compile_row(row: RenderedRow) -> CompiledTemplate | None:
 
     What prompts of inference asked of the row counts as well: spans begin where they end.
     """
+    # "<u>Hi<e><a>Yo<e>", of which "Yo<e>" is trained: cuts [0, 3, 5, 11, 13, 16], items
+    # ["<u>", Hole(Hi), "<e><a>", Hole(Yo), "<e>"], and items 3 to 5 are trained.
     text, holes, at = row.rendering.text, dict[int, tuple[int, Hole]](), 0
     for part in row.rendering.parts:
         start = at
@@ -135,7 +137,7 @@ def compile_refusal(loss: Loss, content: str, trace: Trace) -> CompiledTemplate 
 
 
 def _compiled(trace: Trace, **facts: Any) -> CompiledTemplate | None:
-    if not trace.is_simple:
+    if trace.unrecorded:  # rows that answer alike may be written otherwise
         return None
     return CompiledTemplate(
         predicates=tuple(sorted(trace.predicates, key=repr)),
@@ -167,6 +169,7 @@ class _Pool:
 
     def take(self, numbers: Ints) -> pa.Array:
         """The texts in a row; changes `numbers`."""
+        # Columns of 5 texts in all: constants -1, -2, ... stand behind them, at 5, 6, ...
         is_constant = numbers < 0
         numbers[is_constant] = self.size - 1 - numbers[is_constant]
         constants = pa.array(list(self.constants), pa.large_string())
@@ -204,6 +207,7 @@ class Filling:
         """All rows, ascending."""
         if not any(len(rows) for _, rows in self._compiled):
             return concat_filled([])
+        # Templates of rows [1, 4] and [0, 2]: order [2, 0, 3, 1], ranks [1, 3] and [0, 2].
         rows = np.concatenate([rows for _, rows in self._compiled])
         order = np.argsort(rows)
         rank = np.empty(len(rows), np.int64)
@@ -229,23 +233,21 @@ class Filling:
             first = starts[own][:, None]
             begins.append(first + np.array([span.start for span in compiled.trained], np.int64))
             ends.append(first + np.array([span.end for span in compiled.trained], np.int64))
-            weights.append(self._weights(compiled, rows))
+            of_spans = np.ones((len(rows), len(compiled.trained)), np.float32)
+            for at, span in enumerate(compiled.trained):
+                of_spans[:, at] = self._all.weights_of(span.message, rows)
+            weights.append(of_spans)
         flat_begins, spans = _scattered(ranks, begins, len(starts) - 1)
         flat_ends, _ = _scattered(ranks, ends, len(starts) - 1)
         flat_weights, _ = _scattered(ranks, weights, len(starts) - 1)
         counts = np.diff(spans)
+        # Offsets are bytes of all texts; spans are those of their own row.
         shift = np.repeat(bounds[:-1], counts)
         begin, end = offsets[flat_begins] - shift, offsets[flat_ends] - shift
         kept = end > begin
         total = np.append(0, np.cumsum(kept))
         column = weights_column(flat_weights[kept], np.diff(total[spans]))
         return span_lists(begin, end, counts), column
-
-    def _weights(self, compiled: CompiledTemplate, rows: Ints) -> npt.NDArray[np.float32]:
-        weights = np.ones((len(rows), len(compiled.trained)), np.float32)
-        for at, span in enumerate(compiled.trained):
-            weights[:, at] = self._all.weights_of(span.message, rows)
-        return weights
 
     def _content(
         self, ranks: Sequence[Ints], starts: Ints, offsets: Ints, bounds: Ints
@@ -265,8 +267,8 @@ class Filling:
 
 
 def _scattered(
-    ranks: Sequence[Ints], parts: Sequence[npt.NDArray[Any]], num_rows: int
-) -> tuple[npt.NDArray[Any], Ints]:
+    ranks: Sequence[Ints], parts: Sequence[np.ndarray], num_rows: int
+) -> tuple[np.ndarray, Ints]:
     """Concatenate the rows of matrices of several widths, in the order of `ranks`.
 
     Example:

@@ -10,13 +10,14 @@ for rows that no shape covers.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
+from packhouse.records.lists import list_items, one_chunk
 from packhouse.records.tables import MESSAGE
 from packhouse.templates.examples import with_field
 from packhouse.templates.weighing import ROLES, decide_weights
@@ -63,20 +64,17 @@ class Conversations:
     @classmethod
     def from_table(cls, table: pa.Table, config: FormatConfig) -> "Conversations":
         """Take the columns apart, put in system turns that the recipe adds, and decide weights."""
-        messages = _one_array(table.column("messages"))
-        starts = messages.offsets.to_numpy().astype(np.int64)
-        values = messages.values.slice(starts[0], starts[-1] - starts[0])
-        starts = starts - starts[0]
+        values, starts = list_items(table.column("messages"))
         if config.system is not None:
             starts, values = _put_system(starts, values, config.system)
-        row_weights = pc.fill_null(_one_array(table.column("weight")), 1).to_numpy()
+        row_weights = pc.fill_null(one_chunk(table.column("weight")), 1).to_numpy()
         weights = decide_weights(values, starts, config) * np.repeat(row_weights, np.diff(starts))
         values = with_field(values, "weight", pa.array(weights, pa.float32()))
         context = values.field("context")
         blank = pc.equal(pc.fill_null(context, ""), "")
         context = pc.if_else(blank, pa.scalar(None, pa.string()), context)
         tools, arguments = _with_defaults(
-            _one_array(table.column("tools")), _one_array(table.column("arguments")), config
+            one_chunk(table.column("tools")), one_chunk(table.column("arguments")), config
         )
         extras = [
             values.field(name)
@@ -89,8 +87,8 @@ class Conversations:
         is_plain = ~_any_per_row(rich, starts)
         for aside in (tools, arguments):
             is_plain &= aside.is_null().to_numpy(zero_copy_only=False)
-        label = _one_array(table.column("label"))
-        source, row = _one_array(table.column("source")), _one_array(table.column("row"))
+        label = one_chunk(table.column("label"))
+        source, row = one_chunk(table.column("source")), one_chunk(table.column("row"))
         content = values.field("content")
         return cls(
             source,
@@ -143,6 +141,9 @@ class Conversations:
         Returns:
             The codes of the messages and the row as bytes, and the numbers of the rows.
         """
+        # A row's code goes behind those of its messages: messages [1 9 | 1 9 9] and rows [5 6]
+        # become [1 9 5 1 9 9 6], cut at [0 3 7]. Each row is a binary of 8 bytes a code, and Arrow
+        # groups equal ones.
         codes = np.insert(codes, self.starts[1:], row_codes)
         bounds = (self.starts + np.arange(len(self.starts))) * 8
         keys = pa.Array.from_buffers(
@@ -166,16 +167,9 @@ class Conversations:
         own = self.row_weights[rows] if message < 0 else self.weights[self.starts[rows] + message]
         return np.asarray(own)
 
-    def joined_content(self) -> pa.Array:
-        r"""Content, and where there is a context, content + "\\n" + context."""
-        if self.context.null_count == len(self.context):
-            return self.content
-        joined = pc.binary_join_element_wise(self.content, self.context, "\n")
-        return pc.coalesce(joined, self.content)
-
     def messages_of(
         self, rows: np.ndarray
-    ) -> Iterator[tuple[list[dict[str, Any]], tuple[str | None, str | None]]]:
+    ) -> Iterator[tuple[list[dict[str, object]], tuple[str | None, str | None]]]:
         """Yield each row's messages (dicts of MESSAGE, nulls left out); its tools and arguments."""
         if len(rows) == 1:  # to gather costs more than it does for many
             start, end = self.starts[rows[0] : rows[0] + 2]
@@ -191,13 +185,6 @@ class Conversations:
             items = _dicts(flat)
             for position, length in enumerate(lengths.tolist()):
                 yield [next(items) for _ in range(length)], givens[first + position]
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):
-        whole = whole.chunk(0) if whole.num_chunks else pa.array([], whole.type)
-    return whole
 
 
 DEFAULTS = ("tools", "documents")
@@ -223,6 +210,7 @@ def _put_system(
     is_system = pc.equal(values.field("role"), "system").to_numpy(zero_copy_only=False)
     lacking = np.flatnonzero(~_any_per_row(is_system, starts))
     message = pa.array([{"role": "system", "content": system}], MESSAGE)
+    # Starts [0 2 4], row 1 lacks it: messages [0 1 4 2 3], of which 4 is the new one; [0 2 5].
     order = np.insert(np.arange(len(values)), starts[lacking], len(values))
     added = np.zeros(len(starts), dtype=np.int64)
     added[lacking + 1] = 1
@@ -231,6 +219,7 @@ def _put_system(
 
 def _any_per_row(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Return True for each row with a flagged message; rows may be empty."""
+    # Flags [0 1 | | 0], starts [0 2 2 3]: totals [0 0 1 1] grow in row 0 alone.
     total = np.concatenate([[0], np.cumsum(flags)])
     return np.asarray(total[starts[1:]] > total[starts[:-1]])
 
@@ -241,7 +230,7 @@ def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.asarray(np.arange(lengths.sum()) + np.repeat(begins - before, lengths))
 
 
-def _dicts(values: pa.StructArray) -> Iterator[dict[str, Any]]:
+def _dicts(values: pa.StructArray) -> Iterator[dict[str, object]]:
     names = [f.name for f in values.type if values.field(f.name).null_count != len(values)]
     for items in zip(*(values.field(name).to_pylist() for name in names), strict=True):
         yield {n: item for n, item in zip(names, items, strict=True) if item is not None}

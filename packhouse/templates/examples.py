@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.identity import conversation_ids, group_keys
+from packhouse.records.lists import list_items
 from packhouse.records.tables import CONVERSATION, VALIDATED
 from packhouse.templates.thinking import has_thinking, is_unclosed, without_thinking
 from packhouse.templates.weighing import ROLES, decide_weights
@@ -69,16 +70,6 @@ def make_examples(table: pa.Table, config: FormatConfig) -> Examples:
     return Examples(examples, examples.num_rows - table.num_rows, own)
 
 
-def _flat_messages(table: pa.Table) -> tuple[Ints, pa.StructArray]:
-    """Where each conversation's messages begin, and the messages of all of them."""
-    column = table.column("messages").combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks else pa.array([], CONVERSATION)
-    starts = column.offsets.to_numpy().astype(np.int64)
-    values = column.values.slice(starts[0], starts[-1] - starts[0])
-    return starts - starts[0], values
-
-
 def with_field(messages: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:
     """Messages with one field replaced."""
     columns = [values if f.name == name else messages.field(f.name) for f in messages.type]
@@ -87,7 +78,7 @@ def with_field(messages: pa.StructArray, name: str, values: pa.Array) -> pa.Stru
 
 def _unclosed(table: pa.Table) -> dict[int, str]:
     """Rows with an answer, not weighed 0, whose thinking has no end."""
-    starts, messages = _flat_messages(table)
+    messages, starts = list_items(table["messages"])
     at = np.flatnonzero(has_thinking(messages))
     given = pc.fill_null(messages.field("weight"), 1).to_numpy(zero_copy_only=False)[at]
     contents = messages.field("content").take(at).to_pylist()
@@ -98,7 +89,7 @@ def _unclosed(table: pa.Table) -> dict[int, str]:
 
 def _stripped(table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
     """Conversations without thinking, called by what is left of them; and those to refuse."""
-    starts, messages = _flat_messages(table)
+    messages, starts = list_items(table["messages"])
     at = np.flatnonzero(has_thinking(messages))
     if not len(at):
         return table, {}
@@ -139,12 +130,14 @@ def _renamed(table: pa.Table, rows: Ints) -> pa.Table:
 
 def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
     """An example per trained answer, and the row that each comes from."""
-    starts, messages = _flat_messages(table)
+    messages, starts = list_items(table["messages"])
     weights = decide_weights(messages, starts, config)
     is_answer = np.asarray(pc.equal(messages.field("role"), "assistant"), np.bool_)
     answers = np.flatnonzero(is_answer & (weights > 0))
     row_of = np.searchsorted(starts, answers, "right") - 1
     num = np.bincount(row_of, minlength=table.num_rows)
+    # Rows of messages u a u a | u a: answers [1, 3, 5] of rows [0, 0, 1]. Row 0 becomes messages
+    # [0, 2) and [0, 4); row 1 ends with its one answer, and stays as it is.
     is_whole = num == 0  # nothing to train: refused when it is rendered
     last = np.full(table.num_rows, -1, np.int64)
     last[row_of] = answers
@@ -193,7 +186,7 @@ def _derive(
         is_same: conversations that are rows as they are; they keep their name and weights.
         weights: of a new conversation's messages, by its number.
     """
-    _, messages = _flat_messages(table)
+    messages, _ = list_items(table["messages"])
     pieces = [np.arange(a, b) for parts in ranges for a, b in parts]
     counts = np.array([sum(b - a for a, b in parts) for parts in ranges], np.int64)
     taken = messages.take(pa.array(np.concatenate(pieces) if pieces else np.zeros(0, np.int64)))
@@ -230,7 +223,11 @@ class WindowRule:
     """FORMATTED table -> tokens of each row; -1 where it has no tokens (it is quarantined)."""
 
     def over(self, formatted: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which rendered rows are too long. Most are shorter in bytes already, and not measured."""
+        """Which rendered rows are too long. Most are shorter in bytes already, and not measured.
+
+        A token stands for a byte or more, so a text of 1,500 bytes has at most 1,508 tokens with
+        those that the tokenizer adds: it fits into 2,048 without being tokenized.
+        """
         num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
         over = num_bytes + _MARGIN > self.seq_len
         if over.any():
@@ -311,7 +308,7 @@ class _Talks:
 
     def __init__(self, table: pa.Table, config: FormatConfig) -> None:
         self._table, self._config = table, config
-        self._starts, messages = _flat_messages(table)
+        messages, self._starts = list_items(table["messages"])
         self._weights = decide_weights(messages, self._starts, config)
         roles = messages.field("role").to_pylist()
         self._edges = [self._edges_of(roles, row) for row in range(table.num_rows)]

@@ -8,7 +8,7 @@ columns of all calls.
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -89,8 +89,8 @@ class FieldColumns:
 
     def _parse_calls(self, numbers: Numbers) -> None:
         texts = self._all.values.field("tool_calls")
-        self._calls: list[Any] = []
-        self._functions: list[dict[str, Any]] = []  # of each call
+        self._calls: list[object] = []
+        self._functions: list[dict[str, object]] = []  # of each call
         self._call_shapes: Ints = np.zeros(len(texts), np.int64)  # of each message; 0: none
         self._call_starts: Ints = np.zeros(len(texts) + 1, np.int64)
         if texts.null_count == len(texts):
@@ -120,7 +120,7 @@ class FieldColumns:
         ]
         codes = encoded.indices.fill_null(len(parsed)).to_numpy()
         starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
-        self._tools: list[Any] = [tool for tools in parsed for tool in tools]
+        self._tools: list[object] = [tool for tools in parsed for tool in tools]
         self._tool_functions = [function for own in functions for function in own]
         self._tool_starts: Ints = starts[codes]
         self._tool_shapes: Ints = np.array([*shapes, 0], np.int64)[codes]
@@ -150,6 +150,8 @@ class FieldColumns:
             values.field(name).is_valid()
             for name in ("reasoning", "tool_call_id", "name", "tool_calls")
         ]
+        # An integer a message: bits 0 to 5 role and training, 6 to 11 which fields it has, from 16
+        # on the number of its calls' shape.
         codes = self._all.codes()
         for bit, flag in enumerate(flags):
             codes |= (flag.to_numpy(zero_copy_only=False) > 0).astype(np.int64) << (6 + bit)
@@ -185,7 +187,7 @@ class FieldColumns:
             self._columns[key] = Column(texts)
         return self._columns[key]
 
-    def _text(self, kind: str, *key: Any) -> pa.Array:
+    def _text(self, kind: str, *key: object) -> pa.Array:
         """All texts of a kind of field."""
         values = self._all.values
         if kind == "content":
@@ -222,7 +224,11 @@ class FieldColumns:
 
     @cached_property
     def _joined_content(self) -> pa.Array:
-        return self._all.joined_content()
+        r"""Contents; where a message has a context, content + "\\n" + context."""
+        content, context = self._all.content, self._all.context
+        if context.null_count == len(context):
+            return content
+        return pc.coalesce(pc.binary_join_element_wise(content, context, "\n"), content)
 
     @cached_property
     def _made_ids(self) -> tuple[pa.Array, pa.Array]:
@@ -238,7 +244,7 @@ class FieldColumns:
             start, end = starts[row : row + 2].tolist()
             roles = values.field("role")[start:end].to_pylist()
             contents = self._joined_content[start:end].to_pylist()
-            messages: list[dict[str, Any]] = [
+            messages: list[dict[str, object]] = [
                 {"role": role, "content": content, "tool_call_id": own}
                 for role, content, own in zip(roles, contents, given[start:end], strict=True)
             ]
@@ -252,7 +258,7 @@ class FieldColumns:
         return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
 
 
-def _item_at(value: Any, path: Iterable[Any]) -> Any:
+def _item_at(value: Any, path: Iterable[object]) -> object:
     """An item of a JSON value; None where it has none there."""
     for key in path:
         try:
@@ -262,7 +268,7 @@ def _item_at(value: Any, path: Iterable[Any]) -> Any:
     return value
 
 
-def _argument_shape(value: Any) -> Hashable:
+def _argument_shape(value: object) -> Hashable:
     """All of a value but its texts, of which it is kept whether they are empty."""
     if isinstance(value, str):
         return bool(value)
@@ -273,7 +279,7 @@ def _argument_shape(value: Any) -> Hashable:
     return json.dumps(value)
 
 
-def _call_shape(call: Any, function: dict[str, Any]) -> Hashable:
+def _call_shape(call: object, function: Mapping[str, object]) -> Hashable:
     """All of a call but its id and its function's name and arguments, of which the kind is kept."""
     if not isinstance(call, dict):
         return json.dumps(call)
@@ -284,7 +290,7 @@ def _call_shape(call: Any, function: dict[str, Any]) -> Hashable:
     return _shape(call, function, rest)
 
 
-def _tool_shape(tool: Any, function: dict[str, Any]) -> Hashable:
+def _tool_shape(tool: object, function: Mapping[str, object]) -> Hashable:
     """All of a definition but its texts and objects, and those of its function."""
     if not isinstance(tool, dict):
         return json.dumps(tool)
@@ -293,7 +299,9 @@ def _tool_shape(tool: Any, function: dict[str, Any]) -> Hashable:
     return _shape(tool, function, rest)
 
 
-def _shape(whole: dict[str, Any], function: dict[str, Any], rest: list[Any]) -> Hashable:
+def _shape(
+    whole: Mapping[str, object], function: Mapping[str, object], rest: Sequence[object]
+) -> Hashable:
     """Keys, kinds of their values, and the values that are the same in all rows of a shape.
 
     {"id": "a", "function": {"name": "f"}}  ->  ("id", "function", 0, "name", str, dict, str)

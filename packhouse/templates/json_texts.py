@@ -9,7 +9,7 @@ outside of strings:
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def parse_texts(texts: list[str]) -> list[Any]:
     return [json.loads(text) for text in texts]
 
 
-def json_texts(values: Iterable[Any], form: JsonForm) -> pa.Array:
+def json_texts(values: Iterable[object], form: JsonForm) -> pa.Array:
     """Values as JSON of a form.
 
     Example:
@@ -61,11 +61,11 @@ def json_texts(values: Iterable[Any], form: JsonForm) -> pa.Array:
     return pa.concat_arrays(blocks) if blocks else pa.array([], pa.string())
 
 
-def _write(items: list[Any], form: JsonForm) -> pa.Array:
+def _write(items: Sequence[object], form: JsonForm) -> pa.Array:
     return pa.array(list(map(encoder(form), items)), pa.string())
 
 
-def _write_plain(items: list[Any], form: JsonForm) -> pa.Array:
+def _write_plain(items: Sequence[object], form: JsonForm) -> pa.Array:
     if form not in _PLAIN_FORMS:
         return _write(items, form)
     try:

@@ -53,7 +53,7 @@ class LostError(RefusedError):
         return error
 
 
-def _excerpt(value: Any) -> str:
+def _excerpt(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return repr(text if len(text) <= EXCERPT else f"{text[:EXCERPT]}...")
 

@@ -21,7 +21,7 @@ class MessageBounds:
 
     def __init__(self, talk: Conversation, control: re.Pattern[bytes]) -> None:
         self._talk, self._control = talk, control
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._known: dict[tuple[object, ...], int] = {}
         """Bytes of a gap that are a header, or that close a turn: by what decides about it."""
         self._roles, self._text = talk.roles, talk.rendering.text
         self._found = talk.rendering.occurrences
@@ -29,7 +29,8 @@ class MessageBounds:
         for number, occurrence in enumerate(self._found):
             if occurrence.field.message >= 0:
                 self._own[occurrence.field.message].append(number)
-        # Of each message: the first occurrence of any message behind it.
+        # Of each message: the first occurrence of any message behind it. Occurrences of messages
+        # 0 0 1 3, four messages: own [[0, 1], [2], [], [3]], behind [2, 3, 3, 4].
         self._behind = [behind := len(self._found)] * len(self._own)
         for number in reversed(range(len(self._own))):
             self._behind[number] = behind

@@ -5,10 +5,9 @@ provenance.py); here the other rows are asked the same. Some 5 ns a text and que
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,7 +22,7 @@ class Predicate(NamedTuple):
     answer: bool | int
 
 
-def answers(predicate: Predicate, texts: pa.Array) -> npt.NDArray[Any]:
+def answers(predicate: Predicate, texts: pa.Array) -> np.ndarray:
     """Each text's answer to the question.
 
     Example:

@@ -35,7 +35,7 @@ class JsonForm(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def encoder(form: JsonForm) -> Callable[[Any], str]:
+def encoder(form: JsonForm) -> Callable[[object], str]:
     """The function that writes JSON in a form."""
     return json.JSONEncoder(**form._asdict()).encode
 
@@ -49,13 +49,9 @@ class Trace:
         self.predicates: set[tuple[Path, Predicate]] = set()
         self.differing: set[tuple[Path, Path]] = set()
         """Pairs of texts that were compared and are not equal."""
-        self.unrecorded: set[tuple[int, Any]] = set()
-        """(message, question): what was asked that columns of texts cannot answer."""
-
-    @property
-    def is_simple(self) -> bool:
-        """Return True if rows that answer alike are sure to be written by the same constants."""
-        return not self.unrecorded
+        self.unrecorded: set[tuple[int, object]] = set()
+        """(message, question): what was asked that columns of texts cannot answer. Where there is
+        none, rows that answer alike are sure to be written by the same constants."""
 
     @property
     def num_questions(self) -> int:

@@ -90,23 +90,21 @@ class Renderer:
         for part in _parts(table, part_bytes):
             examples = make_examples(part, self._config)
             done.added["turn_examples"] += examples.num_added
-            if examples.refused:
-                self._render_sifted(examples.table, examples.refused, done)
-            else:
-                self._render_part(examples.table, done)
+            rows = examples.table
+            if examples.refused:  # answers whose thinking leaves nothing, or does not end
+                is_kept = np.ones(rows.num_rows, np.bool_)
+                is_kept[list(examples.refused)] = False
+                why = {
+                    row: Refusal(code, _OF_THINKING[code]) for row, code in examples.refused.items()
+                }
+                done.quarantined.append(refused_rows(rows, why, "format"))
+                done.examples.append(rows.filter(pa.array(~is_kept)))
+                rows = rows.filter(pa.array(is_kept))
+            self._render_part(rows, done)
         rendered = done.rendered()
         num_out = rendered.formatted.num_rows + rendered.quarantined.num_rows
         assert num_out == table.num_rows + sum(rendered.added.values())
         return rendered
-
-    def _render_sifted(self, part: pa.Table, refused: dict[int, str], done: "_Done") -> None:
-        """Render the rows whose thinking leaves an answer; the others are bad."""
-        is_kept = np.ones(part.num_rows, np.bool_)
-        is_kept[list(refused)] = False
-        why = {row: Refusal(reason, _OF_THINKING[reason]) for row, reason in refused.items()}
-        done.quarantined.append(refused_rows(part, why, "format"))
-        done.examples.append(part.filter(pa.array(~is_kept)))
-        self._render_part(part.filter(pa.array(is_kept)), done)
 
     def _render_part(self, part: pa.Table, done: "_Done") -> None:
         texts = self._engine.render(Conversations.from_table(part, self._config))
@@ -162,6 +160,7 @@ class _Done:
 
 def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray) -> pa.Table:
     """The part with some of its rows replaced by their windows, in order."""
+    # Row 1 of 3 becomes two windows: places [0, 2, 1, 1] sort to [row 0, window, window, row 2].
     kept = np.setdiff1d(np.arange(part.num_rows), rows)
     places = np.concatenate([kept, rows[origin]])
     whole = pa.concat_tables([part.take(pa.array(kept)), windows]).unify_dictionaries()

@@ -52,6 +52,7 @@ class Texts:
 
 def span_lists(begins: Ints, ends: Ints, counts: Ints) -> pa.Array:
     """Lists of spans, `counts[i]` for row i, the empty spans left out."""
+    # Spans (0, 4) and (4, 4) of row 0, (2, 5) of row 1: counts [2, 1] become [1, 1].
     kept = ends > begins
     if not kept.all():
         total = np.append(0, np.cumsum(kept))

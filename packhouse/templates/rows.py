@@ -6,10 +6,10 @@ A row whose spans cannot be shown, or some of whose text the template leaves out
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
 
 import orjson
 
@@ -100,7 +100,7 @@ class RowRenderer:
             )
         return template
 
-    def rules(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+    def rules(self, arguments: Mapping[str, object]) -> TurnRules | None:
         """Turn rules; None where blocks say what is generated, or all is trained.
 
         Args:
@@ -127,7 +127,7 @@ class RowRenderer:
             raise rules
         return rules
 
-    def _learn(self, arguments: Mapping[str, Any]) -> TurnRules | None:
+    def _learn(self, arguments: Mapping[str, object]) -> TurnRules | None:
         template, probe = self.template, partial(self._probe, Given(None, arguments))
         if self._config.train_on == "all":
             return None
@@ -154,6 +154,7 @@ class RowRenderer:
         messages = [
             {"role": role, "content": text} for role, text in zip(roles, PROBE, strict=True)
         ]
+        given = given._replace(arguments={**self._probe_arguments, **given.arguments})
         try:
             talk = Conversation(
                 self.template, messages[:num_messages], given, self.control, self.has_content_parts
@@ -163,6 +164,19 @@ class RowRenderer:
         except RefusedError as error:
             self._probe_refusal = self._probe_refusal or error.refusal.detail
         return None
+
+    @cached_property
+    def _probe_arguments(self) -> dict[str, Any]:
+        """What probes need beside messages: documents, where the template fails without any.
+
+        Rows have to bring them, or the recipe.
+        """
+        documents = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
+        for own in ({}, documents):
+            with suppress(RefusedError):
+                self.template.render([{"role": "user", "content": PROBE[0]}], arguments=own)
+                return own
+        return {}
 
     def chat(self, raw: Messages) -> Messages:
         """Canonical messages as this template gets them; see `chat_messages`."""
@@ -210,7 +224,7 @@ class RowRenderer:
             for message in messages:
                 message["content"] = in_parts(message["content"])
         try:
-            written = self.template.render(messages)
+            written = self.template.render(messages, arguments=self._probe_arguments)
         except RefusedError:
             return None
         return all(text in written for text in texts)
@@ -291,6 +305,8 @@ class RowRenderer:
             raise _OTHER_PROMPT
         if rendering.text[:cut] == prompt.text:
             return None
+        # "<s>[I]Q[/I]A</s>" behind the prompt "<s>[I]SYS Q[/I]": cut at 11, all from there on
+        # moves by 4 bytes.
         shift = len(prompt.text) - cut
         moved = [
             o._replace(start=o.start + shift, end=o.end + shift)

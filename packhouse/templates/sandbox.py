@@ -10,7 +10,7 @@ consistent and a build can be repeated.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, wraps
 from typing import Any
@@ -81,7 +81,7 @@ class _Operators(NodeTransformer):
 
 
 @jinja2.pass_context  # keeps Jinja from calling it once, when it compiles
-def _joined(context: Any, items: list[Any]) -> str:
+def _joined(context: object, items: Sequence[object]) -> str:
     """`a ~ b`."""
     return join_texts("", items)
 
@@ -102,7 +102,7 @@ def _join(
     return join_texts(as_text(separator), items)
 
 
-def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
+def _replace(text: object, old: str, new: str, count: int | None = None) -> str:
     limit = -1 if count is None else count
     whole, old, new = as_text(text), as_text(old), as_text(new)
     if is_traced([whole, old, new]):
@@ -113,13 +113,13 @@ def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
 class _Safe(TracedText):
     """A text of the row behind `safe`: what is added to it is escaped, which is not followed."""
 
-    def __add__(self, other: Any) -> TracedText:
+    def __add__(self, other: object) -> TracedText:
         if escape(other) != other:
             raise UNPROVEN
         return super().__add__(other)
 
 
-def _safe(value: Any) -> str:
+def _safe(value: object) -> str:
     text = as_text(value)
     if not is_traced(text):
         return Markup(text)
@@ -138,7 +138,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**", "%"])  # run with a row, not when it is compiled
 
     @staticmethod
-    def concat(pieces: Iterable[Any]) -> str:
+    def concat(pieces: Iterable[object]) -> str:
         """Join what a macro or a block writes."""
         return join_texts("", pieces)
 
@@ -147,7 +147,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         fitted.set_environment(self)
         return fitted
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> object:
         """Look up `obj.attribute`; what templates ask for most needs no further checks."""
         if isinstance(obj, str) and attribute in _TEXT_METHODS:
             return getattr(obj, attribute)
@@ -158,14 +158,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
-    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
         """Call; methods of constants see the provenance of their arguments."""
         owner = getattr(called, "__self__", None)
         if type(owner) is str and (called.__name__ == "join" or is_traced((args, kwargs))):
             called = getattr(traced((owner,)), called.__name__)
         return super().call(context, called, *args, **kwargs)
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> object:
         """Compute `left % right` and the like."""
         result = super().call_binop(context, operator, left, right)
         return rewritten(result, left, right) if operator == "%" else result
@@ -186,16 +186,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class _PlainNamespace(Namespace):
     """A namespace without underscore names, which lead into the interpreter."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
+    def __init__(*args: object, **kwargs: object) -> None:
         self, rest = args[0], args[1:]
         Namespace.__init__(self, _public(dict(*rest, **kwargs)))
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _public({name: value})
         super().__setitem__(name, value)
 
 
-def _public(names: dict[str, Any]) -> dict[str, Any]:
+def _public(names: dict[str, Any]) -> dict[str, object]:
     for name in names:
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace has no place for '{name}'")
@@ -207,7 +207,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -239,11 +239,11 @@ _OWN_FILTERS = {
 }
 
 
-def _rewriting(function: Callable[..., Any]) -> Callable[..., Any]:
+def _rewriting(function: Callable[..., object]) -> Callable[..., object]:
     """A filter whose results have the provenance of its arguments as a whole."""
 
     @wraps(function)
-    def filtered(*args: Any, **kwargs: Any) -> Any:
+    def filtered(*args: object, **kwargs: object) -> object:
         given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
         return rewritten(function(*given, **kwargs), *given, *kwargs.values())
 
@@ -318,7 +318,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         where: str,
-        arguments: Mapping[str, Any] = {},
+        arguments: Mapping[str, object] = {},
     ) -> None:
         self.where = where
         self.num_rendered = 0
@@ -336,9 +336,9 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: list[Any],
-        tools: list[Any] | None = None,
-        arguments: Mapping[str, Any] = {},
+        messages: Sequence[object],
+        tools: Sequence[object] | None = None,
+        arguments: Mapping[str, object] = {},
         *,
         is_prompt: bool = False,
     ) -> str:

@@ -45,7 +45,7 @@ class DataObject(dict[Any, Any]):
             dict.__setitem__(self, own, _opened(value, self._field))
 
 
-def _opened(value: Any, parent: Field) -> Any:
+def _opened(value: object, parent: Field) -> object:
     """A value within an object, with its strings traced."""
     if isinstance(value, list):
         return [_opened(item, parent) for item in value]
@@ -56,7 +56,7 @@ def _opened(value: Any, parent: Field) -> Any:
 
 
 def _looking(name: str) -> Method:
-    def method(self: DataObject, *args: Any) -> Any:
+    def method(self: DataObject, *args: object) -> object:
         if not self._is_open:
             self._open()
         return getattr(dict, name)(self, *args)
@@ -74,7 +74,7 @@ for _name in (
 _HIDDEN = re.compile(r'"\\u0000([0-9]+)\\u0000"')
 
 
-def to_json(value: Any, form: JsonForm) -> str:
+def to_json(value: object, form: JsonForm) -> str:
     """A value as JSON, in which each text keeps its provenance."""
     if isinstance(value, DataObject):
         return traced((Piece(value._field.to_json(form), value._field, 0, 1, form),))
@@ -102,7 +102,7 @@ def _in_json(part: Part, write: Callable[[Any], str]) -> Part:
     return part._replace(text=write(part.text)[1:-1], form=part.form or "string")
 
 
-def _hidden(value: Any, form: JsonForm, found: list[Any]) -> Any:
+def _hidden(value: Any, form: JsonForm, found: list[Any]) -> object:
     r"""A value in which `\0number\0` stands for each text and object of the row, and each `\0`."""
     is_hidden = isinstance(value, TracedText) or (isinstance(value, str) and "\0" in value)
     if is_hidden or (isinstance(value, DataObject) and form.indent is None):

@@ -31,7 +31,7 @@ Method: TypeAlias = Callable[..., Any]
 def _asking(kind: str) -> Method:
     """`startswith` or `endswith`: recorded."""
 
-    def method(self: "TracedText", argument: Any, *rest: Any) -> bool:
+    def method(self: "TracedText", argument: object, *rest: object) -> bool:
         answer = getattr(str, kind)(self, argument, *rest)
         return bool(self._ask(kind, (argument, *rest) if rest else argument, answer))
 
@@ -59,7 +59,7 @@ def _stripping(kind: str) -> Method:
 def _splitting(kind: str) -> Method:
     """`split` or `rsplit`: recorded if there is nothing to split at."""
 
-    def method(self: "TracedText", sep: Any = None, maxsplit: Any = -1) -> list["TracedText"]:
+    def method(self: "TracedText", sep: Any = None, maxsplit: object = -1) -> list["TracedText"]:
         texts = getattr(str, kind)(self, sep, maxsplit)
         if sep is not None and sep not in self:
             return [self]
@@ -72,7 +72,7 @@ def _splitting(kind: str) -> Method:
 def _partitioning(kind: str) -> Method:
     """`partition` or `rpartition`: recorded if there is nothing to split at."""
 
-    def method(self: "TracedText", sep: Any) -> tuple["TracedText", ...]:
+    def method(self: "TracedText", sep: object) -> tuple["TracedText", ...]:
         if sep not in self:
             empty = traced(())
             return (self, empty, empty) if kind == "partition" else (empty, empty, self)
@@ -267,7 +267,7 @@ _OWN = {
 
 
 def _rewriting(name: str) -> Method:
-    def method(self: TracedText, *args: Any, **kwargs: Any) -> Any:
+    def method(self: TracedText, *args: object, **kwargs: object) -> object:
         return rewritten(getattr(str, name)(self, *args, **kwargs), self, *args, *kwargs.values())
 
     method.__name__ = name
@@ -278,7 +278,7 @@ for _name in set(dir(str)) - set(vars(TracedText)) - _OWN:
     setattr(TracedText, _name, _rewriting(_name))
 
 
-def forget(value: Any, *question: Any) -> None:
+def forget(value: object, *question: object) -> None:
     """Note that what follows depends on more of the texts in a value than is recorded."""
     for field in _fields_in(value):
         field.trace.unrecorded.add((field.message, question))
@@ -302,7 +302,7 @@ def parts_of(text: str) -> tuple[Part, ...]:
     return text._parts if isinstance(text, TracedText) else (text,)
 
 
-def _fields_in(value: Any) -> Iterator[Field]:
+def _fields_in(value: object) -> Iterator[Field]:
     if isinstance(value, TracedText):
         yield from (part.field for part in value._parts if isinstance(part, Piece))
     elif isinstance(value, dict):
@@ -313,12 +313,12 @@ def _fields_in(value: Any) -> Iterator[Field]:
             yield from _fields_in(item)
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Return True if a value is or holds text of the row."""
     return any(True for _ in _fields_in(value))
 
 
-def rewritten(result: Any, *sources: Any) -> Any:
+def rewritten(result: object, *sources: object) -> Any:
     """What an operation made of values: text of it is text of their fields.
 
     Raises:
@@ -341,7 +341,7 @@ def rewritten(result: Any, *sources: Any) -> Any:
     raise UNPROVEN
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """What Jinja writes for a value."""
     if isinstance(value, str):
         return value
@@ -349,7 +349,7 @@ def as_text(value: Any) -> str:
     return rewritten(text, value) if isinstance(value, list | dict | tuple) else text
 
 
-def join_texts(separator: str, items: Iterable[Any]) -> str:
+def join_texts(separator: str, items: Iterable[object]) -> str:
     """`separator.join(items)`; items become texts."""
     parts: list[Part] = []
     for number, item in enumerate(items):

@@ -34,6 +34,7 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
+from packhouse.templates.chat_messages import Messages
 from packhouse.templates.losses import is_thought
 from packhouse.templates.message_bounds import MessageBounds
 from packhouse.templates.provenance import UNPROVEN
@@ -41,8 +42,6 @@ from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
 from packhouse.templates.thinking import thought_spans
 from packhouse.templates.turn_rules import TurnRules
-
-Messages = list[dict[str, Any]]
 
 
 class Trained(NamedTuple):
@@ -218,7 +217,7 @@ def _cut(spans: list[Trained], ranges: Sequence[Range]) -> list[Trained]:
                 at = stop
         pieces.append((at, span.end, 1.0))
         filled = (piece for piece in pieces if piece[0] < piece[1])
-        for factor, run in groupby(filled, lambda piece: piece[2]):
+        for factor, run in groupby(filled, lambda piece: piece[2]):  # neighbours of one weight
             (begin, stop, _), *rest = run
             end = rest[-1][1] if rest else stop
             if factor:
@@ -246,6 +245,8 @@ def _parts_in(
                 f"the parts of message {number} have weights of their own, and it is not written "
                 "as it stands",
             )
+        # Parts of 13 and 5 characters end at [13, 18]: of the content "Let me see. Four." those
+        # are characters 0 to 13 and 13 to 18, wherever it stands in the rendering.
         at = own.start
         for (size, factor), end in zip(parts, ends, strict=True):
             first = max(end - size - begins[kind], own.first)
@@ -256,7 +257,7 @@ def _parts_in(
 
 
 def _thoughts_in(
-    turn: Trained, text: bytes, own: list[Occurrence], calls: list[Any]
+    turn: Trained, text: bytes, own: list[Occurrence], calls: Sequence[object]
 ) -> list[Range]:
     """Where a turn thinks: between tags, and in texts of fields that are written otherwise.
 

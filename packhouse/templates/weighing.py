@@ -36,7 +36,17 @@ def decide_weights(
     """
     role = pc.fill_null(pc.index_in(messages.field("role"), value_set=pa.array(ROLES)), 4)
     role = role.to_numpy(zero_copy_only=False)
-    weights = _by_role(role, starts, config).astype(np.float32)
+    if config.train_on == "all" or config.template == "text":
+        is_trained = np.ones(len(role), np.bool_)
+    else:
+        is_trained = np.asarray(role == ROLES.index("assistant"))
+        if config.train_on == "last_assistant":
+            # Answers [0 1 0 1 | 0 1], starts [0 4 6]: the 1st, 2nd and 3rd of all; the last ones
+            # of their rows are the 2nd and the 3rd.
+            through = np.cumsum(is_trained)
+            total = np.append(0, through)[starts]
+            is_trained &= through == np.repeat(total[1:], np.diff(starts))
+    weights = is_trained.astype(np.float32)
     given = messages.field("weight")
     if given.null_count < len(given):
         own = given.to_numpy(zero_copy_only=False)  # NaN where null
@@ -46,16 +56,3 @@ def decide_weights(
         never.append(ROLES.index("tool"))
     weights[np.isin(role, never)] = 0
     return weights
-
-
-def _by_role(
-    role: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], config: FormatConfig
-) -> npt.NDArray[np.bool_]:
-    if config.train_on == "all" or config.template == "text":
-        return np.ones(len(role), np.bool_)
-    is_answer = role == ROLES.index("assistant")
-    if config.train_on == "last_assistant":
-        through = np.cumsum(is_answer)
-        total = np.append(0, through)[starts]
-        is_answer &= through == np.repeat(total[1:], np.diff(starts))
-    return np.asarray(is_answer)

@@ -89,6 +89,7 @@ def _own_text(
     own_width = np.zeros(len(pipeline.is_control), np.int64)
     for token in pipeline.added:
         own_width[token.id] = len(token.text.encode())
+    # Nearly all cover just their own text, and are not looked at one by one.
     odd = (end - begin != own_width[ids]) | (ids == pipeline.unk_id)
     for place in np.flatnonzero(odd).tolist():
         token = added[int(ids[place])]
@@ -108,7 +109,11 @@ def _stripped(covered: bytes, begin: int) -> tuple[int, int]:
 
 
 def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return, for each range, if it shares a byte with any span; spans may come in any order."""
+    """Return, for each range, if it shares a byte with any span; spans may come in any order.
+
+    Spans [0, 4) and [6, 8): two begin before byte 7, and these reach byte 8; so [5, 7) overlaps.
+    One begins before byte 6, and it reaches byte 4: [5, 6) does not.
+    """
     filled = spans.ends > spans.starts
     order = np.argsort(spans.starts[filled], kind="stable")
     sorted_starts = spans.starts[filled][order]
@@ -189,7 +194,10 @@ class _Marked:
         return _Marked(joined, *(np.array(list_, np.int64) for list_ in (starts, ends, *originals)))
 
     def original(self, offsets: Int64s) -> Int64s:
-        """Bytes of the marked text to bytes of the original one."""
+        """Bytes of the marked text to bytes of the original one.
+
+        "<s>hi" marked as "zQhi": bytes 0, 2 and 3 of it are bytes 0, 3 and 4.
+        """
         if not len(self.starts):
             return offsets
         place = np.searchsorted(self.starts, offsets, "right") - 1

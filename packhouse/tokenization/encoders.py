@@ -133,6 +133,7 @@ class GigatokenEncoder:
             source = gigatoken.BytesSource(binary[start:end].to_pylist())
             with _as_encoder_error("failed"):
                 matrix, widths = self._tokenizer.encode_batch_padded(source, 0)
+            # Rows of 2 and 1 ids in 2 columns: [[1 1] [1 0]]; row by row these are the ids.
             filled = np.arange(matrix.shape[1]) < widths[:, None]
             parts.append(matrix[filled].view(np.int32))
             lengths.append(widths)

@@ -85,23 +85,13 @@ def choose_encoder(
         return Choice(encoder=hf_encoder(snapshot), gate=gate)
     sample = sample_texts(texts)
     try:
-        fast = _judge(sample, snapshot, cache)
+        fast = _load_fast(snapshot, cache)
     except EncoderError as error:
         return refuse_fast(snapshot, choice, str(error))
-    return Choice(encoder=fast, gate="passed", sample_size=len(sample))
-
-
-def _judge(sample: list[str], snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
-    """Return the fast encoder, compared on the corpus and on the sample.
-
-    Raises:
-        EncoderError: the fast encoder cannot be used; says why.
-    """
-    fast = _load_fast(snapshot, cache)
     fault = first_difference(fast, sample, snapshot)
     if fault is not None:
-        raise EncoderError(fault)
-    return fast
+        return refuse_fast(snapshot, choice, fault)
+    return Choice(encoder=fast, gate="passed", sample_size=len(sample))
 
 
 def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:

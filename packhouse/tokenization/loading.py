@@ -11,7 +11,7 @@ import json
 import os
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -169,7 +169,7 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> Tokeniz
     return TokenizerSnapshot(**fields)
 
 
-def _build(folder: Path, fingerprint: str, known: Path) -> dict[str, Any]:
+def _build(folder: Path, fingerprint: str, known: Path) -> dict[str, object]:
     """Fields of the snapshot; `known` links to the files of `folder` that the fingerprint knows."""
     with limited(tokenizer_bytes(folder)):
         at("while it is loaded")
@@ -294,7 +294,7 @@ def _unloadable(folder: Path) -> str | None:
     return _unknown_class(config or {})
 
 
-def _unknown_class(config: dict[str, Any]) -> str | None:
+def _unknown_class(config: Mapping[str, object]) -> str | None:
     import transformers
 
     name = config.get("tokenizer_class")
@@ -357,7 +357,7 @@ def _snapshot_of(
     )
 
 
-def _chat_template(stated: Any, folder: Path) -> str | None:
+def _chat_template(stated: object, folder: Path) -> str | None:
     template = stated.get("default") if isinstance(stated, dict) else stated
     if template is not None and not isinstance(template, str):
         raise TokenizerError(

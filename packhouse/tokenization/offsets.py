@@ -112,6 +112,8 @@ def _by_widths(
     text = text_bytes(texts)
     edges = tokens.edges(ids)
     row_lengths = np.diff(bases)
+    # Tokens of [2 3 | 4] bytes: edges [0 2 5 9], at the rows' offsets [0 2 3] they are [0 5 9]. So
+    # rows of 5 and 4 bytes may be exact; whether they are, the bytes themselves say below.
     is_exact = np.diff(edges[offsets]) == row_lengths
     shortened = np.zeros(0, np.int64)
     if not is_exact.all() and pipeline.has_word_marks:
@@ -148,6 +150,7 @@ def byte_ranges(text: str, character_ranges: list[tuple[int, int]]) -> tuple[Int
     ranges = np.array(character_ranges, np.int64).reshape(-1, 2)
     if not text.isascii():
         data = np.frombuffer(text.encode(), np.uint8)
+        # First bytes of characters: "\u00e9a" is C3 A9 61, so characters begin at bytes 0 and 2.
         edges = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
         ranges = edges[ranges]
     starts = np.maximum.accumulate(ranges[:, 0])

@@ -95,10 +95,13 @@ def read_pipeline(backend: str) -> Pipeline:
     model = parsed["model"]
     added = _added_tokens(parsed["added_tokens"])
     tokens = _tokens_by_id(model["vocab"], added)
-    steps = _step_types(parsed["normalizer"]) + _step_types(parsed["pre_tokenizer"])
-    has_word_marks = _has_word_marks(parsed)
+    normalizers, pre_tokenizers = map(_step_types, (parsed["normalizer"], parsed["pre_tokenizer"]))
+    # Newer files of SentencePiece have a step for it, older ones replace " " by the mark.
+    has_word_marks = "Metaspace" in pre_tokenizers or (
+        "Replace" in normalizers and WORD_MARK in str(parsed["normalizer"])
+    )
     token_bytes = None
-    if "ByteLevel" in steps:
+    if "ByteLevel" in (*normalizers, *pre_tokenizers):
         token_bytes = _byte_level(tokens)
     elif has_word_marks:
         token_bytes = _word_marked(tokens)
@@ -163,12 +166,6 @@ def _step_types(step: dict[str, Any] | None) -> list[str]:
     return [step["type"], *(kind for part in inner for kind in _step_types(part))]
 
 
-def _has_word_marks(parsed: dict[str, Any]) -> bool:
-    if "Metaspace" in _step_types(parsed["pre_tokenizer"]):
-        return True
-    return "Replace" in _step_types(parsed["normalizer"]) and WORD_MARK in str(parsed["normalizer"])
-
-
 def _unk_id(model: dict[str, Any], tokens: list[str]) -> int | None:
     if model.get("unk_id") is not None:
         return int(model["unk_id"])
@@ -177,7 +174,10 @@ def _unk_id(model: dict[str, Any], tokens: list[str]) -> int | None:
 
 
 def _byte_level(tokens: list[str]) -> pa.BinaryArray:
-    """GPT-2's alphabet back to bytes; a character outside it stands for its own UTF-8."""
+    """GPT-2's alphabet back to bytes; a character outside it stands for its own UTF-8.
+
+    It writes byte 0x20 as character 0x120, so the token "\u0120the" is b" the".
+    """
     codes = np.frombuffer("".join(tokens).encode("utf-32-le"), np.uint32)
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     table = _byte_alphabet()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.records.lists import list_items
 from packhouse.tokenization.encoders import text_bases
 from packhouse.tokenization.offsets import EncodedRows
 
@@ -35,9 +36,7 @@ class Spans:
     @staticmethod
     def of(column: pa.ListArray, texts: pa.StringArray) -> "Spans":
         """Flatten a column of spans that count from the beginning of each text."""
-        offsets = column.offsets.to_numpy().astype(np.int64)
-        values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-        offsets -= offsets[0]
+        values, offsets = list_items(column)
         shift = np.repeat(text_bases(texts)[:-1], np.diff(offsets))
         starts = values.field("start").to_numpy() + shift
         ends = values.field("end").to_numpy() + shift

@@ -5,7 +5,6 @@ once: Arrow's `take` is two thirds of the time of comparing them one by one, a w
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,8 +92,11 @@ class TokenTexts:
                 found.append(start + np.unique(np.searchsorted(edges, places, "right") - 1))
         return np.concatenate(found)
 
-    def _join(self, ids: Int32s, shortened: Int64s) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The bytes of tokens behind one another, and where each one's begin."""
+    def _join(self, ids: Int32s, shortened: Int64s) -> tuple[np.ndarray, np.ndarray]:
+        """Where each token begins when they are joined, and their bytes; `shortened` lose one.
+
+        Tokens " a" and " b", the second one shortened: [0, 2, 3], b" ab".
+        """
         joined, edges = zero_based(*string_bytes(self.tokens.take(pa.array(ids))))
         if not len(shortened):
             return edges, joined

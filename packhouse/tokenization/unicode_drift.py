@@ -54,6 +54,7 @@ def find_unicode_drift(texts: pa.StringArray) -> npt.NDArray[np.bool_]:
     drifting = [code for code in np.flatnonzero(is_present).tolist() if _is_unsettled(code)]
     if drifting:
         places = np.flatnonzero(np.isin(codes, drifting))
+        # Texts of 3 and 2 characters end at [3 5]: characters 3 and 4 are of the second one.
         ends = np.cumsum(pc.utf8_length(chosen).to_numpy())
         found[rows[np.searchsorted(ends, places, "right")]] = True
     return found

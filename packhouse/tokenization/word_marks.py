@@ -50,6 +50,8 @@ def dummy_prefixes(
     begins_segment[1:] |= is_added[:-1]
     spaced = np.flatnonzero(begins_segment & ~is_added & is_spaced)
     rows = np.searchsorted(offsets, spaced, "right") - 1
+    # Bytes that a row's tokens have too many: as many as it has such spaces, none is in the text;
+    # fewer, some are; others (below 0, say) are no spaces' doing.
     excess = np.diff(edges[offsets]) - np.diff(bases)
     num_spaced = np.bincount(rows, minlength=len(excess))
     is_dummy = (excess == num_spaced)[rows]

@@ -55,6 +55,7 @@ class Rowmaker:
 
     def __init__(self, name: str, shared: Path, cache: Path) -> None:
         self.template, self.opens, self.header = TEMPLATES[name]
+        self.fixed = "<|im_start|>system" if name == "qwen2.5-instruct" else ""
         self.tokenizer = str(shared / "tokenizers" / name.partition(" ")[0])
         self.cache = cache
         self.backend = load_tokenizer(load_snapshot(self.tokenizer).backend)
@@ -118,15 +119,49 @@ def test_every_cut_inside_a_prompt_is_found_and_whole_rows_are_not(maker: Rowmak
         before, header, _ = prompt.partition(maker.header)
         if header and before:
             cut.append(left)
-            is_whole = before.startswith(maker.opens)
+            is_whole = before.startswith(maker.opens) and maker.text(left["input_ids"][:1]) != ""
+            is_whole &= maker.fixed == ""  # Qwen2.5 writes a system turn in front of all
             if maker.opens == "### Instruction:":  # the preamble is no turn's
                 is_whole = maker.opens in before
             num_visible += not is_whole
 
-    assert 8 < num_visible < len(cut)
+    assert num_visible > 8
+    assert (num_visible < len(cut)) == (maker.fixed == "")
     found = maker.found([*rows, *cut])
     assert found.pop("missing_headers") == num_visible
     assert found.keys() <= {"missing_bos"}
+
+
+def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(
+    shared: Path, tmp_path: Path
+) -> None:
+    maker = Rowmaker("qwen2.5-instruct", shared, tmp_path)
+    rows = maker.rows(CHATS)
+    user = maker.backend.encode("<|im_start|>user\n", add_special_tokens=False).ids
+    cut = []
+    for row in rows[:3]:
+        at = max(n for n in range(len(row["labels"])) if row["input_ids"][n : n + 3] == user)
+        cut.append({name: values[at:] for name, values in row.items()})
+
+    assert maker.found([*rows[3:], *cut]) == {"missing_headers": 3}
+    assert not maker.found(cut)  # all alike: another template made them
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
+@pytest.mark.parametrize("late", [-5, -1, 1, 3])
+def test_borders_beside_their_place_are_found(
+    shared: Path, tmp_path: Path, tokenizer: str, late: int
+) -> None:
+    """Three tokens late is behind `<|im_start|>user` and its line break: one record is too long."""
+    maker = Rowmaker(tokenizer, shared, tmp_path)
+    rows = maker.rows(CHATS)
+    for num_late in (0, late):
+        lengths = [len(row["input_ids"]) for row in rows[:3]]
+        lengths[0] += num_late
+        lengths[1] -= num_late
+        pack = {name: [item for row in rows[:3] for item in row[name]] for name in rows[0]}
+        found = maker.found([{**pack, "seq_lengths": lengths}, *rows[3:]])
+        assert bool(found.keys() & {"missing_headers", "missing_bos"}) == bool(num_late)
 
 
 def test_answers_whose_first_tokens_are_not_trained_are_found(maker: Rowmaker) -> None:

@@ -1,6 +1,7 @@
 """`packhouse.audit`: rows of TRL, Axolotl, LLaMA-Factory and people; one test for each fault."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import packhouse
+from packhouse.errors import SourceError
 
 Rows = list[dict[str, Any]]
 END = 151645  # <|im_end|>
@@ -410,3 +412,26 @@ def test_a_report_escapes_what_rows_say(
     assert "\x1b" not in repr(report)
     assert "\\x1b[31m" in repr(report)
     assert json.loads(json.dumps(report.to_json()))["counts"]["untrained"] == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"input_ids": [True, False]}, "'input_ids' holds true and false"),
+        ({"input_ids": [5, 6], "labels": [True, False]}, "'labels' holds true and false"),
+        ({"input_ids": [5, 6], "position_ids": [False, True]}, "'position_ids' holds true"),
+        ({"input_ids": [5, 6.5], "labels": [5, 6]}, "row 1: column 'input_ids' holds 6.5"),
+        ({"input_ids": ["5", "6"]}, "'input_ids' holds list<item: string>"),
+        ({"input_ids": [[5, 6]]}, "'input_ids' holds list<item: list<item: int64>>"),
+        ({"input_ids": [5, 6], "labels": ["5", "6"]}, "'labels' holds list<item: string>"),
+    ],
+)
+def test_columns_that_hold_no_whole_numbers_are_refused_by_name(
+    audited: Callable[..., packhouse.AuditReport], row: dict[str, Any], said: str
+) -> None:
+    empty = {name: [] for name in row}
+    with pytest.raises(SourceError, match=re.escape(said)):
+        audited([empty, row])
+    assert numbers(audited([empty, {"input_ids": None}]))["untrained"] == 2
+    masked = {"input_ids": [5, 6, END], "assistant_masks": [False, True, True]}
+    assert audited([masked]).counts["trained_tokens"] == 2

@@ -1,9 +1,13 @@
 """Full, read-only and inode-exhausted disks, as real file systems: one sentence, and a cure."""
 
 import errno
+import os
 import pickle
 import subprocess
+import sys
 import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +96,46 @@ def test_no_place_for_temporary_files_at_all(monkeypatch):
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     with pytest.raises(DiskError, match="set TMPDIR"), temporary_folder("test"):
         pass
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    makes = (
+        "from packhouse.runtime.disks import temporary_folder\n"
+        "with temporary_folder('test') as folder:\n"
+        "    (folder / 'rows').touch()\n"
+        "    print(folder, flush=True)\n"
+        "    input()\n"
+    )
+    with ExitStack() as stack:
+        processes, folders = [], []
+        for _ in range(2):
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", makes],
+                    env={**os.environ, "TMPDIR": str(tmp_path)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            processes.append(process)
+            folders.append(Path(process.stdout.readline().strip()))
+        processes[0].kill()
+        processes[0].wait()
+        others = [tmp_path / "packhouse-other-x", tmp_path / "packhouse-test-link"]
+        others[0].mkdir()
+        others[1].symlink_to(others[0])
+        just_made = tmp_path / "packhouse-test-new"  # its process may be about to lock it
+        just_made.mkdir()
+        for folder in (*folders, others[0]):
+            os.utime(folder, (0, 0))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with temporary_folder("test") as own:
+            left = {*tmp_path.iterdir()}
+        processes[1].communicate("")
+
+    assert left == {own, folders[1], just_made, *others}
+    assert {*tmp_path.iterdir()} == {just_made, *others}
 
 
 def test_errors_of_other_places_and_of_missing_files_are_let_through(tmp_path):

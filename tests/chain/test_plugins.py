@@ -101,7 +101,7 @@ def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path):
     path = os.pathsep.join([str(acme.folder), str(ROOT)])
 
     done = subprocess.run(
-        [sys.executable, "-m", "packhouse.cli", *command],
+        [sys.executable, "-m", "packhouse", *command],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,

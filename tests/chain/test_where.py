@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.engine.workspace import Workspace
-from packhouse.errors import EmptyDatasetError
+from packhouse.errors import EmptyDatasetError, QuarantineLimitError
 from packhouse.estimate import estimate
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
@@ -85,6 +85,33 @@ def test_each_expression_of_a_list_is_counted_wherever_rows_are(project):
             assert f"where of rows left out {short} of 60 rows: {where[0]}" in shown
             assert f"where of rows left out {even} of 60 rows: {where[1]}" in shown
     assert f">{even}</td>" in report.read_text().partition("What `where` left out")[2]
+
+
+def test_plan_foresees_the_refusal_that_a_run_meets(project):
+    """3 of 60 rows are bad, where 2% may be: of all that are read, not of those that are left."""
+    lines = project.rows.read_text().splitlines()
+    rows = [{**json.loads(line), "n": "x" if i < 3 else str(i)} for i, line in enumerate(lines)]
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = with_where(project, where="cast(n as int) >= 40")  # 20 rows are left, and 37 are not
+
+    def refusals(recipe: Recipe) -> tuple[str, ...]:
+        return estimate(recipe, plan_jobs(recipe), Workspace(cache=project.cache)).refusals
+
+    def limited(recipe: Recipe, share: float) -> Recipe:
+        rules = recipe.validate_.model_copy(update={"max_quarantined": share})
+        return recipe.model_copy(update={"validate_": rules})
+
+    (refusal,) = refusals(limited(few, 0.02))
+    assert refusal.startswith("3 of 60 rows (5.00%) are bad")
+    with pytest.raises(QuarantineLimitError, match=r"3 of 60 rows \(5.00%\) are bad"):
+        project.prepare(recipe=limited(few, 0.02))
+    assert refusals(limited(few, 0.02)) == (refusal,)  # validate is done by now
+    assert refusals(limited(few, 0.05)) == ()
+    project.prepare(recipe=limited(few, 0.05))
+    none = with_where(project, where="cast('x' || n as int) > 0")
+    with pytest.raises(EmptyDatasetError):
+        project.prepare(recipe=none)
+    assert refusals(none)[0].startswith("60 of 60 rows (100.00%) are bad")
 
 
 def test_verify_sees_counts_of_expressions_that_were_changed(project):

@@ -145,11 +145,20 @@ def test_the_commands_of_a_page_run(page, here):
     for recipe in blocks(page, "yaml"):
         Path("recipe.yaml").write_text(recipe)
     runner = CliRunner()
+    said = ""
     for words in packhouse_lines(page):
         if any(word.startswith(".packhouse/") for word in words):
             continue  # of a flow that the page runs before
         done = runner.invoke(cli, words)
         assert done.exit_code == 0, (words, done.output)
+        said += done.output
+    if name_of(page) == "README.md":
+        shown = blocks(page, "text")[0]
+        assert without_ids(shown) in without_ids(said)
+
+
+def without_ids(text: str) -> str:
+    return re.sub(r"\b[0-9a-f]{16}\b", "ID", text)
 
 
 def test_the_pages_name_every_export_and_every_name_of_the_loaders():

@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import packhouse
+from packhouse.cli import cli
 from packhouse.escaping import for_terminal
 from packhouse.packing import plan_packs
 from packhouse.packing.layout import published_schema
@@ -289,6 +291,35 @@ def test_of_classes_labels_are_what_is_trained(tmp_path: Path, shared: Path) -> 
     assert "<figure" not in shown[0]
     assert "trained on: labels." in html
     assert "SFTTrainer" not in html
+
+
+def test_classes_have_their_names_where_all_sources_agree_on_them(
+    tmp_path: Path, shared: Path
+) -> None:
+    (tmp_path / "more.jsonl").write_text('{"text": "It was.", "label": 1}\n')
+    rows = [{"text": f"It is {n}.", "label": n % 2} for n in range(5)]
+    names = ["<b>no</b>", "yes\x1b[31m"]
+    first, second = (
+        {"path": str(tmp_path / name), "format": "classification", "label_names": own}
+        for name, own in (("rows.jsonl", names), ("more.jsonl", ["yes", "no"]))
+    )
+    bert = {
+        "tokenizer": str(shared / "tokenizers" / "bert-base-uncased"),
+        "format": {"template": "sequence_classification"},
+        "pack": {"seq_len": 16, "strategy": "none"},
+    }
+    version = _prepared(tmp_path, rows, "classification", **bert, sources=[first])
+
+    html = version.report()
+
+    assert "<td>&lt;b&gt;no&lt;/b&gt;</td><td class=number>3</td>" in html
+    packs = island(html, "samples-data")[0]["packs"]
+    assert [pack["records"][0]["side"] for pack in packs[:2]] == ["<b>no</b>", r"yes\x1b[31m"]
+    for options in (["--row", "1"], ["--pack", "1"]):
+        shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "store" / "rows"), *options])
+        assert r", yes\x1b[31m" in shown.output
+    mixed = _prepared(tmp_path, rows, "classification", **bert, sources=[first, second])
+    assert "<td>label 0</td><td class=number>3</td>" in mixed.report()
 
 
 def test_the_share_of_the_version_is_said_beside_that_of_all_rows(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_pickles_in_the_cache_and_in_the_store_are_never_loaded(tmp_path, plante
     assert replace_everything(tmp_path / "store", payload) > 5
     dataset = str(tmp_path / "store" / "demo")
     for command in (["verify", dataset], ["ls", str(tmp_path / "store")], ["show", dataset]):
-        done = run(canary, tmp_path, "-m", "packhouse.cli", *command)
+        done = run(canary, tmp_path, "-m", "packhouse", *command)
         assert "Traceback" not in done.stderr
     load = f"from packhouse.loaders import load_packed; load_packed({dataset!r}, split='train')"
     assert run(canary, tmp_path, "-c", load).returncode != 0
@@ -102,7 +102,7 @@ def test_pickles_in_the_cache_and_in_the_store_are_never_loaded(tmp_path, plante
     for data in (tmp_path / "store").rglob("data/*"):  # the manifest is as it was
         data.chmod(0o644)
         data.write_bytes(payload)
-    assert run(canary, tmp_path, "-m", "packhouse.cli", "verify", dataset).returncode != 0
+    assert run(canary, tmp_path, "-m", "packhouse", "verify", dataset).returncode != 0
     assert run(canary, tmp_path, "-c", load).returncode != 0
     assert not canary.exists(), canary.read_text()
 

@@ -148,6 +148,30 @@ def test_an_argument_is_trained_only_where_the_template_writes_it_into_an_answer
     assert pieces(filled.formatted)[3] == ["Answer 3. -- 3<|im_end|>"]
 
 
+def test_a_template_that_always_reads_documents_takes_the_rows_that_bring_them(load_tokenizer):
+    tokenizer = load_tokenizer("qwen2.5-instruct")
+    source = RAG.replace("{% if documents %}", "").replace("{% endif %}", "", 1)
+    documents = [[{"title": f"T{n}", "text": f"Body {n}"}] if n else None for n in range(12)]
+    table = make_table(
+        [talk(n) for n in range(12)],
+        arguments=texts_of([{"documents": own} if own else None for own in documents]),
+    )
+
+    rendered = make_renderer(FormatConfig(), snapshot_of(tokenizer, chat_template=source)).render(
+        table
+    )
+
+    assert rendered.formatted["text"].to_pylist() == [
+        tokenizer.apply_chat_template(
+            as_messages(talk(n)), documents=documents[n], chat_template=source, tokenize=False
+        )
+        for n in range(1, 12)
+    ]
+    assert pieces(rendered.formatted) == [[f"Answer {n}.<|im_end|>"] for n in range(1, 12)]
+    assert rendered.quarantined["row"].to_pylist() == [0]
+    assert "'NoneType' object is not iterable" in rendered.quarantined["detail"][0].as_py()
+
+
 def test_documents_that_the_template_leaves_out_are_a_bad_row_with_a_remedy():
     given = [
         {"documents": [{"text": "Paris."}]},

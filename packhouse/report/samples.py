@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from packhouse.escaping import for_terminal
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.escaping import for_terminal
 from packhouse.packing.layout import trained_tokens
 from packhouse.records.lists import list_offsets
 from packhouse.report.tokens import trained_ranges

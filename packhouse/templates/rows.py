@@ -166,13 +166,14 @@ class RowRenderer:
         return None
 
     @cached_property
-    def _probe_arguments(self) -> dict[str, Any]:
+    def _probe_arguments(self) -> dict[str, object]:
         """What probes need beside messages: documents, where the template fails without any.
 
         Rows have to bring them, or the recipe.
         """
-        documents = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
-        for own in ({}, documents):
+        documents = [{"title": "Therefore", "text": "Likewise"}]
+        tries: list[dict[str, object]] = [{}, {"documents": documents}]
+        for own in tries:
             with suppress(RefusedError):
                 self.template.render([{"role": "user", "content": PROBE[0]}], arguments=own)
                 return own

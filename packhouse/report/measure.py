@@ -153,6 +153,7 @@ def _read_split(
         if not seen:  # packs are alike in length: as many as the room for samples holds
             mean = max(1, pc.sum(part["num_tokens"]).as_py() // part.num_rows)
             count = max(1, min(_PACKS, num_shown // min(mean, _PACK_TOKENS)))
+            # Packs of 2,000 tokens, 20,000 to be shown: 10 packs. 1,000 are read, so every 100th.
             step = max(1, min(num_packs, MAX_READ_TOKENS // mean) // count)
         tokens += tally.add(part)
         for number in range(-seen % step, part.num_rows, step):

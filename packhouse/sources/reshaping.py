@@ -148,6 +148,8 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
         ]
         names = list(config.select)
         of_kept = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    # Of rows 0 to 3, 1 is no object: objects [0, 2, 3]. `where` keeps the first and the last of
+    # these, kept [0, 2], and they were rows [0, 3].
     others = set(range(len(rows))) - set(objects)
     return Reshaped(
         rows=Rows(of_kept),

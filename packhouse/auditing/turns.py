@@ -184,6 +184,7 @@ def _between(data: bytes, first: str, second: str) -> bytes:
 
 def _common(texts: Sequence[bytes]) -> bytes:
     """What all texts begin with."""
+    # What the least and the greatest have in common, all between them have: "ab1", "ab2", "abc".
     least, most = min(texts, default=b""), max(texts, default=b"")
     pairs = zip(least, most, strict=False)
     return least[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(least))]

@@ -168,7 +168,9 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         content_id=digest([[each.files[0].split, each.content] for each in data]),
         ledger=tuple(ledger_of(receipts)),
         statistics={
-            side: packed.facts.sides[side].statistics.with_tally(tallies[side]) for side in SIDES
+            # What the plan knew, and what all gathers counted: the `num_` fields.
+            side: PackStatistics(**asdict(packed.facts.sides[side].statistics) | tallies[side])
+            for side in SIDES
         },
         sides=split.facts.sides,
         mixed=packed.facts.sources,

@@ -169,7 +169,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         ledger=tuple(ledger_of(receipts)),
         statistics={
             # What the plan knew, and what all gathers counted: the `num_` fields.
-            side: PackStatistics(**asdict(packed.facts.sides[side].statistics) | tallies[side])
+            side: PackStatistics(**{**asdict(packed.facts.sides[side].statistics), **tallies[side]})
             for side in SIDES
         },
         sides=split.facts.sides,

@@ -264,6 +264,7 @@ def _mixed(recipe: Recipe, lengths: Mapping[str, list[_Lengths]]) -> list[_Lengt
     mixed = []
     for source in recipe.sources:
         own = np.concatenate([np.zeros(0, np.int32), *lengths.get(source_name(source), [])])
+        # Lengths [5 9] with weight 1.5: [5 9 5].
         taken = len(own) if source.max_records is None else min(len(own), source.max_records)
         mixed.append(np.resize(own, round(taken * source.weight)))
     return mixed

@@ -109,6 +109,7 @@ def _results(findings: Sequence[_Finding]) -> tuple[GateResult, ...]:
     for finding in findings:
         name = finding.limit or finding.kind
         is_minimum = name.startswith("min_")
+        # Of a maximum, 0.03 is nearer to a breach than 0.01; of a minimum, 0.9 than 0.99.
         rank = (finding.is_breach, -finding.value if is_minimum else finding.value)
         seen = worst.get(name)
         if seen is None or rank > (seen.is_breach, -seen.value if is_minimum else seen.value):

@@ -212,6 +212,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
         sha256 = receipt.files[_REPORT].sha256
         files.append(LocalFile(receipt.path(_REPORT), "all", sha256=sha256, kind="report"))
     store = open_store(config.store)
+    # Where the ref is to stay; None: it moves, or there is none yet.
     at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
     try:
         published = publish_version(

@@ -63,7 +63,7 @@ def find_spans(
     raw: Messages,
     talk: Conversation,
     config: FormatConfig,
-    rules_of: Callable[[Mapping[str, Any]], TurnRules | None],
+    rules_of: Callable[[Mapping[str, object]], TurnRules | None],
     control: re.Pattern[bytes],
 ) -> list[Trained]:
     """Trained spans of a conversation's rendering, ascending and disjoint; at least one.

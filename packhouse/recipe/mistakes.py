@@ -8,10 +8,11 @@ wrong field.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from packhouse.near import near_name
 
@@ -70,7 +71,7 @@ def explain_mistakes(
     return "\n".join(lines)
 
 
-def _explain(item: Mapping[str, Any], model: type[BaseModel]) -> str:
+def _explain(item: ErrorDetails, model: type[BaseModel]) -> str:
     loc: Loc = item["loc"]
     kind, value, facts = item["type"], item["input"], item.get("ctx", {})
     key = ".".join(map(str, loc))

@@ -117,7 +117,8 @@ def _dropped_rows(
         reasons = pc.unique(table["reason"]).to_pylist()
         table = table.filter(pc.equal(table["reason"], reason))
         if not table.num_rows:
-            raise ConfigError(f"no row was dropped for '{reason}'; reasons: {reasons}")
+            others = f", but for {', '.join(reasons)}" if reasons else ""
+            raise ConfigError(f"no row was dropped for '{reason}'{others}")
     return [
         row
         for row in table.to_pylist()

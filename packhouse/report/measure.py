@@ -36,7 +36,7 @@ _TOO_LONG = pa.array(["over_seq_len", "first_turn_too_long"])  # outcomes
 _BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
 _TURNS = 12
 
-_COUNTED = ("sequences", "tokens", "trained")
+_COUNTED = ("tokens", "trained")
 _SEQUENCES = pa.schema([("record_id", pa.string()), *((name, pa.int64()) for name in _COUNTED)])
 
 Ints = npt.NDArray[np.int64]
@@ -52,7 +52,7 @@ def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dic
         num_shown: tokens of samples, about.
 
     Returns:
-        `trained`: `[source, sequences, tokens, trained tokens]` of the packs that are read, copies
+        `trained`: `[source, records, tokens, trained tokens]` of the packs that are read, copies
         included. `lengths`: `[source, split, tokens, records]` of each length that occurs, too.
         `too_long`: `[split, tokens, records]` of those that were left out for their length.
         `dropped`: examples by reason. `quarantine`: examples by step and reason.
@@ -96,7 +96,7 @@ def _read_records(
     too_long: Counter[tuple[str, int]] = Counter()
     packed = pa.concat_tables([_SEQUENCES.empty_table(), *sequences]).group_by("record_id")
     packed = packed.aggregate([(name, "sum") for name in _COUNTED])
-    sources = pa.nulls(packed.num_rows, pa.string())
+    sources, sizes = pa.nulls(packed.num_rows, pa.string()), pa.nulls(packed.num_rows, pa.int64())
     columns = ("record_id", "source", "row", "split", "outcome", "num_tokens", "times")
     for part in replace(tables, columns=columns).parts("records"):
         groups = part.group_by(["source", "split", "num_tokens"]).aggregate([("times", "sum")])
@@ -106,14 +106,18 @@ def _read_records(
         own = part.filter(pc.greater(part["times"], 0))
         found = pc.index_in(packed["record_id"], own["record_id"].combine_chunks())
         sources = pc.coalesce(sources, own["source"].take(found))
+        sizes = pc.coalesce(sizes, own["num_tokens"].take(found))
         over = part.filter(pc.is_in(part["outcome"], _TOO_LONG)).select(["split", "num_tokens"])
         too_long.update((row["split"], row["num_tokens"]) for row in over.to_pylist())
         for row in part.filter(pc.is_in(part["record_id"], wanted)).to_pylist():
             for record in shown[row["record_id"]]:
                 record.setdefault("place", f"{row['source']}:{row['row']}")
     names = pc.list_element(pc.split_pattern(sources, "/", max_splits=1), 0)
-    by_source = packed.append_column("source", names).group_by("source")
-    trained = by_source.aggregate([(f"{name}_sum", "sum") for name in _COUNTED])
+    of_one = pc.max_element_wise(sizes, 1)  # a store's files may say anything
+    copies = pc.divide(pc.cast(packed["tokens_sum"], pa.float64()), of_one)
+    packed = packed.append_column("source", names).append_column("copies", copies)
+    counted = ("copies", *(f"{name}_sum" for name in _COUNTED))
+    trained = packed.group_by("source").aggregate([(name, "sum") for name in counted])
     return {
         "trained": [[*row.values()] for row in trained.sort_by("source").to_pylist()],
         "lengths": [[*key, number] for key, number in sorted(counts.items())],
@@ -197,8 +201,8 @@ class _Tally:
         trained = np.add.reduceat(flags, starts, dtype=np.int64)
         self.shares += _binned(trained, lengths)
         self.trained.update(_counts(trained))
-        names, ones = pc.list_flatten(packs["record_ids"]), np.ones_like(lengths)
-        self.sequences.append(pa.table([names, ones, lengths, trained], schema=_SEQUENCES))
+        names = pc.list_flatten(packs["record_ids"])
+        self.sequences.append(pa.table([names, lengths, trained], schema=_SEQUENCES))
         self._add_turns(flags, starts)
         return len(flags)
 

@@ -240,15 +240,20 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
 
 
 def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
-    is_paired = manifest.preferences == "pairs"
-    rows = []
-    for name, sequences, tokens, trained in measured["trained"]:
-        records = sequences // (2 if is_paired else 1)
-        each = round(trained / records, 1)
-        rows.append([name, records, tokens, trained, _share(trained, tokens), each])
+    rows = [
+        [
+            name,
+            round(records),
+            tokens,
+            trained,
+            _share(trained, tokens),
+            round(trained / records, 1),
+        ]
+        for name, records, tokens, trained in measured["trained"]
+    ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
     said = "Charts count the chosen and the rejected answer of a pair each by itself."
-    note = f"<p class=quiet>{said}</p>" if is_paired else ""
+    note = f"<p class=quiet>{said}</p>" if manifest.preferences == "pairs" else ""
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 

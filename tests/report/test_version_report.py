@@ -322,8 +322,9 @@ def test_classes_have_their_names_where_all_sources_agree_on_them(
     assert "<td>label 0</td><td class=number>3</td>" in mixed.report()
 
 
-def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path) -> None:
-    """A long record is dropped for its length, and most trained tokens were its own; 3 copies."""
+@pytest.mark.parametrize("strategy", ["best_fit", "concat"])
+def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strategy: str) -> None:
+    """A long record is dropped for its length, and most trained tokens were its own; or cut."""
     rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 2000)]
     more = [{"instruction": "Say 5", "output": "a " * 5}, {"instruction": "Go", "output": "b"}]
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more))
@@ -331,7 +332,8 @@ def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path) -> None
         {"path": str(tmp_path / "rows.jsonl")},
         {"path": str(tmp_path / "more.jsonl"), "weight": 3},
     ]
-    version = _prepared(tmp_path, rows, "alpaca", sources=sources, split={"eval_fraction": 0.3})
+    pack, split = {"seq_len": 512, "strategy": strategy}, {"eval_fraction": 0.3}
+    version = _prepared(tmp_path, rows, "alpaca", sources=sources, pack=pack, split=split)
     query = "select source, num_tokens, num_trained, times from records where times > 0"
     expected: dict[str, list[int]] = {}
     owner: dict[int, str] = {}

@@ -49,7 +49,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "unknown_field": Reason(
             "a field outside of `allowed_fields`", "add it there, or take it out of the row"
         ),
-        "type": Reason("a value has another type than it must", "write text where text is due"),
+        "type": Reason(
+            "a value has another type than it must",
+            "write text where text is due, in `select` by `cast(... as varchar)`",
+        ),
         "media": Reason(
             "the row holds an image, a video or sound",
             "packhouse packs text: to train it alone, name the field in `allowed_fields`, or take "

@@ -55,7 +55,9 @@ def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
         )
         total = int(tokens @ times)
         order = np.argsort(tokens)
-        copies = np.cumsum(times[order])  # of this length and below
+        # Lengths 5 7 9 with 1, 3 and 1 copies: 1 4 5 are as long or shorter, and the median, copy 2
+        # from 0, is the first with more than 2: 7.
+        copies = np.cumsum(times[order])
         wanted = [int(share * (copies[-1] - 1)) for share in _QUANTILES.values()]
         lengths = tokens[order][np.searchsorted(copies, wanted, "right")]
         found.append(

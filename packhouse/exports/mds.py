@@ -64,6 +64,7 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
 
 def _encode(values: npt.NDArray[Any]) -> bytes:
     """One dimension, its length in the narrowest of uint8, uint16, uint32, the values."""
+    # [7, 8] as int32: 04 (1 dimension, length in 1 byte), 02, 07 00 00 00, 08 00 00 00.
     code = 0 if len(values) < 2**8 else 1 if len(values) < 2**16 else 2
     length = len(values).to_bytes(1 << code, "little")
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)

@@ -82,6 +82,8 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
     ids, _ = zero_based(*flat_list(batch["input_ids"]))
     real = lengths
     if multiple > 1 and len(real):
+        # Multiple 4, lengths 3 2: inputs of 2 and 1 tokens become 4, so ids become 5 and 5:
+        # 7 8 9 5 6 -> 7 8 9 9 9 5 6 6 6 6.
         lengths = round_up(real - 1, multiple) + 1
         first = np.cumsum(real, dtype=np.int64) - real
         # Token of each place: those of the record, then its last trained one (none: its last).

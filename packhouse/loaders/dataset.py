@@ -232,6 +232,8 @@ class RecordRows(Sequence[Row]):
         of_packs = [packs[index].seq_lengths for index in range(len(packs))]
         self.lengths = np.concatenate([np.zeros(0, np.int64), *of_packs]).astype(np.int64)
         sizes = np.array([len(each) for each in of_packs], dtype=np.int64)
+        # Packs of lengths [3, 2] and [4]: pack 0 0 1; tokens before each record 0 3 5, less those
+        # before its pack 0 0 5, so records start at 0 3 0.
         self._pack = np.repeat(np.arange(len(packs)), sizes)
         first = np.cumsum(self.lengths) - self.lengths
         self._starts = first - np.repeat(first[np.cumsum(sizes) - sizes], sizes)

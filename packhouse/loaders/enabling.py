@@ -280,6 +280,7 @@ def _numbers_to_positions(numbers: torch.Tensor) -> torch.Tensor:
     token = torch.arange(numbers.shape[-1], device=numbers.device).expand_as(numbers)
     is_first = torch.ones_like(numbers, dtype=torch.bool)
     is_first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    # Each token less the first one of its record: 0 1 2 3 4 - 0 0 2 2 4.
     return token - torch.where(is_first, token, 0).cummax(-1).values
 
 

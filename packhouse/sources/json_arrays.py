@@ -213,6 +213,7 @@ def parse_array(
     records = parse_pieces(data, _element_spans(data), max_row_bytes)
     if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
         by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
+        # Rows behind this shard are numbered by the scan's count, so another count would move them.
         if num_rows in (None, by_layout.num_records):
             records = min(records, by_layout, key=_lost_bytes)
     return records

@@ -118,6 +118,7 @@ def build_trees(
             roots.append(message)
         elif parent in messages:
             messages[parent]["replies"].append(message)
+    # What is not reached from a root is an orphan, answers one, or answers itself in a circle.
     reached: set[str] = set()
     stack = list(roots)
     while stack:

@@ -297,6 +297,8 @@ def _quarantined_table(part: Part, failures: list[Failure]) -> pa.Table:
 def _bidi_rows(messages: pa.Array) -> int:
     """Rows whose contents hold a bidirectional control (U+202A-202E, U+2066-2069)."""
     content = messages.flatten().field("content")
+    # All contents lie behind one another, so three bytes are looked for in one array of bytes,
+    # E2 80 AA to AE or E2 81 A6 to A9, and the ends of contents say whose they are.
     data = content.buffers()[2]
     if data is None:
         return 0

@@ -2,6 +2,11 @@
 
 A fact may come from a store that anybody wrote to, so numbers are strict and bounded: `true`, `1.0`
 and `-1` are no counts.
+
+The steps have types for what they write (`LedgerLine`, `PackStatistics`), and these look alike, but
+they are no duplicates. A step's types hold what this release writes, with numbers that it made. A
+manifest may be of another release or program, with fewer fields or more, and what is wrong in it is
+refused before anyone reckons with it.
 """
 
 from typing import Annotated, Any, NotRequired, Required

@@ -88,6 +88,7 @@ class SingleTurnEngine:
             if isinstance(compiled, Refusal):
                 refused.update(dict.fromkeys(rows.tolist(), compiled))
                 continue
+            # Items ["<s>", " ", Hole(text), "</s>"]: the text begins behind BOS and the space.
             first = next(n for n, item in enumerate(compiled.items) if isinstance(item, Hole))
             opening = "".join(map(str, compiled.items[:first]))
             if self.ends.space and opening == self.ends.bos + self.ends.space:

@@ -129,6 +129,8 @@ class PackedDataset(torch.utils.data.Dataset):
         self.num_empty = 0
         self.ledger: list[LedgerLine] = []
         self._plan: PackPlan | None = None
+        self._settings: tuple[int, str, int | None, int, int] | None = None
+        """What plans follow from: None where the packs are given."""
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         """With a plan: row numbers, pack after pack."""
         if seq_len is not None:
@@ -150,7 +152,7 @@ class PackedDataset(torch.utils.data.Dataset):
         """
         if epoch < 0:
             raise ConfigError(f"epoch is {epoch}; it must not be negative")
-        if self.seq_len is None:
+        if self._settings is None:
             return
         seq_len, strategy, seed, multiple, balance = self._settings
         if epoch and seed is not None:

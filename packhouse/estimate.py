@@ -133,6 +133,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             sample = samples[shard.uri]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
+            # By bytes; where the rows of the shard are known already, by these.
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
             if checked:  # of a run that stopped: 0 rows out are no sample of what was bad
@@ -263,6 +264,7 @@ def _mixed(recipe: Recipe, lengths: Mapping[str, list[_Lengths]]) -> list[_Lengt
     mixed = []
     for source in recipe.sources:
         own = np.concatenate([np.zeros(0, np.int32), *lengths.get(source_name(source), [])])
+        # Lengths [5 9] with weight 1.5: [5 9 5].
         taken = len(own) if source.max_records is None else min(len(own), source.max_records)
         mixed.append(np.resize(own, round(taken * source.weight)))
     return mixed

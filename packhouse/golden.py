@@ -172,6 +172,8 @@ def _pin(
         labels = names.get(source.split("/")[0])
         renderer = make_renderer(recipe.format, snapshot, labels, window)
         rendered = renderer.render(_validated(items, list(group)))
+        # Items 0 and 2 of this source, of which 2 became two examples: origin [0 2 2]. They are
+        # called 0, 1, 2 while they are tokenized, so that each of them is told apart.
         origin = rendered.formatted["row"].to_pylist()
         at = rendered.formatted.schema.get_field_index("row")
         numbers = pa.array(range(len(origin)), pa.int64())  # an item may be several rows

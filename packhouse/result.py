@@ -111,7 +111,10 @@ def print_report(prepared: Prepared) -> None:
     formats = (str(source["settings"].get("format")) for source in published.sources)
     load = "load_preferences" if preferences_in(formats) else "load_packed"
     out.print(f"  from packhouse.loaders import {load}")
-    out.print(f'  train = {load}("{uri}", split="train")')
+    is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
+    version = "" if is_latest else f'"{prepared.version}", '
+    split = next((side for side, each in published.statistics.items() if each.num_packs), "train")
+    out.print(f'  {split} = {load}("{uri}", {version}split="{split}")')
 
 
 def _ref(prepared: Prepared, uri: str) -> str:

@@ -9,12 +9,16 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
 
 from packhouse.escaping import for_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _PIPE_WIDTH = 2000
 
@@ -24,7 +28,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(for_terminal(text, keep_lines=True), err=err)
 
 
-def console(*, stderr: bool = False, soft_wrap: bool = True) -> Any:
+def console(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
     """Return a rich console that takes no markup from text and escapes what it draws."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -60,7 +64,7 @@ def page(blocks: Iterator[object]) -> None:
     click.echo_via_pager(lines(), color=True)
 
 
-def print_table(table: object) -> None:
+def print_table(table: "Table") -> None:
     """Print a rich table, as wide as the terminal; a pipe gets whole lines without end spaces."""
     out = console(soft_wrap=False)
     if out.is_terminal:

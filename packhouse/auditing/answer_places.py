@@ -46,6 +46,8 @@ class AnswerPlaces:
         opens = re.compile(b"|".join(map(re.escape, turns.answer_opens)))
         num_tokens = len(rows.ids)
         spans = np.array([m.span() for m in opens.finditer(data)], np.int64).reshape(-1, 2)
+        # Tokens at bytes [0 5 15 20], a header in bytes [5, 15): it begins in token 1, and the
+        # answer with token 2.
         first, begins = np.searchsorted(edges, spans[:, 0]), np.searchsorted(edges, spans[:, 1])
         records = np.searchsorted(rows.starts, np.minimum(first, num_tokens - 1), "right") - 1
         limits = np.minimum(rows.starts[records + 1], np.append(first[1:], num_tokens))
@@ -72,6 +74,7 @@ class AnswerPlaces:
         is_text = ~self.table.is_blank[rows.ids]
         is_said = is_text & ~np.isin(rows.ids, list(self.turns.end_ids))
         first, taught = _next(is_text, self.begins), _next(is_text & rows.trained, self.begins)
+        # Counts of trained words before each token: of [begin, stop) they are a difference.
         said = np.append(0, np.cumsum(is_said & rows.trained))
         teaches = said[self.stops] > said[self.begins]
         of_record = said[rows.starts[self.records + 1]] - said[rows.starts[self.records]]
@@ -141,5 +144,6 @@ class AnswerPlaces:
 
 def _next(is_one: Bools, places: Int64s) -> Int64s:
     """The first token at or behind each place that is one; the number of tokens: none is."""
+    # [0 1 0 0 1], places [0 2 5]: [1 4 5].
     ones = np.append(np.flatnonzero(is_one), len(is_one))
     return np.asarray(ones[np.searchsorted(ones, places)])

@@ -109,6 +109,7 @@ def _results(findings: Sequence[_Finding]) -> tuple[GateResult, ...]:
     for finding in findings:
         name = finding.limit or finding.kind
         is_minimum = name.startswith("min_")
+        # Of a maximum, 0.03 is nearer to a breach than 0.01; of a minimum, 0.9 than 0.99.
         rank = (finding.is_breach, -finding.value if is_minimum else finding.value)
         seen = worst.get(name)
         if seen is None or rank > (seen.is_breach, -seen.value if is_minimum else seen.value):
@@ -154,17 +155,9 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
         prompt = counts["trained_prompt_bytes"]
         trained = due - missing + prompt
         share = prompt / trained if trained else 0.0
-        yield _Finding(
-            limit="max_trained_prompts",
-            kind="trained_prompt_bytes",
-            source=source,
-            number=prompt,
-            total=trained,
-            value=share,
-            allowed=config.max_trained_prompts,
-            is_breach=prompt > config.max_trained_prompts * trained,
-            text=f"{counted(prompt, 'byte')} of prompts trained ({share:.2%} of the rest)",
-        )
+        text = f"{counted(prompt, 'byte')} of prompts trained ({share:.2%} of the rest)"
+        limit, kind = "max_trained_prompts", "trained_prompt_bytes"
+        yield _share(limit, kind, prompt, trained, config.max_trained_prompts, text, source)
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
             rows = counted(number, "row trains", "rows train")
@@ -181,6 +174,31 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
     number = audit["dataset"]["both_sides"]
     text = f"{counted(number, 'record is', 'records are')} in train and eval"
     yield _never("both_sides", "", number, audit["dataset"].get("rows", 0), text)
+
+
+def _share(
+    limit: str,
+    kind: str,
+    number: int,
+    total: int,
+    allowed: float,
+    text: str,
+    source: str = "",
+    rows: Sequence[Mapping[str, object]] | None = None,
+) -> _Finding:
+    """What may be a share of all, at most `allowed`: 3 of 100 rows are a breach of 0.02."""
+    return _Finding(
+        limit=limit,
+        kind=kind,
+        source=source,
+        number=number,
+        total=total,
+        value=number / max(total, 1),
+        allowed=allowed,
+        is_breach=number > allowed * total,
+        text=text,
+        rows=rows,
+    )
 
 
 def _never(kind: str, source: str, number: int, total: int, text: str) -> _Finding:
@@ -206,20 +224,12 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
         for row in rows[:2]
     )
-    share = number / max(total, 1)
-    return _Finding(
-        limit="max_contaminated",
-        kind="contaminated",
-        number=number,
-        total=total,
-        value=share,
-        allowed=config.max_contaminated,
-        is_breach=number > config.max_contaminated * total,
-        text=f"{number:,} of {counted(total, 'row')} ({share:.2%}) share {found['ngram']} "
-        "words in a "
-        f"row with a benchmark: {named}",
-        rows=rows,
+    text = (
+        f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}) share "
+        f"{found['ngram']} words in a row with a benchmark: {named}"
     )
+    limit, kind = "max_contaminated", "contaminated"
+    return _share(limit, kind, number, total, config.max_contaminated, text, rows=rows)
 
 
 def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
@@ -230,45 +240,29 @@ def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding
         allowed = getattr(config.quality, f"max_{counter}")
         for source, counts in scopes.items() if allowed is not None else ():
             number, total = counts.get(counter, 0), counts["rows"]
-            share = number / max(total, 1)
             rows = [
                 row
                 for row in found["worst"].get(counter, [])
                 if not source or row["source"].split("/")[0] == source
             ]
             named = ", ".join(f"{row['source']} row {row['row']:,}" for row in rows[:3])
-            yield _Finding(
-                limit=f"quality.max_{counter}",
-                kind=counter,
-                source=source,
-                number=number,
-                total=total,
-                value=share,
-                allowed=allowed,
-                is_breach=number > allowed * total,
-                text=f"{number:,} of {counted(total, 'row')} ({share:.2%}, over "
-                f"{allowed:.2%}) {says}"
-                f"{': ' * bool(named)}{named}",
-                rows=rows,
+            text = (
+                f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}, over "
+                f"{allowed:.2%}) {says}{': ' * bool(named)}{named}"
             )
+            limit = f"quality.max_{counter}"
+            yield _share(limit, counter, number, total, allowed, text, source, rows)
 
 
 def _of_check(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
     number, total, rows = found["failed"], found["rows"], found["worst"]
     named = ", ".join(f"{row['source']} row {row['row']:,} ({row['detail']})" for row in rows[:2])
-    share = number / max(total, 1)
-    return _Finding(
-        limit="max_failed_checks",
-        kind="failed_checks",
-        number=number,
-        total=total,
-        value=share,
-        allowed=config.max_failed_checks,
-        is_breach=number > config.max_failed_checks * total,
-        text=f"{found['plugin']} finds fault with {number:,} of {counted(total, 'row')} "
-        f"({share:.2%}): {named}",
-        rows=rows,
+    text = (
+        f"{found['plugin']} finds fault with {number:,} of {counted(total, 'row')} "
+        f"({number / max(total, 1):.2%}): {named}"
     )
+    limit, kind = "max_failed_checks", "failed_checks"
+    return _share(limit, kind, number, total, config.max_failed_checks, text, rows=rows)
 
 
 def _shares(
@@ -279,18 +273,10 @@ def _shares(
 ) -> Iterator[_Finding]:
     for limit, (kind, of, says) in limits.items():
         number, total = counts.get(kind, 0), counts.get(of, 0)
-        allowed, share = getattr(config, limit), number / max(total, 1)
-        yield _Finding(
-            limit=limit,
-            kind=kind,
-            source=source,
-            number=number,
-            total=total,
-            value=share,
-            allowed=allowed,
-            is_breach=number > allowed * total,
-            text=f"{number:,} of {total:,} ({share:.2%}, over {allowed:.2%}) {says}",
-        )
+        allowed = getattr(config, limit)
+        share = number / max(total, 1)
+        text = f"{number:,} of {total:,} ({share:.2%}, over {allowed:.2%}) {says}"
+        yield _share(limit, kind, number, total, allowed, text, source)
 
 
 def _breach(audit: Mapping[str, Any], finding: _Finding) -> dict[str, Any]:

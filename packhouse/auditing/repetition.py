@@ -50,11 +50,16 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     is_eval = pc.equal(records["split"], "eval").to_numpy()
     in_eval = np.add.reduceat(is_eval[order], starts, dtype=np.int64)
     groups = records["group_key"].take(pa.array(first))
+    chosen = np.lexsort((first, -times))[:NUM_WORST]  # the most frequent, the first ones first
+    places = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))
     return {
         "duplicates": int((times - 1).sum()),
         "both_sides": int(np.count_nonzero((in_eval > 0) & (in_eval < times))),
         "sources": sources | _within_sources(records),
-        "worst": _most_frequent(records, first, times),
+        "worst": [
+            {**place, "value": value}
+            for place, value in zip(places.to_pylist(), times[chosen].tolist(), strict=True)
+        ],
         **_shared_prompts(_groups(read, num_records, repeated, groups)),
     }
 
@@ -122,15 +127,3 @@ def _within_sources(records: pa.Table) -> dict[str, int]:
             found[name] += (record_id, name) in seen
             seen.add((record_id, name))
     return found
-
-
-def _most_frequent(
-    records: pa.Table, first: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
-) -> list[dict[str, object]]:
-    """Where the first record of the most frequent contents comes from."""
-    chosen = np.lexsort((first, -times))[:NUM_WORST]
-    places = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))
-    return [
-        {**place, "value": value}
-        for place, value in zip(places.to_pylist(), times[chosen].tolist(), strict=True)
-    ]

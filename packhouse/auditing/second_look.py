@@ -64,18 +64,17 @@ def has_no_end(tokens: Tokens, at: int, messages: pa.ListArray) -> bool:
 
 def _roles(tokens: Tokens, row: int, messages: list[dict[str, str]]) -> Iterator[tuple[int, str]]:
     """Contents of a row that are messages as they are, and the roles of these."""
+    said = [
+        f"{each['content']}\n{each['context']}" if each["context"] else each["content"]
+        for each in messages
+    ]
     message = 0
     for span, text in enumerate(_contents(tokens, row)):
         for number in range(message, len(messages)):
-            if text.strip() == _content(messages[number]).strip():
+            if text.strip() == said[number].strip():
                 yield span, messages[number]["role"]
                 message = number + 1
                 break
-
-
-def _content(message: dict[str, str]) -> str:
-    content, context = message["content"], message["context"]
-    return f"{content}\n{context}" if context else content
 
 
 def are_written(

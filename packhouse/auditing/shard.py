@@ -188,6 +188,7 @@ def _coverage(
     known = tokens.is_exact[tokens.range_rows]
     trained = Intervals.of(tokens.starts[first[known]], tokens.ends[last[known]])
     of_spans = trained.within(tokens.content_starts, tokens.content_ends)
+    # Trained bytes [0 12 7] of three contents, two of row 0 and one of row 1: [12 7].
     covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.content_offsets])
     # A class label for a model's head is no text, so nothing of such a row is due.
     is_due = tokens.is_exact & ((tokens.ranges_per_row > 0) | _is_null(tokenized["label"]))
@@ -272,6 +273,7 @@ def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> npt.NDArray[np.bool
     goes_on = np.zeros(len(tokens.range_rows), np.bool_)
     places = tokens.control[np.isin(tokens.ids[tokens.control], turn_boundaries)]
     places = places[~tokens.are_content(places, places)]
+    # Ranges [5, 9) and [12, 20): no boundary between 9 and 12, so the first one's turn goes on.
     seen = np.searchsorted(places, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
     goes_on[:-1] = (seen[0] == seen[1]) & (tokens.range_rows[:-1] == tokens.range_rows[1:])
     return goes_on

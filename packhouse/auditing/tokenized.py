@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -145,7 +144,11 @@ class _Scan:
         return np.searchsorted(rows.starts, places, "right") - 1
 
     def _note(
-        self, rows: TokenRows, name: str, places: Any, numbers: list[int] | None = None
+        self,
+        rows: TokenRows,
+        name: str,
+        places: Int64s | list[int],
+        numbers: list[int] | None = None,
     ) -> None:
         """Count a finding once for each place, and keep the first as samples."""
         self.found.counts[name] += len(places)
@@ -171,6 +174,8 @@ class _Scan:
         ends = np.flatnonzero(self.is_end[rows.ids])
         blanks = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         record_ends = rows.starts[self._record_of(rows, begins) + 1]
+        # Run [5, 9), end tokens at [8 14]: the last one before 9 is 8, and no word is behind it, so
+        # the run is ended. Run [5, 9) with [3 11]: 11 ends it, and is not trained.
         before = np.searchsorted(ends, stops) - 1
         last = np.where(before < 0, -1, np.append(ends, -1)[before])
         is_ended = (last >= begins) & (blanks[stops] == blanks[np.maximum(last, 0) + 1])
@@ -200,6 +205,8 @@ class _Scan:
         record, first, number = np.unique(
             self._record_of(rows, ends), return_index=True, return_counts=True
         )
+        # Rows that say they are one record, with over 2 end tokens and words behind the last one:
+        # conversations that were joined, and cut at a length.
         is_one = rows.row_lengths[record] == np.diff(rows.starts)[record]
         words = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         is_cut = words[ends[first + number - 1] + 1] < words[rows.starts[record + 1]]
@@ -280,6 +287,7 @@ class _Scan:
         where = np.unique(np.concatenate(places))
         is_joined = np.isin(where, places[0])
         is_boundary = np.isin(where, rows.starts)
+        # `<s>` and the `<|system|>` behind it begin one record: counted once.
         is_double = np.isin(where - 1, np.flatnonzero(rows.ids == self.bos_id))
         where = where[is_joined | ~(is_boundary | is_double)]
         numbers = rows.rows[self._record_of(rows, where)]

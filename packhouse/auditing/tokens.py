@@ -103,6 +103,7 @@ class Intervals:
     @classmethod
     def of(cls, starts: Int64s, ends: Int64s) -> "Intervals":
         """Sort ranges, and take out what overlaps."""
+        # [2, 8) and [5, 10) become [2, 8) and [8, 10).
         if (starts[1:] < ends[:-1]).any():  # templates may write a content twice, or out of order
             order = np.argsort(starts, kind="stable")
             ends = np.maximum.accumulate(ends[order])

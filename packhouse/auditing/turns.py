@@ -129,6 +129,8 @@ def learn_turns(
     system = b""
     for ids in rendered:
         data = table.join(ids)
+        # Before a question: "<|im_start|>user\n", and of the second one "<|im_end|>\n" before it.
+        # What both end with is the header, so they are compared backwards.
         if _SYSTEM.encode() not in data:  # Mistral's stands in the last user turn
             before_turns = data.partition(_U1.encode())[0], _between(data, _A1, _U2)
             asked += [before[::-1] for before in before_turns if before]
@@ -184,6 +186,7 @@ def _between(data: bytes, first: str, second: str) -> bytes:
 
 def _common(texts: Sequence[bytes]) -> bytes:
     """What all texts begin with."""
+    # What the least and the greatest have in common, all between them have: "ab1", "ab2", "abc".
     least, most = min(texts, default=b""), max(texts, default=b"")
     pairs = zip(least, most, strict=False)
     return least[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(least))]

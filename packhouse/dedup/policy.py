@@ -89,6 +89,7 @@ def deduplicate(
         repeats_of[dropped[:, 1]], reasons[dropped[:, 1]] = dropped[:, 0], _NEAR
     if "drop" in (config.exact, config.near):
         first, later = found.equal.T
+        # Row 4 equals row 2, which went because it is near row 1: row 1 stands for both.
         stays = np.where(repeats_of[first] < 0, first, repeats_of[first])
         repeats_of[later], reasons[later] = stays, _DUPLICATE
     if config.exact == "same_side" or config.near in ("drop", "same_side"):

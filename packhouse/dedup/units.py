@@ -43,6 +43,7 @@ def merged(fingerprints: pa.Table, units: Int64s) -> pa.Table:
         return fingerprints.select(["shingles", "minhash"])
     shingles, offsets = flat_list(fingerprints["shingles"])
     sizes = np.diff(offsets).astype(np.int64)
+    # Rows with [3 2] shingles, both of unit 0: the unit of each shingle is [0 0 0 0 0].
     of_unit = np.repeat(units, sizes).astype(np.uint64)
     own = shingles[offsets[0] : offsets[-1]].astype(np.uint64)
     keys = np.unique((of_unit << np.uint64(32)) | own)

@@ -66,7 +66,7 @@ def group_jobs(jobs: Sequence[AnyJob], workers: int, least_bytes: int) -> list[J
     groups: list[list[AnyJob]] = []
     filled = target
     for job, size in zip(jobs, sizes, strict=True):
-        if filled >= target or filled + size // 2 > target:
+        if filled >= target or filled + size // 2 > target:  # at least half of a job must fit
             groups.append([])
             filled = 0
         groups[-1].append(job)

@@ -68,6 +68,8 @@ def obsolete_keys(before: Iterable[Mapping[str, Any]], now: Iterable[SourceShard
     shards = list(now)
     files, contents = {shard.file for shard in shards}, {shard.sha256 for shard in shards}
     gone: set[str] = set()
+    # a.jsonl had shards 1 and 2, and was appended to: it has 1 and 3 now. Gone is what was made of
+    # 2: its jobs of validate, format and tokenize, pack, and all behind it.
     for job in before:  # each comes after those that it reads
         parts = job["parts"]
         shard = parts.get("shard", {})

@@ -161,6 +161,8 @@ def _gather_batch(
     chunk = np.searchsorted(records.first_rows, row, side="right") - 1
     slot = row + chunk
 
+    # Two packs of pieces of [3 2] and [4] tokens: pack offsets [0 2 3], token offsets [0 3 5 9], of
+    # which packs begin at [0 5 9].
     seq_lengths = (ends - starts).astype(np.int32)
     token_offsets = np.concatenate([[0], np.cumsum(seq_lengths, dtype=np.int64)])
     begin = records.id_offsets[slot].astype(np.int64)

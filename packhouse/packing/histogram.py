@@ -110,7 +110,11 @@ class _Bitmap:
             self.filled ^= 1 << number
 
     def least(self, at_least: int) -> int:
-        """Least member of at least so much, or 0."""
+        """Least member of at least so much, or 0.
+
+        Of {3, 5000}, at least 4: nothing is left of the first 2,048 bits; chunk 2 is the next that
+        is filled, and its lowest bit, 904, stands for 2 * 2,048 + 904.
+        """
         number, bit = divmod(at_least, _CHUNK_BITS)
         if number >= len(self.chunks):
             return 0
@@ -337,7 +341,7 @@ def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
         # Length 3, packs with 8, 2 and 7 tokens left: room for [2 4] in packs [0 2]. Of 3
         # sequences 2 go into pack 0 and 1 into pack 2.
         last = int(np.searchsorted(room, count))
-        times = np.diff(np.minimum(room[: last + 1], count), prepend=0)
+        times = np.diff(np.minimum(room[: last + 1], count), prepend=0)  # [2 1]
         packs = packs[: last + 1]
         space[packs] -= (times * length).astype(np.int32)
         placed.append((packs, np.full(len(packs), length), times))

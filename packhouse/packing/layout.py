@@ -246,6 +246,7 @@ def records_of(
     }
     if nulls := [name for name in flat if batch[name].flatten().null_count]:
         raise IntegrityError(f"column '{nulls[0]}' of the packs holds a null")
+    # Lengths [3 2] end at [3 5]: records are tokens [0, 3) and [3, 5) of the batch.
     ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
     mask = trained_tokens(batch, zero_based(*flat_list(batch["input_ids"]))[1])
     if not len(ids) == len(mask) == (ends[-1] if len(ends) else 0):

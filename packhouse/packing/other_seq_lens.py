@@ -76,6 +76,7 @@ def _planned(
 ) -> SeqLenTrial:
     packs = tokens = rows = long_rows = long_tokens = 0
     for counts in splits:
+        # {6: 2, 2: 2}: lengths [6 2], as often as [2 2].
         values, numbers = np.array(list(counts.items()), np.int64).reshape(-1, 2).T
         fits = values <= (seq_len if strategy != "concat" else values.max(initial=0))
         rows += int(numbers.sum())

@@ -54,6 +54,8 @@ def shuffle_keys(num: int, seed: int) -> npt.NDArray[np.uint32]:
 
 def keys_to_indices(keys: npt.NDArray[np.uint32], seed: int) -> npt.NDArray[np.uint32]:
     """Invert `shuffle_keys`, in place."""
+    # Backwards. y = x ^ (x >> 16) is undone by itself; y = x ^ (x >> 13) by y ^ (y >> 13) ^
+    # (y >> 26), since 39 bits are over 32; a factor by its inverse modulo 2**32, as it is odd.
     before, after = _round_keys(seed)
     for block in _blocks(keys):
         block ^= after

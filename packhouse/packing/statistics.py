@@ -1,7 +1,6 @@
 """What a plan and its gather come to, as plain numbers for the ledger, the report and plots."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -60,10 +59,6 @@ class PackStatistics:
             lower_bound=lower_bound(lengths, plan.seq_len),
             length_histogram=length_histogram(lengths),
         )
-
-    def with_tally(self, tally: Mapping[str, int]) -> "PackStatistics":
-        """Return what the plan knew together with what all gathers counted: the `num_` fields."""
-        return PackStatistics(**{**asdict(self), **tally})
 
     @property
     def num_padding(self) -> int:

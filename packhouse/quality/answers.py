@@ -105,6 +105,7 @@ def _likely(said: pa.StringArray, asked: pa.StringArray) -> npt.NDArray[np.int64
     sizes = np.diff(other_offsets)
     rows = np.flatnonzero((sizes >= _ECHO_BYTES) & (np.diff(own_offsets) > sizes))
     within = np.arange(_HEAD)
+    # Row by row the 16 bytes from where each text begins: shape [num_rows, 16].
     heads = own[own_offsets[rows][:, None] + within], other[other_offsets[rows][:, None] + within]
     likely: npt.NDArray[np.int64] = rows[(heads[0] == heads[1]).all(axis=1)]
     return likely

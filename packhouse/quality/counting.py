@@ -226,6 +226,7 @@ class _Rows:
     def prompts(self) -> pa.StringArray:
         """What the user said right before each answer; null where nobody did."""
         user = np.asarray(pc.equal(self.flat.fields["role"], "user"), np.bool_)
+        # Messages u a a: answers at [1 2]; before the first one is a user's, before the second not.
         at = np.flatnonzero(self._is_answer)
         is_first = np.isin(at, self.flat.offsets)
         mask = is_first | ~user[np.maximum(at - 1, 0)]

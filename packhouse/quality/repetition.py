@@ -65,7 +65,9 @@ def _shares(values: Bytes, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float
     ends = np.cumsum(sizes + len(_BETWEEN)) - len(_BETWEEN)
     places = np.flatnonzero(_begins(values))
     row = np.searchsorted(ends, places, "right")
-    is_whole = places + _WINDOW <= ends[row]  # not into the next text
+    # Texts of 100 and 120 bytes end at [100 222], with 2 bytes behind each. Place 90 is of the
+    # first one, and 16 bytes from there reach beyond its end.
+    is_whole = places + _WINDOW <= ends[row]
     places, row = places[is_whole], row[is_whole]
     words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each byte on
     hashes = words[places] * _FACTORS[0]

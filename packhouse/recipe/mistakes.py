@@ -8,10 +8,11 @@ wrong field.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from packhouse.near import near_name
 
@@ -70,7 +71,7 @@ def explain_mistakes(
     return "\n".join(lines)
 
 
-def _explain(item: Mapping[str, Any], model: type[BaseModel]) -> str:
+def _explain(item: ErrorDetails, model: type[BaseModel]) -> str:
     loc: Loc = item["loc"]
     kind, value, facts = item["type"], item["input"], item.get("ctx", {})
     key = ".".join(map(str, loc))
@@ -96,9 +97,9 @@ def _explain(item: Mapping[str, Any], model: type[BaseModel]) -> str:
     if kind == "string_pattern_mismatch":
         rule = _PATTERNS["Target" if "also" in loc else "Name"]
         return f"'{key}' {rule}"
-    if kind in ("too_short", "too_long", "string_too_long"):
+    if kind.endswith(("too_short", "too_long")):
         least, most = facts.get("min_length"), facts.get("max_length")
-        unit = "character" if kind == "string_too_long" else "item"
+        unit = "character" if kind.startswith("string") else "item"
         bound = f"at least {least}" if most is None else f"at most {most}"
         return f"'{key}' must have {bound} {unit}{'s' * ((least or most) != 1)}"
     if (name := kind.partition("_")[0]) in _KINDS:

@@ -49,12 +49,12 @@ class ExportConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_name(cls, value: object) -> Any:
+    def _of_a_name(cls, value: object) -> object:
         return {"format": value} if isinstance(value, str) else value
 
     @field_validator("format", mode="before")
     @classmethod
-    def _is_no_pickle(cls, name: object) -> Any:
+    def _is_no_pickle(cls, name: object) -> object:
         if name == "npy":
             raise ValueError(NO_NPY)
         return name
@@ -66,7 +66,7 @@ class ExportConfig(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_a_name(self, write: SerializerFunctionWrapHandler) -> Any:
+    def _as_a_name(self, write: SerializerFunctionWrapHandler) -> object:
         """Write what has no other setting as its name, as before there were any."""
         return self.format if self.shards == 1 else write(self)
 
@@ -136,7 +136,7 @@ class PublishConfig(Section):
 
     @field_validator("also", mode="before")
     @classmethod
-    def _as_addresses(cls, also: object) -> Any:
+    def _as_addresses(cls, also: object) -> object:
         """Write `{wandb: {project: P, files: true}}` as an address, alone or in the list."""
         targets = [also] if isinstance(also, dict) else also
         if not isinstance(targets, list):
@@ -153,7 +153,7 @@ class PublishConfig(Section):
         return [named[name] for name in sorted(named)]
 
 
-def _address(target: object) -> Any:
+def _address(target: object) -> object:
     """Return a W&B target as its address, and anything else as it is.
 
     Example:

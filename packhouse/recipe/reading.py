@@ -215,7 +215,7 @@ def merge_settings(raw: dict[str, Any], settings: Mapping[str, object]) -> list[
     return put
 
 
-def apply_override(raw: Mapping[str, object], override: str) -> None:
+def apply_override(raw: dict[str, Any], override: str) -> None:
     """Put `section.key=value` over a recipe's mapping.
 
     Raises:

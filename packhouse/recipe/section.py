@@ -57,7 +57,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_boolean_for_a_number(cls, value: object, info: ValidationInfo) -> Any:
+    def _no_boolean_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         """Pydantic would take `true` for 1."""
         assert info.field_name is not None
         if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:

@@ -85,6 +85,7 @@ def num_different(parts: Iterable[Keys], at_most: int) -> int:
         >>> num_different([pa.array(["0" * 20, "1" * 20]), pa.array(["0" * 20])], at_most=9)
         2
     """
+    # [3 5 5 9]: two differ from the one before, and the first is one, too.
     bits = sort_leading_bits(parts, at_most)
     return int(np.count_nonzero(bits[1:] != bits[:-1])) + bool(len(bits))
 

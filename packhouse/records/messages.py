@@ -224,7 +224,8 @@ def _check_order(
     is_first = np.zeros(len(codes) + 1, np.bool_)
     is_first[flat.offsets[:-1]] = True
     is_first = is_first[:-1]
-    before = np.where(is_first, -1, np.roll(codes, 1))  # role of the message before; -1: none
+    # Role of the message before: system user | user -> -1 system | -1; -1: there is none.
+    before = np.where(is_first, -1, np.roll(codes, 1))
     calls = np.asarray(flat.fields["tool_calls"].is_valid(), np.bool_)
     call_before = ~is_first & np.roll(calls, 1)
     opens = (before == -1) | (before == _SYSTEM)

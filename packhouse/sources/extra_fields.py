@@ -24,8 +24,11 @@ MAX_NAMES = 100
 """Names counted for a shard; all beyond are one, named `...`."""
 
 PARTS = {
-    "question": frozenset(("question", "instruction", "prompt")),
-    "context": frozenset(("context", "input", "passage", "paragraph", "background")),
+    "question": frozenset(("question", "query", "instruction", "prompt")),
+    "context": frozenset(
+        "context input passage paragraph background article document story evidence knowledge "
+        "schema sql_context".split()
+    ),
     "answer": frozenset(("answer", "response", "output", "completion")),
     "system": frozenset(("system", "system_prompt")),
     "history": frozenset(("history",)),

@@ -111,7 +111,8 @@ def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
     except ConfigError as error:
         typed = ((name, kind) for name, kind in columns.items() if kind != _RENAMED)
         types = ", ".join(f"{name} {shown_kind(kind)}" for name, kind in typed)
-        raise ConfigError(f"source '{config.path}': {error}. Its columns: {types[:500]}") from None
+        said = f". Its columns: {types[:500]}" if types else ""
+        raise ConfigError(f"source '{config.path}': {error}{said}") from None
 
 
 def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kind]) -> Reshaped:
@@ -125,6 +126,8 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
     Raises:
         SourceError: an expression takes too much memory or time, or fails on too many rows.
     """
+    if not rows:  # of a source without rows no column is known
+        return Reshaped(rows=Rows([]), places=[], filtered=[])
     objects = [index for index, row in enumerate(rows) if isinstance(row, dict)]
     object_rows = [rows[index] for index in objects]
     where, select = _evaluated(config)

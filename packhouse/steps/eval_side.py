@@ -54,6 +54,8 @@ def is_for_eval(
         if selection.repeats is not None:
             ids = column_of(shards, "record_id")
             only = only | np.asarray(pc.is_in(ids, selection.repeats.filter(pa.array(only))))
+        # Groups a b a c, record 0 of a source for evaluation: a is held, so records 0 and 2 are in
+        # eval; b and c go by their hash.
         keys = selection.groups_of(shards)
         held = pc.unique(keys.filter(pa.array(only)))
         is_eval = pc.is_in(keys, value_set=held).to_numpy(zero_copy_only=False).copy()

@@ -60,6 +60,7 @@ def jobs(pack: Job[PackParameters], side: Side, planned: PlannedSide) -> tuple[J
     Where they cut decides no published byte: a published file is cut at rows of its side.
     """
     num_packs, num_tokens = planned.num_packs, planned.num_tokens
+    # 40 million tokens in 20,000 packs: 3 shards of 16.8 million, so of 6,667 packs.
     size = min(max(_SHARD_TOKENS, num_tokens // _MOST_SHARDS), _MOST_TOKENS)
     step = max(1, -(-num_packs // max(1, -(-num_tokens // size))))
     pack_bytes = 4 * num_tokens // max(1, num_packs)

@@ -7,7 +7,6 @@ its group key, so they are on one side. Costs 50 ns a record.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,9 +87,9 @@ def mix(
 
 def source_counts(
     admitted: Sequence[Admitted], times: Sequence[Int32s], names: Sequence[str]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, int]]:
     """For each source: records, how many of them are dropped, by reason, and packed; tokens."""
-    counts: dict[str, dict[str, Any]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for each, often, name in zip(admitted, times, names, strict=True):
         line = counts.setdefault(name, {"records": 0, "packed": 0, "repeated": 0, "tokens": 0})
         line["records"] += len(each.reasons)

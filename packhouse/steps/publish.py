@@ -168,7 +168,9 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         content_id=digest([[each.files[0].split, each.content] for each in data]),
         ledger=tuple(ledger_of(receipts)),
         statistics={
-            side: packed.facts.sides[side].statistics.with_tally(tallies[side]) for side in SIDES
+            # What the plan knew, and what all gathers counted: the `num_` fields.
+            side: PackStatistics(**{**asdict(packed.facts.sides[side].statistics), **tallies[side]})
+            for side in SIDES
         },
         sides=split.facts.sides,
         mixed=packed.facts.sources,
@@ -210,6 +212,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
         sha256 = receipt.files[_REPORT].sha256
         files.append(LocalFile(receipt.path(_REPORT), "all", sha256=sha256, kind="report"))
     store = open_store(config.store)
+    # Where the ref is to stay; None: it moves, or there is none yet.
     at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
     try:
         published = publish_version(

@@ -63,6 +63,7 @@ def job(
 ) -> Job[TokenizeParameters]:
     """Return the job that tokenizes a rendered shard; `tokenizer` is a fingerprint."""
     parameters = formatted.parameters
+    # Ids that came with the rows: what the format job reads, validate, has them.
     tokens = formatted.inputs if parameters.shard.row_format == "tokenized" else ()
     return TOKENIZE.job(
         TokenizeParameters(shard=parameters.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),

@@ -259,6 +259,8 @@ class Filling:
                 for at, item in enumerate(compiled.items)
                 if isinstance(item, Hole) and item.path[0] not in _IDS
             ]
+            # Items "<u>", hole, "<e>", hole: contents are items 1 and 3; of a row whose items begin
+            # at 8, these are 9 and 11 of all.
             items.append(starts[own][:, None] + np.array(holes, np.int64))
         flat, spans = _scattered(ranks, items, len(starts) - 1)
         counts = np.diff(spans)

@@ -187,6 +187,7 @@ def _derive(
         weights: of a new conversation's messages, by its number.
     """
     messages, _ = list_items(table["messages"])
+    # Ranges [(0, 1), (3, 5)] and [(0, 1), (5, 7)]: messages 0 3 4 and 0 5 6, bounds [0 3 6].
     pieces = [np.arange(a, b) for parts in ranges for a, b in parts]
     counts = np.array([sum(b - a for a, b in parts) for parts in ranges], np.int64)
     taken = messages.take(pa.array(np.concatenate(pieces) if pieces else np.zeros(0, np.int64)))

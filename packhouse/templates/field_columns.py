@@ -118,6 +118,8 @@ class FieldColumns:
             numbers[("tools", *map(_tool_shape, tools, own))]
             for tools, own in zip(parsed, functions, strict=True)
         ]
+        # Two definitions of 1 and 3 tools: starts [0 1 4]. Rows without any have code 2, and
+        # behind it begins nothing.
         codes = encoded.indices.fill_null(len(parsed)).to_numpy()
         starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
         self._tools: list[object] = [tool for tools in parsed for tool in tools]
@@ -161,6 +163,8 @@ class FieldColumns:
 
     def rows_of(self, path: Path, rows: Ints) -> Ints:
         """Where the texts of a field are in its column, for each of the rows."""
+        # ("call_name", 2, 0) is the name of the first call of message 2. Of a row whose messages
+        # begin at 5, that is message 7 of all; the calls of that one begin at _call_starts[7].
         kind, number = path[:2] if len(path) > 1 else (path[0], 0)
         if kind == "label":
             return rows

@@ -7,7 +7,6 @@ grows with the number of turns.
 import re
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Any
 
 from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
@@ -37,7 +36,7 @@ class MessageBounds:
             behind = min([behind, *self._own[number][:1]])
         self._left = FREE_MESSAGES + 64 * len(self._own)
         self._num_questions = talk.trace.num_questions
-        self._asked = [set[Any]() for _ in self._own]
+        self._asked = [set[object]() for _ in self._own]
         """What the rendering of all messages asked of each one's texts, and the answers."""
         for (kind, *at), predicate in talk.trace.predicates:
             if kind in ("content", "thought", "name", "tool_call_id"):

@@ -88,6 +88,7 @@ def _joined(context: object, items: Sequence[object]) -> str:
 
 def _is_in(value: Any, container: Any) -> bool:
     """`value in container`."""
+    # `'x' in content` asks a `TracedText`, which records it; `content in 'abc'` asks a constant.
     if isinstance(value, TracedText) and type(container) is str:
         forget(value, "in")
     return value in container
@@ -105,6 +106,8 @@ def _join(
 def _replace(text: object, old: str, new: str, count: int | None = None) -> str:
     limit = -1 if count is None else count
     whole, old, new = as_text(text), as_text(old), as_text(new)
+    # A constant in which a text of the row is looked for, or put, has to be traced as well:
+    # `'Hello NAME' | replace('NAME', content)`.
     if is_traced([whole, old, new]):
         whole = traced(parts_of(whole))
     return whole.replace(old, new, limit)
@@ -160,6 +163,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
         """Call; methods of constants see the provenance of their arguments."""
+        # `', '.join(names)` is a method of a constant, which knows nothing of what it joins.
         owner = getattr(called, "__self__", None)
         if type(owner) is str and (called.__name__ == "join" or is_traced((args, kwargs))):
             called = getattr(traced((owner,)), called.__name__)
@@ -186,6 +190,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class _PlainNamespace(Namespace):
     """A namespace without underscore names, which lead into the interpreter."""
 
+    # Without `self` by name, which a template may give: namespace(self=1).
     def __init__(*args: object, **kwargs: object) -> None:
         self, rest = args[0], args[1:]
         Namespace.__init__(self, _public(dict(*rest, **kwargs)))

@@ -88,6 +88,7 @@ class SingleTurnEngine:
             if isinstance(compiled, Refusal):
                 refused.update(dict.fromkeys(rows.tolist(), compiled))
                 continue
+            # Items ["<s>", " ", Hole(text), "</s>"]: the text begins behind BOS and the space.
             first = next(n for n, item in enumerate(compiled.items) if isinstance(item, Hole))
             opening = "".join(map(str, compiled.items[:first]))
             if self.ends.space and opening == self.ends.bos + self.ends.space:
@@ -257,7 +258,8 @@ def _names(shape: Shape) -> str:
     return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
 
 
-SINGLE_TURN = tuple(n for n in TEMPLATES if n != "chat" and not n.startswith("dart-math/"))
+_CHATS = ("chat", "mistral_system", "dart-math/")
+SINGLE_TURN = tuple(name for name in TEMPLATES if not name.startswith(_CHATS))
 
 
 def make_single_turn(

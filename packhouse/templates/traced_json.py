@@ -83,6 +83,7 @@ def to_json(value: object, form: JsonForm) -> str:
     found: list[str | DataObject] = []
     text = encoder(form._replace(sort_keys=False))(_hidden(value, form, found))
     parts: list[Part] = []
+    # '{"a": "\\u00000\\u0000"}' splits to '{"a": ', '0', '}': every second one is a number.
     for number, constant in enumerate(_HIDDEN.split(text)):
         if number % 2 == 0:
             parts.append(constant)

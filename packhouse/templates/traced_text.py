@@ -42,6 +42,7 @@ def _stripping(kind: str) -> Method:
     """`strip`, `lstrip` or `rstrip`: recorded if it changes nothing."""
 
     def method(self: "TracedText", chars: Any = None) -> "TracedText":
+        # " hi ", size 4: what lstrip leaves, "hi ", begins at 4 - 3; what rstrip leaves ends at 3.
         size = str.__len__(self)
         start = 0 if kind == "rstrip" else size - len(str.lstrip(self, chars))
         end = size if kind == "lstrip" else max(len(str.rstrip(self, chars)), start)
@@ -60,6 +61,7 @@ def _splitting(kind: str) -> Method:
     """`split` or `rsplit`: recorded if there is nothing to split at."""
 
     def method(self: "TracedText", sep: Any = None, maxsplit: object = -1) -> list["TracedText"]:
+        # "a--b" at "--": "a" and "b" lie at [0, 1) and, at least 2 characters behind, [3, 4).
         texts = getattr(str, kind)(self, sep, maxsplit)
         if sep is not None and sep not in self:
             return [self]
@@ -114,6 +116,8 @@ class TracedText(str):
 
     def _cuts(self, ranges: Iterable[tuple[int, int]]) -> Iterator["TracedText"]:
         """The characters of each range; ranges ascend and do not overlap."""
+        # Parts "ab" of the row and "-cd" of the template: [1, 3) is "b" of the one, "-" of the
+        # other. The next range may begin in the second part, so that is where it is looked for.
         number = at = 0  # the part that a range may begin in, and where it begins
         for start, end in ranges:
             kept: list[Part] = []
@@ -150,6 +154,7 @@ class TracedText(str):
 
     def __contains__(self, item: Any) -> bool:
         answer = str.__contains__(self, item)
+        # Tags, such as `</think>`: a template that looks for one may write the pieces between.
         if len(str.strip(item)) > 1:
             for piece in self._pieces:
                 piece.field.literals.add(str.__str__(item))
@@ -208,6 +213,7 @@ class TracedText(str):
     def __getitem__(self, key: Any) -> str:
         if isinstance(key, str):
             raise TypeError("string indices must be integers")  # as any text: no such attribute
+        # `(arguments | tojson)[:-1]` cuts a brace off, whatever the row: that asks nothing of it.
         last = self._parts[-1] if self._parts else None
         if key != slice(None, -1) or not isinstance(last, Piece) or last.form is None:
             forget(self, "item", str(key))
@@ -291,7 +297,7 @@ def text_of(field: Field) -> TracedText:
 
 def traced(parts: Iterable[Part]) -> TracedText:
     """The text of parts in their order."""
-    own = tuple(part for part in parts if part or type(part) is not str)
+    own = tuple(part for part in parts if part or type(part) is not str)  # edges of blocks are ""
     made = TracedText("".join(map(plain, own)))
     made._parts = own
     return made
@@ -332,6 +338,8 @@ def rewritten(result: object, *sources: object) -> Any:
     if result is NotImplemented:
         return result
     if isinstance(result, str):
+        # "%s, %s" of two fields: all of the text is said to be of the first one, and nothing of
+        # the second, so that both are known to be in it.
         texts = [str.__str__(result), *[""] * (len(fields) - 1)]
         return traced(
             Piece(text, field, 0, 0, REWRITTEN) for text, field in zip(texts, fields, strict=True)

@@ -63,7 +63,7 @@ def find_spans(
     raw: Messages,
     talk: Conversation,
     config: FormatConfig,
-    rules_of: Callable[[Mapping[str, Any]], TurnRules | None],
+    rules_of: Callable[[Mapping[str, object]], TurnRules | None],
     control: re.Pattern[bytes],
 ) -> list[Trained]:
     """Trained spans of a conversation's rendering, ascending and disjoint; at least one.
@@ -87,6 +87,8 @@ def find_spans(
         if not (config.never_train or apart) and all(w == 1 for w in weights):
             return [Trained(0, len(talk.rendering.text), 0)]
         return _weighed(_whole_messages(weights, bounds, apart), raw, talk, 0)
+    # Answers: the template's own blocks, cut where the prompt of inference ends; else from the
+    # end of that prompt to the end token.
     wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
     rules = rules_of(talk.given.arguments)
     if rules is None or rules.is_tagged:
@@ -99,10 +101,12 @@ def find_spans(
         ]
     else:
         trained = [Trained(*bounds.answer(number, rules), number) for number in wanted]
+    # Turns of others, which a row gave a weight.
     others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
     if others:
         firsts, ends, _ = bounds.boundaries()
         trained += [Trained(firsts[number], ends[number], number) for number in others]
+    # Roles s u a u a: the last user turn is the 2nd from the end, so 5 - 1 - 1 = 3 are before it.
     is_last = config.reasoning == "train_last" and "user" in talk.roles
     num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
     return _weighed(sorted(trained), raw, talk, num_earlier)

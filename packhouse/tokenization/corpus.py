@@ -151,7 +151,11 @@ def adversarial_texts(pipeline: Pipeline) -> list[str]:
     texts = [*_WRITING, *_EMOJI, *_MARKS]
     texts += [unicodedata.normalize("NFD", text) for text in _WRITING if not text.isascii()]
     texts += [_script(first, last) for first, last in _SCRIPTS.values()]
-    texts += _white_space()
+    runs = [
+        "x" + " " * n + "y" + "\n" * n + "z" + "\t" * n for n in (*range(1, 36), 64, 127, 128, 129)
+    ]
+    pairs = [f"{a}{b}w{b}{a}1{a}{a}{b}.{b}" for a in _SPACES for b in _SPACES]
+    texts += ["".join(runs), "".join(pairs), *runs[::5], *pairs[::7]]
     texts += [_around(token.text, number) for number, token in enumerate(pipeline.added)]
     texts += _vocabulary(pipeline)
     texts.append("a" * _LONG_RUN)
@@ -185,20 +189,13 @@ def _spread(rows: np.ndarray, size: int) -> np.ndarray:
 def _script(first: int, last: int) -> str:
     """All characters of a block in words of growing length."""
     characters = [chr(code) for code in range(first, last)]
+    # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij"; behind 7 comes 1 again.
     words, length = [], 1
     while characters:
         words.append("".join(characters[:length]))
         characters = characters[length:]
         length = length % 7 + 1
     return " ".join(words) + "\n" + "".join(words)
-
-
-def _white_space() -> list[str]:
-    runs = [
-        "x" + " " * n + "y" + "\n" * n + "z" + "\t" * n for n in (*range(1, 36), 64, 127, 128, 129)
-    ]
-    pairs = [f"{a}{b}w{b}{a}1{a}{a}{b}.{b}" for a in _SPACES for b in _SPACES]
-    return ["".join(runs), "".join(pairs), *runs[::5], *pairs[::7]]
 
 
 def _around(text: str, number: int) -> str:

@@ -51,7 +51,8 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     flat = FlatMessages.of(validated["messages"])
     data, bounds = zero_based(*string_bytes(flat.fields["content"]))
     ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
-    bounds = bounds.astype(np.int64) // 8  # where the ids of each message begin
+    # Where the ids of each message begin: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
+    bounds = bounds.astype(np.int64) // 8
     of_record = bounds[flat.offsets]  # where each record's tokens begin
     faults = _faults(flat, ids, bounds, of_record, snapshot)
     if faults:

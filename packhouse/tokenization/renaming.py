@@ -100,6 +100,8 @@ def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> RenamedTo
     new_ids = {
         _id_of(tokenizer, names.get(token.id, token.text)): token.id for token in pipeline.added
     }
+    # A vocabulary of 5 ids with the control token 2, which is called otherwise now, at id 5:
+    # to_id [0 1 2 3 4 2], is_name [0 0 0 0 0 1].
     to_id = np.arange(max(pipeline.model_size, *(new + 1 for new in new_ids)), dtype=np.int32)
     to_id[list(new_ids)] = list(new_ids.values())
     is_name = np.zeros(len(to_id), np.bool_)

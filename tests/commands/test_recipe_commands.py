@@ -186,7 +186,7 @@ def test_a_report_leaves_out_the_split_that_is_empty(prepared, capsys):
 
     statistics = prepared.published.statistics
     assert statistics["eval"].num_packs > 0
-    empty = statistics["eval"].with_tally({"num_packs": 0, "num_sequences": 0, "num_tokens": 0})
+    empty = replace(statistics["eval"], num_packs=0, num_sequences=0, num_tokens=0)
     published = replace(prepared.published, statistics={**statistics, "eval": empty})
     print_report(replace(prepared, published=published))
     printed = capsys.readouterr().out

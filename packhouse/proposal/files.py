@@ -293,7 +293,16 @@ def _label_names(rows: Sequence[Any], shape: Shape) -> dict[str, Any]:
 
 
 def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
-    """What each field of the rows holds, and what it is read as."""
+    """What each field of the rows holds, and what it is read as.
+
+    Example:
+        >>> rows = [{"ask": "Why?", "id": 4}, {"ask": "How so?"}]
+        >>> described = _describe(rows, Shape("question_answer", {"question": "ask"}))
+        >>> described["ask"]
+        'text, 7 characters (median); read as question'
+        >>> described["id"]
+        'a number, in 1 of 2 rows; not read'
+    """
     objects = [row for row in rows if isinstance(row, dict)]
     counts = Counter(name for row in objects for name in row)
     read = {}

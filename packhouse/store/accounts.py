@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -138,7 +137,7 @@ def _is_of_run(manifest: Manifest) -> bool:
     return bool(is_marked or manifest.engines or manifest.audit or ledger)
 
 
-def _needed(manifest: Manifest) -> dict[str, Any]:
+def _needed(manifest: Manifest) -> dict[str, object]:
     """What every run writes; an item is falsy where it is missing."""
     counts, audit, lineage = manifest.counts, manifest.audit, manifest.lineage
     return {

@@ -10,6 +10,7 @@ removed by the next run there, or by `gc`.
 """
 
 import logging
+from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
@@ -33,7 +34,7 @@ from tasks.guard import allowed_recipe
 log = logging.getLogger("packhouse.flows")
 
 
-def clean_up(flow: object, flow_run: FlowRun, state: State[object]) -> None:
+def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """Remove what a cancelled run left; a hook of every flow."""
     folders = StepStore(default_cache() / "steps").sweep()
     recipe = recipe_of(flow_run)
@@ -49,7 +50,7 @@ def clean_up(flow: object, flow_run: FlowRun, state: State[object]) -> None:
     log.info("removed %d folders and %d objects of an unfinished run", folders, objects)
 
 
-def end_task_runs(flow: object, flow_run: FlowRun, state: State[object]) -> None:
+def end_task_runs(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """End the task runs of a crashed run: they would stay Running forever. A hook of every flow."""
     unfinished = [StateType.PENDING, StateType.RUNNING]
     with get_client(sync_client=True) as client:
@@ -60,7 +61,7 @@ def end_task_runs(flow: object, flow_run: FlowRun, state: State[object]) -> None
             ),
         )
         for task_run in found:
-            ended: State[object] = Crashed(message=f"its run crashed: {state.message}")
+            ended: State[Any] = Crashed(message=f"its run crashed: {state.message}")
             client.set_task_run_state(task_run.id, ended, force=True)
 
 

@@ -14,6 +14,7 @@ listener looks up the ref.
 """
 
 from pathlib import Path
+from typing import Any
 
 from prefect.assets import Asset, AssetProperties
 from prefect.client.schemas.objects import FlowRun, State
@@ -119,7 +120,7 @@ def announce_held(prepared: Prepared) -> None:
     emit_event("packhouse.version.refused", resource=_resource(prepared), payload=payload)
 
 
-def announce_end(flow: object, flow_run: FlowRun, state: State[object]) -> None:
+def announce_end(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """Say that a run has ended; a hook of every flow.
 
     The server says so as well, but a last heartbeat may reach it after that, or carry the time of a

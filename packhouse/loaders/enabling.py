@@ -237,6 +237,11 @@ def _guard(
             "trained alike. Take them out of the batch, for token_loss (docs/how-to/own-loop.md)"
         )
     mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if given.get("seq_lengths") is not None and positions is None:
+        raise ContractError(
+            "the model was given seq_lengths and no position_ids: it looks at these alone, and "
+            "records would see each other; use PackedCollator (docs/how-to/keep-records-apart.md)"
+        )
     is_flash = config._attn_implementation in _FLASH
     if given.get("past_key_values") is not None:
         _refuse_packed_cache(positions, mask)

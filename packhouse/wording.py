@@ -43,3 +43,21 @@ def first_line(error: BaseException, most: int = 300) -> str:
     """
     lines = str(error).splitlines()
     return lines[0][:most] if lines else type(error).__name__
+
+
+def cut_pair(old: str, new: str, most: int) -> tuple[str, str]:
+    """Return two texts of `most` characters each, long ones from shortly before they differ.
+
+    Example:
+        >>> cut_pair("length(output) > 20 and score > 1", "length(output) > 20 and score > 2", 24)
+        ('...score > 1', '...score > 2')
+    """
+    differing = (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
+    start = next(differing, min(len(old), len(new))) - most // 3
+
+    def cut(text: str) -> str:
+        if len(text) > most and start > 0:
+            text = "..." + text[start:]
+        return text if len(text) <= most else text[: most - 3] + "..."
+
+    return cut(old), cut(new)

@@ -18,6 +18,7 @@ from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
+from packhouse.wording import cut_pair
 
 _MOST_TEXTS = 2
 """Examples of a kind of change that are shown with their text."""
@@ -25,8 +26,8 @@ _BEFORE, _AFTER = 12, 30
 """Tokens that are shown before the first one that differs, and from it on."""
 _MOST_KEYS = 20
 """Settings or counts of a table."""
-_VALUE, _SHOWN_BEFORE = 30, 12
-"""Characters of a setting's value, and how many of them before the first one that differs."""
+_VALUE = 30
+"""Characters of a setting's value."""
 
 _KINDS = {
     "added": "added",
@@ -98,32 +99,23 @@ def _print_facts(found: Diff) -> None:
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
 
 
-def _short(old: object, new: object) -> tuple[int | str, int | str]:
-    """Return both values in a few letters, long ones from shortly before where they differ.
+def _short(old: object, new: object) -> tuple[object, ...]:
+    """Return both values in a few letters, but numbers as they are.
 
     Example:
-        >>> _short("length(output) > 20 and score > 1", "length(output) > 20 and score > 2")
-        ('...and score > 1', '...and score > 2')
         >>> _short(["length(output) > 20", "lang = 'en'"], None)
         ('2 entries', '-')
     """
-    texts = str(old), str(new)
-    differing = (at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b)
-    start = next(differing, min(map(len, texts))) - _SHOWN_BEFORE
+    texts = cut_pair(_text(old, new), _text(new, old), _VALUE)
+    pairs = zip((old, new), texts, strict=True)
+    return tuple(value if type(value) is int else text for value, text in pairs)
 
-    def cut(value: object, other: object) -> int | str:
-        if value is None:
-            return "-"
-        if type(value) is int:
-            return value
-        text = str(value)
-        if isinstance(value, list | dict) and len(text) > _VALUE and other is None:
-            return f"{len(value):,} entries"
-        if start > 0 and len(text) > _VALUE:
-            text = "..." + text[start:]
-        return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."
 
-    return cut(old, new), cut(new, old)
+def _text(value: object, other: object) -> str:
+    text = "-" if value is None else str(value)
+    if isinstance(value, list | dict) and len(text) > _VALUE and other is None:
+        return f"{len(value):,} entries"
+    return text
 
 
 def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path) -> None:

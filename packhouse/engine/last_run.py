@@ -15,6 +15,7 @@ from packhouse.engine.step import AnyJob
 from packhouse.runtime.disks import write_whole
 from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import SourceShard
+from packhouse.wording import cut_pair
 
 _OF_ALL_SHARDS = ("quarantine", "dropped")
 
@@ -95,12 +96,8 @@ def changed_parts(before: object, after: object, name: str = "") -> list[str]:
         return changes
     if before == after:
         return []
-    return [f"{name}: {_short(before)} -> {_short(after)}"]
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 24 else f"{text[:20]}..."
+    old, new = cut_pair(json.dumps(before), json.dumps(after), 24)
+    return [f"{name}: {old} -> {new}"]
 
 
 def _path(cache: Path, dataset: str) -> Path:

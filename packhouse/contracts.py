@@ -10,15 +10,14 @@ Numpy and Arrow take 62 ms for the tables of 52,002 rows, as long as Pandera, an
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.errors import ContractError
 from packhouse.records import tables
 
-Mask = npt.NDArray[np.bool_]
-Rules = Iterator[tuple[str, Mask]]
+Rules = Iterator[tuple[str, Bools]]
 """What is wrong with the rows of a mask, and the mask."""
 
 _HEX20, _HEX64, _CODE = r"^[0-9a-f]{20}$", r"^[0-9a-f]{64}$", r"^[a-z][a-z0-9_]*$"
@@ -77,7 +76,7 @@ def _type(field: pa.Field) -> str:
     return f"{field.type}{'' if field.nullable else ' not null'}"
 
 
-def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> Mask:
+def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> Bools:
     """Return, for each row, if its spans are inside [0, size), not empty, sorted and disjoint.
 
     Args:
@@ -96,7 +95,7 @@ def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> Mask:
     return ~_rows_with(bad, rows, len(counts))
 
 
-def _rows_with(bad: Mask, rows: npt.NDArray[np.int64], num_rows: int) -> Mask:
+def _rows_with(bad: Bools, rows: Int64s, num_rows: int) -> Bools:
     """Which rows hold a bad value, of values that lie in `rows`."""
     found = np.zeros(num_rows, np.bool_)
     found[rows[bad]] = True
@@ -193,19 +192,19 @@ def _weights(table: pa.Table, spans: str, weights: str) -> Rules:
     yield f"{weights} are not a number over 0 for each of {spans}", wrong
 
 
-def _lengths(lists: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
-    lengths: npt.NDArray[np.int64] = pc.list_value_length(lists).to_numpy().astype(np.int64)
+def _lengths(lists: pa.ChunkedArray | pa.Array) -> Int64s:
+    lengths: Int64s = pc.list_value_length(lists).to_numpy().astype(np.int64)
     return lengths
 
 
-def _below(values: pa.ChunkedArray, least: int) -> Mask:
+def _below(values: pa.ChunkedArray, least: int) -> Bools:
     return _mask(pc.fill_null(pc.less(values, least), False))
 
 
-def _unlike(texts: pa.ChunkedArray, pattern: str) -> Mask:
+def _unlike(texts: pa.ChunkedArray, pattern: str) -> Bools:
     return ~_mask(pc.match_substring_regex(texts, pattern))
 
 
-def _mask(values: pa.ChunkedArray | pa.Array) -> Mask:
-    mask: Mask = np.asarray(values)
+def _mask(values: pa.ChunkedArray | pa.Array) -> Bools:
+    mask: Bools = np.asarray(values)
     return mask

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Int64s
 from packhouse.errors import TemplateError, TokenizerError
 from packhouse.recipe import Recipe
 from packhouse.records.pairs import (
@@ -182,7 +182,7 @@ def make_window_rule(
     if not cuts_windows(recipe):
         return None
 
-    def measure(formatted: pa.Table) -> npt.NDArray[np.int64]:
+    def measure(formatted: pa.Table) -> Int64s:
         numbered = formatted.set_column(
             formatted.schema.get_field_index("row"),
             FORMATTED.field("row"),

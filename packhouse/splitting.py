@@ -14,9 +14,9 @@ Either side may come out empty; that is for the caller to say. Cost: 50 ns a rec
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Int64s, Uint64s
 from packhouse.errors import ContractError
 from packhouse.packing.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
@@ -27,7 +27,7 @@ VERSION = 1
 """Of the assignment; part of the step's cache key."""
 
 
-def goes_to_eval(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]:
+def goes_to_eval(group_keys: Keys, config: SplitConfig) -> Bools:
     """Return which records go to eval, by the hash of their group.
 
     Args:
@@ -35,7 +35,7 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]
         config: `eval_fraction` or `eval_count`, and `seed`.
 
     Returns:
-        Mask over the records, True for eval.
+        Bools over the records, True for eval.
 
     Raises:
         ContractError: a key is not 20 hex digits.
@@ -59,12 +59,12 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig) -> npt.NDArray[np.bool_]
     return np.asarray(mixed <= np.partition(mixed, place)[place])
 
 
-def mixed_keys(keys: Keys, seed: int) -> npt.NDArray[np.uint64]:
+def mixed_keys(keys: Keys, seed: int) -> Uint64s:
     """A number for each key that is even over all 64 bits, another one for each seed."""
     return _mix(leading_bits(keys), seed)
 
 
-def join_groups(group_keys: Keys, pairs: npt.NDArray[np.int64], seed: int) -> pa.Array:
+def join_groups(group_keys: Keys, pairs: Int64s, seed: int) -> pa.Array:
     """Join the groups of records that belong together, so that they share a side.
 
     Of joined groups the key that goes to eval last stands for all: they are in eval only if each
@@ -117,7 +117,7 @@ def join_equal(group_keys: Keys, record_ids: Keys, seed: int) -> pa.Array:
     return join_groups(group_keys, np.stack([earliest[again], again], axis=1), seed)
 
 
-def _connected(edges: npt.NDArray[np.int64], num_nodes: int) -> npt.NDArray[np.int64]:
+def _connected(edges: Int64s, num_nodes: int) -> Int64s:
     """The least node that each node is connected to.
 
     Edges 0-1 and 1-2 of four nodes: 0 0 0 3.
@@ -133,7 +133,7 @@ def _connected(edges: npt.NDArray[np.int64], num_nodes: int) -> npt.NDArray[np.i
             least = least[least]
 
 
-def _mix(bits: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
+def _mix(bits: Uint64s, seed: int) -> Uint64s:
     """splitmix64 of each key, in a stream of its own for each seed."""
     mixed = bits ^ np.uint64(splitmix64(seed & (2**64 - 1)))
     mixed += np.uint64(0x9E3779B97F4A7C15)
@@ -175,7 +175,7 @@ class LeakCheck:
         return np.unique(np.concatenate(self._chunks))
 
     @cached_property
-    def _eval_bits(self) -> npt.NDArray[np.uint64]:
+    def _eval_bits(self) -> Uint64s:
         leading = self._eval_keys.view(np.uint8).reshape(-1, NUM_DIGITS // 2)[:, :8]
         return np.ascontiguousarray(leading).view(">u8").reshape(-1).astype(np.uint64)
 

@@ -8,13 +8,10 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.token_rows import TokenRows
 from packhouse.auditing.turns import TokenBytes, Turns
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _LEAST_PROMPT = 8  # tokens before an answer without a header; fewer are no conversation's
 

@@ -4,16 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items, one_chunk
 from packhouse.templates.thinking import has_thinking, without_thinking
 from packhouse.templates.weighing import decide_weights
-
-Int64s = npt.NDArray[np.int64]
 
 
 def answer_bytes(

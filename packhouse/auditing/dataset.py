@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.lists import flat_list, read_ranges, zero_based
 
@@ -48,8 +48,8 @@ _NOTES = ("control_text", "control_text_rows", "straddles_start", "straddles_end
 
 def audit_packs(
     packs: Iterable[pa.RecordBatch],
-    is_control: npt.NDArray[np.bool_],
-    is_blank: npt.NDArray[np.bool_],
+    is_control: Bools,
+    is_blank: Bools,
 ) -> dict[str, int]:
     r"""Look at training rows as they are: packs and sequences without a trained token, cut answers.
 
@@ -71,9 +71,7 @@ def audit_packs(
     return dict(counts)
 
 
-def _audit_batch(
-    batch: pa.RecordBatch, is_control: npt.NDArray[np.bool_], is_blank: npt.NDArray[np.bool_]
-) -> dict[str, int]:
+def _audit_batch(batch: pa.RecordBatch, is_control: Bools, is_blank: Bools) -> dict[str, int]:
     ids, offsets = zero_based(*flat_list(batch["input_ids"]))
     lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
     ranges = read_ranges(batch["trained_ranges"])

@@ -1,16 +1,14 @@
 """BOS, end and unknown tokens where none belongs, found by ids alone."""
 
 import numpy as np
-import numpy.typing as npt
 
+from packhouse.arrays import Int32s, Int64s
 from packhouse.auditing.second_look import are_written
 from packhouse.auditing.tokens import Tokens
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-Int64s = npt.NDArray[np.int64]
 
-
-def double_ends(tokens: Tokens, end_ids: npt.NDArray[np.int32]) -> Int64s:
+def double_ends(tokens: Tokens, end_ids: Int32s) -> Int64s:
     """Return 1 for each row with an end token behind the same one, neither of them content."""
     ends = tokens.control[np.isin(tokens.ids[tokens.control], end_ids)]
     first, second = ends[:-1], ends[1:]

@@ -6,10 +6,10 @@ The limits are those of rows that packhouse tokenized; what another tool did is 
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Int64s
 from packhouse.auditing.shard import worst_rows
 from packhouse.auditing.tokenized import audit_token_rows
 from packhouse.auditing.turns import Turns
@@ -65,7 +65,7 @@ def audit_given(
     }
     worst = {}
     for name, names in _FINDINGS.items():
-        values: npt.NDArray[np.int64] = np.zeros(tokenized.num_rows, np.int64)
+        values: Int64s = np.zeros(tokenized.num_rows, np.int64)
         for own in names:
             values[[sample.row for sample in found.samples.get(own, ())]] += 1
         if rows := worst_rows(tokenized, values):

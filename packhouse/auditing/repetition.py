@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Uint64s
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.hex_keys import is_among, leading_bits, sort_leading_bits
 
@@ -69,7 +69,7 @@ def _packed(read: Read, *columns: str) -> Iterable[pa.RecordBatch]:
         yield batch.filter(pc.greater(batch["times"], 0))
 
 
-def _repeated(read: Read, num_records: int) -> npt.NDArray[np.uint64]:
+def _repeated(read: Read, num_records: int) -> Uint64s:
     """Ids that occur more than once, ascending."""
     parts = (batch["record_id"] for batch in _packed(read, "record_id"))
     ids = sort_leading_bits(parts, num_records)
@@ -79,9 +79,9 @@ def _repeated(read: Read, num_records: int) -> npt.NDArray[np.uint64]:
 def _groups(
     read: Read,
     num_records: int,
-    repeated: npt.NDArray[np.uint64] | None = None,
+    repeated: Uint64s | None = None,
     of_repeated: pa.ChunkedArray | None = None,
-) -> npt.NDArray[np.uint64]:
+) -> Uint64s:
     """The group of each content, ascending."""
 
     def parts() -> Iterator[pa.Array | pa.ChunkedArray]:
@@ -96,7 +96,7 @@ def _groups(
     return sort_leading_bits(parts(), num_records)
 
 
-def _shared_prompts(groups: npt.NDArray[np.uint64]) -> dict[str, int]:
+def _shared_prompts(groups: Uint64s) -> dict[str, int]:
     """How many groups occur more than once, and how often in all.
 
     Example:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.tokens import Tokens
 
 _MAX_TAIL = 8  # tokens
@@ -79,10 +79,10 @@ def _roles(tokens: Tokens, row: int, messages: list[dict[str, str]]) -> Iterator
 
 def are_written(
     tokens: Tokens,
-    rows: npt.NDArray[np.int64],
-    first: npt.NDArray[np.int64],
-    second: npt.NDArray[np.int64],
-) -> npt.NDArray[np.bool_]:
+    rows: Int64s,
+    first: Int64s,
+    second: Int64s,
+) -> Bools:
     """Which pairs of control tokens overlap contents of their row as text, each as often."""
     names = {token.id: token.text for token in tokens.pipeline.added}
     left: dict[tuple[int, str], int] = {}

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Int32s, Int64s
 from packhouse.auditing.answers import answer_bytes, num_trained
 from packhouse.auditing.ends import bos_and_unknown, double_ends
 from packhouse.auditing.second_look import ends_blank, has_no_end
@@ -41,9 +41,6 @@ SLICE_TOKENS = 2**20
 """Tokens looked at together; it bounds memory to about 100 MB."""
 
 _WITHOUT_TURNS = ("text", "classification", "sequence_classification")
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 Side = tuple[pa.Table, pa.Table, pa.Table]
@@ -242,7 +239,7 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
 
 def _are_short(
     tokens: Tokens,
-    end_ids: npt.NDArray[np.int32],
+    end_ids: Int32s,
     config: FormatConfig,
     messages: pa.ListArray,
 ) -> Bools:
@@ -268,7 +265,7 @@ def _num_absent(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) ->
     return np.where(tokens.ranges_per_row > 0, np.maximum(absent, 0), 0)
 
 
-def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> npt.NDArray[np.bool_]:
+def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> Bools:
     """Ranges that are followed by another one of the same turn: a thought within is left out."""
     goes_on = np.zeros(len(tokens.range_rows), np.bool_)
     places = tokens.control[np.isin(tokens.ids[tokens.control], turn_boundaries)]
@@ -279,7 +276,7 @@ def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> npt.NDArray[np.bool
     return goes_on
 
 
-def _header_ids(tokens: Tokens, messages: pa.ListArray) -> npt.NDArray[np.int32]:
+def _header_ids(tokens: Tokens, messages: pa.ListArray) -> Int32s:
     """Ids of control tokens before a row's first content: what opens its first turn.
 
     Of rows whose first message has a text: before another one's, tokens of that turn may stand.

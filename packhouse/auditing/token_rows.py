@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Float64s, Int64s
 from packhouse.errors import SourceError
 from packhouse.packing.layout import MASK_COLUMNS, published_schema, to_layout
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Values = npt.NDArray[np.float64]
+Values = Float64s
 
 _CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
 _PER_TOKEN = ("labels", *MASK_COLUMNS, "attention_mask", "position_ids")

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.answer_places import AnswerPlaces
 from packhouse.auditing.ends import bos_and_unknown
 from packhouse.auditing.token_rows import Padding, TokenRows, read_token_rows
@@ -24,9 +24,6 @@ from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.auditing.turns import TokenBytes, Turns
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 NUM_SAMPLES = 3
 _BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong

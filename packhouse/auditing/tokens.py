@@ -3,24 +3,21 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Bytes, Int32s, Int64s
 from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
 from packhouse.tokenization.encoders import text_bases, text_bytes
 from packhouse.tokenization.offsets import EncodedRows, locate_by_widths
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.tokenization.spans import Spans, train_ranges
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
     """All rows' tokens and trained ranges behind one another, and where they lie in the texts."""
 
-    ids: npt.NDArray[np.int32]
+    ids: Int32s
     offsets: Int64s
     starts: Int64s
     ends: Int64s
@@ -37,7 +34,7 @@ class Tokens:
     content_starts: Int64s
     content_ends: Int64s
     content_offsets: Int64s
-    data: npt.NDArray[np.uint8]
+    data: Bytes
     """Bytes of the texts of all rows."""
     bases: Int64s
     """Where each row's text begins in `data`, shape [num_rows + 1]."""

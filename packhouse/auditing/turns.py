@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.tokenization.pipeline import Pipeline
 
 _SYSTEM, _U1, _A1 = "Be brief and kind.", "Which colour is a tomato?", "Mostly a bright red."
@@ -65,9 +65,9 @@ class TokenBytes:
     """The bytes of each id, control tokens marked."""
 
     texts: tuple[bytes, ...]
-    widths: npt.NDArray[np.int64]
-    is_control: npt.NDArray[np.bool_]
-    is_blank: npt.NDArray[np.bool_]
+    widths: Int64s
+    is_control: Bools
+    is_blank: Bools
     """Ids of nothing but white space."""
 
     @staticmethod

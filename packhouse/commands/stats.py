@@ -1,7 +1,6 @@
 """`packhouse stats VERSION`: how much there is of what, by source and by split."""
 
 import json
-from typing import Any
 
 import click
 import numpy as np
@@ -39,7 +38,7 @@ def stats(target: str, as_json: bool) -> None:
         print_rows(pa.Table.from_pylist(rows))
 
 
-def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
+def _by_source(opened: OpenVersion) -> list[dict[str, object]]:
     columns = ("source", "split", "num_tokens", "times", "num_trained")
     table = read_view(opened, "records", columns)
     table = table.filter(pc.greater(table["times"], 0))
@@ -72,7 +71,7 @@ def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
     return found
 
 
-def _by_split(opened: OpenVersion) -> list[dict[str, Any]]:
+def _by_split(opened: OpenVersion) -> list[dict[str, object]]:
     columns = ("split", "num_records", "num_tokens", "num_trained", "fill")
     packs = read_view(opened, "packs", columns)
     sums = [("num_records", "sum"), ("num_tokens", "sum"), ("num_trained", "sum")]

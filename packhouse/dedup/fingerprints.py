@@ -14,19 +14,17 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Int64s, Uint32s, Uint64s
 from packhouse.recipe import DedupConfig
 from packhouse.records.identity import conversation_ids
 from packhouse.records.lists import list_array, one_chunk
 from packhouse.records.messages import FlatMessages, assemble
-from packhouse.records.ngrams import Int64s, Words, hash_words, run_hashes, words_of
+from packhouse.records.ngrams import Words, hash_words, run_hashes, words_of
 from packhouse.runtime.extras import import_extra
 from packhouse.runtime.fingerprint import library_versions
-
-Uint32s = npt.NDArray[np.uint32]
 
 _NUMBERS = pa.list_(pa.field("item", pa.uint32(), nullable=False))
 
@@ -137,7 +135,7 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), bounds.astype(np.int64)
 
 
-def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, npt.NDArray[np.bool_]]:
+def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, Bools]:
     """All texts but system prompts, the row of each, and whether it is the assistant's."""
     flat = FlatMessages.of(validated["messages"])
     fields = flat.fields
@@ -156,7 +154,7 @@ def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, npt.NDArray[np.boo
     return pa.concat_arrays(texts), np.concatenate(rows), np.concatenate(sides)
 
 
-def _characters(words: Words) -> tuple[npt.NDArray[np.uint64], Int64s]:
+def _characters(words: Words) -> tuple[Uint64s, Int64s]:
     """Code points of each text's words, joined by one space, and where each text's begin."""
     lists = pa.ListArray.from_arrays(pa.array(words.offsets.astype(np.int32)), words.values)
     joined = pc.binary_join(lists, " ")
@@ -178,18 +176,14 @@ def _runs(offsets: Int64s, length: int) -> tuple[Int64s, Int64s]:
     return starts, np.minimum(length, ends[starts] - starts)
 
 
-def _keys(
-    rows: Int64s, hashes: npt.NDArray[np.uint64], is_answer: object
-) -> npt.NDArray[np.uint64]:
+def _keys(rows: Int64s, hashes: Uint64s, is_answer: object) -> Uint64s:
     """Row and shingle in one number, by which both sort."""
     mixed = (hashes ^ (hashes >> np.uint64(31))) >> np.uint64(32)
     shingle = (mixed & np.uint64(0xFFFFFFFE)) | np.asarray(is_answer).astype(np.uint64)
     return (rows.astype(np.uint64) << np.uint64(32)) | shingle
 
 
-def _wordless(
-    texts: pa.Array, offsets: Int64s, rows: Int64s, is_answer: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.uint64]:
+def _wordless(texts: pa.Array, offsets: Int64s, rows: Int64s, is_answer: Bools) -> Uint64s:
     """A shingle for each text of signs only, such as `:-)`."""
     places = np.flatnonzero((np.diff(offsets) == 0) & (np.asarray(pc.binary_length(texts)) > 0))
     if not len(places):
@@ -198,7 +192,7 @@ def _wordless(
     return _keys(rows[places], hashes, is_answer[places])
 
 
-def _labels(validated: pa.Table) -> npt.NDArray[np.uint64]:
+def _labels(validated: pa.Table) -> Uint64s:
     """A shingle for each class label: it is the answer of such a row."""
     labels = one_chunk(validated["label"])
     if labels.null_count == len(labels):

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Float64s, Int64s, Uint32s
 from packhouse.records.lists import count_up, flat_list
-from packhouse.records.ngrams import FACTOR, Int64s
+from packhouse.records.ngrams import FACTOR
 
 _MAX_LINKS = 32
 _VERIFIED_SHINGLES = 2**22
@@ -33,9 +33,9 @@ class Near:
     first: Int64s
     """The earlier row of each pair."""
     second: Int64s
-    similarity: npt.NDArray[np.float64]
+    similarity: Float64s
     """Shingles in both by shingles in either, at least the threshold."""
-    answers: npt.NDArray[np.float64]
+    answers: Float64s
     """The same of what the assistant wrote; 1 where it wrote nothing in both."""
 
 
@@ -103,12 +103,12 @@ def _candidates(
     return found
 
 
-def _minhashes(table: pa.Table) -> npt.NDArray[np.uint32]:
+def _minhashes(table: pa.Table) -> Uint32s:
     values, offsets = flat_list(table["minhash"])
     return values[offsets[0] : offsets[-1]].reshape(table.num_rows, -1)
 
 
-def _pairs_of_band(values: npt.NDArray[np.uint32], has_any: npt.NDArray[np.bool_]) -> Int64s:
+def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:
     """Pairs of rows whose numbers in this band are equal."""
     keys = np.zeros(len(values), np.uint64)
     for column in values.T:
@@ -130,7 +130,7 @@ def _pairs_of_band(values: npt.NDArray[np.uint32], has_any: npt.NDArray[np.bool_
     return np.concatenate(pairs)
 
 
-def _place_in_run(same: npt.NDArray[np.bool_]) -> Int64s:
+def _place_in_run(same: Bools) -> Int64s:
     """Place of each row among those with its key, from 0.
 
     Keys 5 5 5 7 9 9, so same = 1 1 0 0 1: places 0 1 2 0 0 1.
@@ -147,7 +147,7 @@ def _pair(one: Int64s, other: Int64s, num_rows: int) -> Int64s:
 class _Sets:
     """Shingles of the rows looked at, where they lie in the shards."""
 
-    values: Sequence[npt.NDArray[np.uint32]]
+    values: Sequence[Uint32s]
     shard: Int64s
     starts: Int64s
     sizes: Int64s
@@ -166,7 +166,7 @@ class _Sets:
             return cls([], none, none, none)
         return cls(values, *(np.concatenate(each) for each in (shards, starts, sizes)))
 
-    def take(self, rows: Int64s) -> npt.NDArray[np.uint32]:
+    def take(self, rows: Int64s) -> Uint32s:
         """Shingles of the rows, behind one another."""
         sizes = self.sizes[rows]
         taken = np.empty(int(sizes.sum()), np.uint32)
@@ -189,7 +189,7 @@ def _chunks(candidates: Int64s, sets: _Sets, num_rows: int) -> Iterator[Int64s]:
 
 def _compare(
     sets: _Sets, candidates: Int64s, num_rows: int
-) -> tuple[Int64s, Int64s, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+) -> tuple[Int64s, Int64s, Float64s, Float64s]:
     """Share of common shingles of each pair, in all and in what the assistant wrote."""
     first, second = candidates % num_rows, candidates // num_rows
     sides = []

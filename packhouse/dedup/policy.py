@@ -12,16 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Float64s, Int64s
 from packhouse.dedup.near import Near, find_near
 from packhouse.dedup.units import merged, numbered, spread
 from packhouse.packing import Admitted
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import DedupConfig
 from packhouse.records.lists import string_bytes
-from packhouse.records.ngrams import Int64s
 from packhouse.splitting import join_groups
 
 _DIGITS = 20  # of a normal id
@@ -30,7 +29,7 @@ _NEAR = REASONS.index("near_duplicate")
 _NUM_SAMPLES = 10
 _ANSWERS = 0.5  # of the threshold, for what the assistant wrote
 
-Pairs = npt.NDArray[np.int64]
+Pairs = Int64s
 """Rows of all shards, numbered through, shape [num_pairs, 2]: the earlier row, the later one."""
 
 
@@ -45,8 +44,8 @@ class Found:
     rows that stand for them."""
     led: Pairs
     """Each row looked at, with the one that stands for its conversation: itself, if not split."""
-    similarity: npt.NDArray[np.float64]
-    answers: npt.NDArray[np.float64]
+    similarity: Float64s
+    answers: Float64s
     """Similarity of what the assistant wrote."""
 
 
@@ -221,7 +220,7 @@ def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig)
         config: the policies.
     """
 
-    def repeats(pairs: Pairs, shares: npt.NDArray[np.float64]) -> Repeats:
+    def repeats(pairs: Pairs, shares: Float64s) -> Repeats:
         return Repeats(
             rows=len(pairs),
             dropped=int((deduplicated.repeats_of[pairs[:, 1]] >= 0).sum()),
@@ -238,7 +237,7 @@ def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig)
 
 
 def _samples(
-    deduplicated: Deduplicated, records: pa.Table, pairs: Pairs, shares: npt.NDArray[np.float64]
+    deduplicated: Deduplicated, records: pa.Table, pairs: Pairs, shares: Float64s
 ) -> list[dict[str, object]]:
     first, later = records.take(pairs[:, 0]).to_pylist(), records.take(pairs[:, 1]).to_pylist()
     return [

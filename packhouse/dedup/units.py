@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from packhouse.arrays import Int64s
 from packhouse.records.lists import flat_list, list_array, one_chunk
-from packhouse.records.ngrams import Int64s
 
 
 def unit_numbers(shard: pa.Table) -> Int64s:

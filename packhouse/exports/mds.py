@@ -44,7 +44,7 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
         ],
         "column_sizes": [None] * len(names),
     }
-    shards: list[dict[str, Any]] = []
+    shards: list[dict[str, object]] = []
     samples: list[bytes] = []
     num_bytes = 0
     for row in split_rows(chain([] if first is None else [first], batches), _COLUMNS):
@@ -72,8 +72,8 @@ def _encode(values: npt.NDArray[Any]) -> bytes:
 
 
 def _write_shard(
-    folder: Path, number: int, samples: list[bytes], settings: dict[str, Any]
-) -> dict[str, Any]:
+    folder: Path, number: int, samples: list[bytes], settings: dict[str, object]
+) -> dict[str, object]:
     header = json.dumps(settings, sort_keys=True).encode()
     offsets = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int64)
     offsets += 4 + 4 * len(offsets) + len(header)

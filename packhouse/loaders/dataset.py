@@ -215,11 +215,11 @@ class PackedDataset(torch.utils.data.Dataset):
             np.concatenate(weights) if is_weighted else None,
         )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A mapped table would be copied into every worker; a datasets.Dataset is mapped again.
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._rows = self._open()
 
@@ -392,9 +392,9 @@ class TokenizedDataset(torch.utils.data.Dataset):
         made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._rows = open_rows(self._paths, whole_rows=True)

@@ -367,7 +367,7 @@ def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
             starts[bounds[row] : bounds[row + 1]],
             ends[bounds[row] : bounds[row + 1]],
         )
-    values, offsets = flat_list(column)
+    values, offsets = flat_list(column)  # [[5, 6, 7], [8, 9]]: 5 6 7 8 9 and 0 3 5; row 1 is 8 9
     return lambda row: values[offsets[row] : offsets[row + 1]]
 
 

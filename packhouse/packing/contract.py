@@ -12,15 +12,14 @@ over a batch; the first bad row is looked up only when there is one.
 from typing import Literal, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools
 from packhouse.errors import ContractError
 from packhouse.packing.layout import IGNORE_INDEX, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, one_chunk, read_ranges, zero_based
 
 Values = np.ndarray
-Mask = npt.NDArray[np.bool_]
 
 
 def check_packed(
@@ -102,7 +101,7 @@ class _Rows:
             limit = f"is outside the vocabulary of {vocab_size:,}"
             self._refuse_first("input_ids", bad, self.ids, self.offsets, limit)
 
-    def trained_by_labels(self) -> Mask:
+    def trained_by_labels(self) -> Bools:
         labels = self._per_token("labels")
         trained = np.asarray(labels != IGNORE_INDEX)
         bad = (labels != self.ids) & trained
@@ -110,7 +109,7 @@ class _Rows:
         self._refuse_first("labels", bad, labels, self.offsets, limit)
         return trained
 
-    def trained_by_ranges(self) -> Mask:
+    def trained_by_ranges(self) -> Bools:
         ranges = read_ranges(self.batch["trained_ranges"])
         # Ranges (1, 3), (4, 6) of row 0 and (0, 2) of row 1: rows [0 0 1], the first ones of theirs
         # are [1 0 1], and before them ended [0 3 0].
@@ -127,7 +126,7 @@ class _Rows:
         base = self.offsets[:-1][row]
         return trained_mask(ranges.starts + base, ranges.ends + base, len(self.ids))
 
-    def check_trained(self, trained: Mask, allow_untrained: bool) -> None:
+    def check_trained(self, trained: Bools, allow_untrained: bool) -> None:
         # Lengths [3 2 4] begin at tokens [0 3 5] of the batch, whatever packs they are in.
         starts = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
         limit = "tokens long, has a trained first token, predicted from the record before it"
@@ -136,7 +135,7 @@ class _Rows:
             num_trained = np.add.reduceat(trained, starts, dtype=np.int64)
             self._refuse_sequences(num_trained == 0, "tokens long, has no trained token")
 
-    def check_optional(self, trained: Mask) -> None:
+    def check_optional(self, trained: Bools) -> None:
         """Check `position_ids`, `loss_weights` and `range_weights` where the rows have them."""
         if "position_ids" in self.names:
             positions = self._per_token("position_ids")
@@ -175,11 +174,11 @@ class _Rows:
             said = f"{sums} {found[row]:,}, but it has {due[row]:,} {what}"
             self._refuse(column, row, 0, said)
 
-    def _refuse_sequences(self, bad: Mask, limit: str) -> None:
+    def _refuse_sequences(self, bad: Bools, limit: str) -> None:
         self._refuse_first("seq_lengths", bad, self.seq_lengths, self.seq_offsets, limit)
 
     def _refuse_first(
-        self, column: str, bad: Mask, values: Values | None, offsets: Values, limit: str
+        self, column: str, bad: Bools, values: Values | None, offsets: Values, limit: str
     ) -> None:
         """Refuse the first bad value, if there is any, by its row and its index in the row."""
         if bad.any():

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Float32s, Int32s, Int64s
 from packhouse.packing.pack_plan import PackPlan
 from packhouse.records.lists import (
     Ranges,
@@ -54,7 +55,7 @@ class GatherTally:
 def gather(
     shards: Sequence[pa.Table],
     plan: PackPlan,
-    lengths: npt.NDArray[np.int32],
+    lengths: Int32s,
     rows: npt.NDArray[np.integer] | None = None,
     *,
     batch_tokens: int = BATCH_TOKENS,
@@ -125,7 +126,7 @@ class _Records:
             flat_weights(batch["range_weights"], each.counts())
             for batch, each in zip(batches, ranges, strict=True)
         ]
-        self.weights: npt.NDArray[np.float32] | None = None
+        self.weights: Float32s | None = None
         """Of every range; None where each is 1."""
         if any(each is not None for each in weights):
             ones = [np.ones(len(each.starts), np.float32) for each in ranges]
@@ -145,7 +146,7 @@ def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
 def _gather_batch(
     records: _Records,
     plan: PackPlan,
-    lengths: npt.NDArray[np.int32],
+    lengths: Int32s,
     rows: npt.NDArray[np.integer] | None,
     packs: tuple[int, int],
     tally: GatherTally,
@@ -202,7 +203,7 @@ def _gather_batch(
 
 def _join(
     views: list[memoryview],
-    chunk: npt.NDArray[np.int64],
+    chunk: Int64s,
     begin: np.ndarray,
     end: np.ndarray,
 ) -> pa.Buffer:
@@ -214,11 +215,11 @@ def _join(
 
 def _shift_ranges(
     records: _Records,
-    slot: npt.NDArray[np.int64],
+    slot: Int64s,
     starts: np.ndarray,
     ends: np.ndarray,
-    pack_offsets: npt.NDArray[np.int64],
-    token_offsets: npt.NDArray[np.int64],
+    pack_offsets: Int64s,
+    token_offsets: Int64s,
 ) -> tuple[pa.Array, pa.Array, int]:
     """Return trained ranges of every piece in tokens of its pack, their weights, and first tokens.
 

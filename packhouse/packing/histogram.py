@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
+from packhouse.arrays import Bools, Int64s
 
 # Lengths tried as the first of a triple. 1 costs a few packs in a million; over 4 gains nothing.
 _TRIPLE_TRIES = 4
@@ -38,10 +37,10 @@ class Patterns:
     Rows of one pattern share `first_pack` and `num_packs` and follow one another.
     """
 
-    first_pack: IntArray
-    num_packs: IntArray
-    length: IntArray
-    per_pack: IntArray
+    first_pack: Int64s
+    num_packs: Int64s
+    length: Int64s
+    per_pack: Int64s
 
     @property
     def total_packs(self) -> int:
@@ -49,7 +48,7 @@ class Patterns:
         return int((self.first_pack + self.num_packs).max(initial=0))
 
 
-def exact_completion(counts: IntArray, seq_len: int) -> Patterns:
+def exact_completion(counts: Int64s, seq_len: int) -> Patterns:
     """Fill packs longest first and complete each exactly where one to three lengths can.
 
     Of the completions the most equal lengths are taken: that spares the shortest and the longest,
@@ -91,7 +90,7 @@ class _Bitmap:
 
     __slots__ = ("chunks", "filled")
 
-    def __init__(self, is_member: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, is_member: Bools) -> None:
         packed = np.packbits(is_member, bitorder="little").tobytes()
         size = _CHUNK_BITS // 8
         pieces = [packed[at : at + size] for at in range(0, len(packed) + size, size)]
@@ -155,7 +154,7 @@ class _Shelf:
 
     __slots__ = ("counts", "left", "mirror", "num", "top")
 
-    def __init__(self, counts: IntArray) -> None:
+    def __init__(self, counts: Int64s) -> None:
         self.counts: list[int] = counts.tolist()
         self.top = len(self.counts) - 1
         self.num = int((counts > 0).sum())
@@ -243,7 +242,7 @@ def _choose(shelf: _Shelf, space: int, longest: int) -> dict[int, int]:
     return {each: chosen.count(each) for each in chosen}
 
 
-def best_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
+def best_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
     """Put each sequence, longest first, into the fullest pack that has room for it.
 
     Takes and returns what `exact_completion` does. Sequences of one length follow one another into
@@ -307,7 +306,7 @@ class _Groups:
         return _as_patterns(rows)
 
 
-def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
+def first_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
     """Put each sequence, longest first, into the first pack that has room for it.
 
     Takes and returns what `exact_completion` does. All sequences of one length are placed at once:
@@ -322,7 +321,7 @@ def first_fit_decreasing(counts: IntArray, seq_len: int) -> Patterns:
     """
     space = np.empty(0, dtype=np.int32)  # in each open pack; the rest of the array is not open yet
     opened = 0
-    placed: list[tuple[IntArray, IntArray, IntArray]] = []  # packs, length, how many
+    placed: list[tuple[Int64s, Int64s, Int64s]] = []  # packs, length, how many
     for length in np.flatnonzero(counts)[::-1].tolist():
         count = int(counts[length])
         packs = np.flatnonzero(space[:opened] >= length)

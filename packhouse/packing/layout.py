@@ -15,15 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Float32s, Int32s
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.records.lists import (
-    Int32s,
-    count_up,
-    flat_list,
-    list_array,
-    read_ranges,
-    zero_based,
-)
+from packhouse.records.lists import count_up, flat_list, list_array, read_ranges, zero_based
 from packhouse.records.span_weights import flat_weights
 from packhouse.records.tables import PACKED
 
@@ -166,7 +160,7 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
     return np.where(trained_tokens(batch, offsets), ids, np.int32(IGNORE_INDEX))
 
 
-def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> npt.NDArray[np.bool_]:
+def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> Bools:
     """Return which tokens of rows are trained, flat, shape [num_tokens]; of either layout.
 
     Args:
@@ -190,7 +184,7 @@ def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> npt
     return trained_mask(ranges.starts + base, ranges.ends + base, int(offsets[-1]))
 
 
-def expand_weights(batch: pa.RecordBatch) -> npt.NDArray[np.float32]:
+def expand_weights(batch: pa.RecordBatch) -> Float32s:
     """Loss weights of all tokens of packed rows, flat, shape [num_tokens]; 0: not trained.
 
     Example:
@@ -215,8 +209,8 @@ def expand_weights(batch: pa.RecordBatch) -> npt.NDArray[np.float32]:
 
 def trained_mask(
     starts: npt.NDArray[np.integer], ends: npt.NDArray[np.integer], num_tokens: int
-) -> npt.NDArray[np.bool_]:
-    """Mask of the tokens in ranges that do not overlap: +1 at starts, -1 at ends, summed up.
+) -> Bools:
+    """Bools of the tokens in ranges that do not overlap: +1 at starts, -1 at ends, summed up.
 
     Example:
         >>> trained_mask(np.array([1, 3]), np.array([3, 4]), 5).tolist()
@@ -230,7 +224,7 @@ def trained_mask(
 
 def records_of(
     batch: pa.RecordBatch,
-) -> Iterator[tuple[str, Int32s, npt.NDArray[np.bool_]]]:
+) -> Iterator[tuple[str, Int32s, Bools]]:
     """Yield id, token ids and trained mask of each record, or piece of one, of published packs.
 
     Raises:

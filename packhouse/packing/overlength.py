@@ -9,9 +9,9 @@ reason and is counted in rows and tokens.
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Bytes, Int32s
 from packhouse.errors import SequenceTooLongError
 from packhouse.recipe import PackConfig
 from packhouse.records.lists import read_ranges
@@ -35,24 +35,24 @@ _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 class Admitted:
     """What of one shard is packed."""
 
-    rows: npt.NDArray[np.int32]
+    rows: Int32s
     """Row numbers of the kept records, ascending, in the shard's table."""
 
-    lengths: npt.NDArray[np.int32]
+    lengths: Int32s
     """Tokens to take of each kept record, from its first one; shape of `rows`."""
 
-    reasons: npt.NDArray[np.uint8]
+    reasons: Bytes
     """For every row of the shard, the index into `REASONS` of what happened to it."""
 
-    num_tokens: npt.NDArray[np.int32]
+    num_tokens: Int32s
     """Tokens of every row of the shard before the policy."""
 
     @property
-    def dropped(self) -> npt.NDArray[np.bool_]:
-        """Mask over the shard's rows."""
+    def dropped(self) -> Bools:
+        """Bools over the shard's rows."""
         return np.asarray(self.reasons != _KEPT)
 
-    def without(self, is_out: npt.NDArray[np.bool_], reason: str) -> "Admitted":
+    def without(self, is_out: Bools, reason: str) -> "Admitted":
         """Leave out the kept ones of some of the shard's rows."""
         is_out = is_out & (self.reasons == _KEPT)
         if not is_out.any():

@@ -16,13 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Int64s
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.packing.pack_plan import IntArray, PackPlan
+from packhouse.packing.pack_plan import PackPlan
 from packhouse.packing.plan import STRATEGIES, plan_packs
 from packhouse.records.lists import count_up, list_offsets, one_chunk
 from packhouse.wording import counted
@@ -191,7 +191,7 @@ class _Settings:
     version: int = 1
     """Raised whenever the same rows give other packs: `map` keeps its answers by it."""
 
-    def plan(self, lengths: IntArray) -> tuple[PackPlan, IntArray, IntArray, IntArray]:
+    def plan(self, lengths: Int64s) -> tuple[PackPlan, Int64s, Int64s, Int64s]:
         """Return a plan over pieces, and row, first token and length of each piece."""
         rows = np.flatnonzero(lengths)
         sizes = lengths[rows]
@@ -220,7 +220,7 @@ class _Settings:
         plan = plan_packs(sizes, self.seq_length, self.strategy, self.seed, balance=self.balance)
         return plan, rows, starts, sizes
 
-    def count(self, lengths: IntArray, tally: PackTally) -> None:
+    def count(self, lengths: Int64s, tally: PackTally) -> None:
         """Add to a tally what becomes of rows of these lengths, and warn if any is cut."""
         plan, rows, _, sizes = self.plan(lengths)
         num_pieces = np.bincount(rows[plan.order], minlength=len(lengths))
@@ -315,9 +315,9 @@ def _values(column: pa.Array) -> pa.Array:
     return column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
-def _lengths(table: pa.Table) -> npt.NDArray[np.int64]:
+def _lengths(table: pa.Table) -> Int64s:
     """Values of each row, of which every column must have as many."""
-    lengths: npt.NDArray[np.int64] | None = None
+    lengths: Int64s | None = None
     for name in table.column_names:
         column = one_chunk(table[name])
         if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from packhouse.arrays import Int32s, Int64s
 from packhouse.packing.shuffle import permutation
 from packhouse.records.lists import count_up
 
-IntArray = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.integer]
-IndexArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+IndexArray = Int32s | Int64s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class PackPlan:
     order: IndexArray
     """Sequence indices, pack after pack. Each appears once; with `concat` once per piece."""
 
-    pack_offsets: IntArray
+    pack_offsets: Int64s
     """Where each pack begins in `order`, shape [num_packs + 1]."""
 
     seq_len: int
@@ -87,7 +87,7 @@ def join_plans(parts: Sequence[tuple[PackPlan, Lengths]]) -> PackPlan:
     )
 
 
-def pack_costs(plan: PackPlan, lengths: Lengths) -> IntArray:
+def pack_costs(plan: PackPlan, lengths: Lengths) -> Int64s:
     """Attention cost of each pack: the sum of the squared lengths of its sequences.
 
     Attention within records computes a score for each pair of tokens of a record; all else of a
@@ -127,7 +127,7 @@ def balance_packs(plan: PackPlan, lengths: Lengths, balance: int, seed: int | No
     return take_packs(plan, np.concatenate([whole.ravel(), by_cost[num_steps * balance :]]))
 
 
-def take_packs(plan: PackPlan, packs: IntArray) -> PackPlan:
+def take_packs(plan: PackPlan, packs: Int64s) -> PackPlan:
     """Return the same packs in another order."""
     # Packs at [0 2 3 5] of `order`, taken as [2 0]: sizes [2 2], pieces [3 4 0 1].
     sizes = np.diff(plan.pack_offsets)[packs]
@@ -141,7 +141,7 @@ def take_packs(plan: PackPlan, packs: IntArray) -> PackPlan:
     )
 
 
-def step_imbalance(costs: IntArray, num_ranks: int) -> float:
+def step_imbalance(costs: Int64s, num_ranks: int) -> float:
     """How much longer steps take than if every rank had the mean: the sum of maxima by the means.
 
     Args:

@@ -24,6 +24,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from packhouse.arrays import Int64s
 from packhouse.errors import ConfigError, ContractError, PluginError, SequenceTooLongError
 from packhouse.packing.histogram import (
     Patterns,
@@ -31,14 +32,7 @@ from packhouse.packing.histogram import (
     exact_completion,
     first_fit_decreasing,
 )
-from packhouse.packing.pack_plan import (
-    IndexArray,
-    IntArray,
-    Lengths,
-    PackPlan,
-    balance_packs,
-    take_packs,
-)
+from packhouse.packing.pack_plan import IndexArray, Lengths, PackPlan, balance_packs, take_packs
 from packhouse.packing.shuffle import keys_to_indices, permutation, shuffle_keys
 from packhouse.plugins import find_plugin
 from packhouse.records.lists import count_up
@@ -214,12 +208,12 @@ def _longest_first(plan: PackPlan, lengths: Lengths) -> PackPlan:
     return take_packs(replace(plan, order=order), np.lexsort((first, rank[first])))
 
 
-def _shuffled(num: int, seed: int | None) -> npt.NDArray[np.int64]:
+def _shuffled(num: int, seed: int | None) -> Int64s:
     """Indices [0, num) in an order that the seed decides; None: as they are."""
     return np.arange(num) if seed is None else permutation(num, seed)
 
 
-def _row_blocks(num_packs: IntArray) -> Iterator[slice]:
+def _row_blocks(num_packs: Int64s) -> Iterator[slice]:
     """Cut the rows of patterns so that a block stands for `_BLOCK_RUNS` packs, or is one row.
 
     Rows of [40,000, 40,000, 3] packs -> rows [0, 1) and [1, 3), of 40,000 and 40,003 packs.
@@ -247,7 +241,7 @@ def _permuted_by_length(lengths: Lengths, seed: int | None) -> IndexArray:
     return indices.view(np.int32) if len(indices) < 2**31 else indices.astype(np.int64)
 
 
-def _compact(indices: IntArray, num: int) -> IndexArray:
+def _compact(indices: Int64s, num: int) -> IndexArray:
     return indices.astype(np.int32) if num < 2**31 else indices
 
 

@@ -11,7 +11,8 @@ Cost: 3 ns an index for the keys, 3 ns to invert them. Not for cryptography.
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
+
+from packhouse.arrays import Int64s, Uint32s
 
 _MASK = 2**64 - 1
 _BLOCK = 1 << 16  # indices at a time: the passes over a block stay in the cache
@@ -30,7 +31,7 @@ def splitmix64(state: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def shuffle_keys(num: int, seed: int) -> npt.NDArray[np.uint32]:
+def shuffle_keys(num: int, seed: int) -> Uint32s:
     """Key of each index in [0, num): distinct, and in an order that `seed` decides.
 
     Example:
@@ -52,7 +53,7 @@ def shuffle_keys(num: int, seed: int) -> npt.NDArray[np.uint32]:
     return keys
 
 
-def keys_to_indices(keys: npt.NDArray[np.uint32], seed: int) -> npt.NDArray[np.uint32]:
+def keys_to_indices(keys: Uint32s, seed: int) -> Uint32s:
     """Invert `shuffle_keys`, in place."""
     # Backwards. y = x ^ (x >> 16) is undone by itself; y = x ^ (x >> 13) by y ^ (y >> 13) ^
     # (y >> 26), since 39 bits are over 32; a factor by its inverse modulo 2**32, as it is odd.
@@ -68,7 +69,7 @@ def keys_to_indices(keys: npt.NDArray[np.uint32], seed: int) -> npt.NDArray[np.u
     return keys
 
 
-def permutation(num: int, seed: int) -> npt.NDArray[np.int64]:
+def permutation(num: int, seed: int) -> Int64s:
     """Indices [0, num) in an order that `seed` decides.
 
     Example:
@@ -87,6 +88,6 @@ def _round_keys(seed: int) -> tuple[np.uint32, np.uint32]:
     return np.uint32(mixed >> 32), np.uint32(mixed & 0xFFFFFFFF)
 
 
-def _blocks(keys: npt.NDArray[np.uint32]) -> Iterator[npt.NDArray[np.uint32]]:
+def _blocks(keys: Uint32s) -> Iterator[Uint32s]:
     for start in range(0, len(keys), _BLOCK):
         yield keys[start : start + _BLOCK]

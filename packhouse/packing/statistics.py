@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packhouse.arrays import Int32s
 from packhouse.packing.gather import GatherTally
 from packhouse.packing.pack_plan import PackPlan
 from packhouse.packing.plan import lower_bound
@@ -35,9 +35,7 @@ class PackStatistics:
     """(longest length, sequences) of classes a quarter octave wide, without the empty ones."""
 
     @classmethod
-    def of(
-        cls, plan: PackPlan, lengths: npt.NDArray[np.int32], tally: GatherTally
-    ) -> "PackStatistics":
+    def of(cls, plan: PackPlan, lengths: Int32s, tally: GatherTally) -> "PackStatistics":
         """Put together what the planner and a complete gather know.
 
         Example:
@@ -91,7 +89,7 @@ def length_class(length: int) -> tuple[int, int]:
     return largest - width + 1, largest
 
 
-def length_histogram(lengths: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+def length_histogram(lengths: Int32s) -> list[tuple[int, int]]:
     """Count sequences by length class: (largest length, sequences).
 
     Example:

@@ -1,10 +1,10 @@
 """Answers that are none: refusals, empty ones, and ones that say the prompt again."""
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Int64s
 from packhouse.records.lists import string_bytes
 
 # \x{2019}: the typographic apostrophe.
@@ -99,7 +99,7 @@ def _folded(texts: pa.StringArray) -> pa.StringArray:
     return pc.utf8_lower(pc.utf8_trim_whitespace(texts))
 
 
-def _likely(said: pa.StringArray, asked: pa.StringArray) -> npt.NDArray[np.int64]:
+def _likely(said: pa.StringArray, asked: pa.StringArray) -> Int64s:
     """Rows whose answer is longer than the prompt, and begins with its first 16 bytes."""
     (own, own_offsets), (other, other_offsets) = string_bytes(said), string_bytes(asked)
     sizes = np.diff(other_offsets)
@@ -107,5 +107,5 @@ def _likely(said: pa.StringArray, asked: pa.StringArray) -> npt.NDArray[np.int64
     within = np.arange(_HEAD)
     # Row by row the 16 bytes from where each text begins: shape [num_rows, 16].
     heads = own[own_offsets[rows][:, None] + within], other[other_offsets[rows][:, None] + within]
-    likely: npt.NDArray[np.int64] = rows[(heads[0] == heads[1]).all(axis=1)]
+    likely: Int64s = rows[(heads[0] == heads[1]).all(axis=1)]
     return likely

@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.quality.answers import echoes, is_empty, is_refusal
 from packhouse.quality.dirt import has_html, has_invisible, has_mojibake
 from packhouse.quality.language import UNDETERMINED, language
@@ -45,8 +45,6 @@ _BLOCK = 2**13  # rows looked at together
 _OUTLIER = 16  # buckets above the median's
 _EDGES = np.array([round(2 ** (step / 4)) for step in range(4 * 40)])
 """Lengths in characters at which buckets begin; four buckets double."""
-
-Bools = npt.NDArray[np.bool_]
 
 
 def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, object]:
@@ -206,7 +204,7 @@ class _Rows:
         return np.asarray(pc.equal(self.flat.fields["role"], "assistant"), np.bool_)
 
     @cached_property
-    def _row_of_answers(self) -> npt.NDArray[np.int64]:
+    def _row_of_answers(self) -> Int64s:
         row = np.repeat(np.arange(len(self.flat.counts)), self.flat.counts)
         return np.asarray(row[self._is_answer])
 
@@ -269,9 +267,7 @@ _CHECKS: dict[str, Callable[[_Rows], Bools]] = {
 }
 
 
-def _places(
-    table: pa.Table, rows: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | None = None
-) -> list[dict[str, object]]:
+def _places(table: pa.Table, rows: Int64s, values: Int64s | None = None) -> list[dict[str, object]]:
     """Where the first of some rows stand, each with a value: 1 by default."""
     first = rows[:_NUM_WORST]
     found = table.select(["source", "row", "record_id"]).take(pa.array(first)).to_pylist()

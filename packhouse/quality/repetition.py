@@ -8,9 +8,9 @@ too. Prose has 3% of such places, tables and code up to half. Cost: 15 ns a byte
 from itertools import chain, repeat
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Bytes, Float64s, Int64s
 from packhouse.records.lists import string_bytes
 
 REPETITIVE = 0.6
@@ -27,8 +27,6 @@ _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _BETWEEN = np.zeros(2, np.uint8)
 """Parts texts: equal to no byte at which something begins."""
 
-Bytes = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 _IS_WORD = np.array([bytes([each]).isalnum() for each in range(256)])  # ASCII letters and digits
 _IS_INNER = np.array([each <= 32 or 128 <= each < 192 for each in range(256)])
@@ -60,7 +58,7 @@ def repetition(text: pa.StringArray) -> pa.DoubleArray:
     return pa.array(shares, mask=np.asarray(text.is_null(), np.bool_))
 
 
-def _shares(values: Bytes, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _shares(values: Bytes, sizes: Int64s) -> Float64s:
     """The share of each text of a batch; `_BETWEEN` stands behind each."""
     ends = np.cumsum(sizes + len(_BETWEEN)) - len(_BETWEEN)
     places = np.flatnonzero(_begins(values))

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import NoReturn, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Bytes, Uint64s
 from packhouse.errors import ContractError
 from packhouse.records.lists import one_chunk, string_bytes
 
@@ -21,7 +21,7 @@ def as_arrow(keys: Keys) -> pa.Array | pa.ChunkedArray:
     return pa.array(keys, pa.string()) if isinstance(keys, np.ndarray) else keys
 
 
-def leading_bits(keys: Keys) -> npt.NDArray[np.uint64]:
+def leading_bits(keys: Keys) -> Uint64s:
     """The first 16 digits of each key, as an integer.
 
     Raises:
@@ -35,7 +35,7 @@ def leading_bits(keys: Keys) -> npt.NDArray[np.uint64]:
     return leading.view(">u8").reshape(-1).astype(np.uint64)
 
 
-def is_among(bits: npt.NDArray[np.uint64], some: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def is_among(bits: Uint64s, some: Uint64s) -> Bools:
     """Which of `bits` are among some others, which ascend.
 
     Example:
@@ -58,7 +58,7 @@ def key_bytes(keys: Keys) -> np.ndarray:
     return _parsed(keys).view("S10").reshape(-1)
 
 
-def sort_leading_bits(parts: Iterable[Keys], at_most: int) -> npt.NDArray[np.uint64]:
+def sort_leading_bits(parts: Iterable[Keys], at_most: int) -> Uint64s:
     """`leading_bits` of all parts, ascending; memory: 8 bytes a key and one part.
 
     Args:
@@ -90,7 +90,7 @@ def num_different(parts: Iterable[Keys], at_most: int) -> int:
     return int(np.count_nonzero(bits[1:] != bits[:-1])) + bool(len(bits))
 
 
-def _parsed(keys: Keys) -> npt.NDArray[np.uint8]:
+def _parsed(keys: Keys) -> Bytes:
     """The 10 bytes that the digits of each key stand for, shape [num_keys, 10]."""
     digits = _digits(keys)
     try:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.records.messages import (
     ASSISTANT,
     TEXT_FIELDS,
@@ -28,9 +29,6 @@ from packhouse.records.messages import (
 GroupBy = Literal["prompt", "record"]
 
 _TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG = range(100, 104)
-
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 
 def conversation_ids(
@@ -233,7 +231,7 @@ def _normalised(texts: pa.Array) -> list[bytes]:
     return normalised
 
 
-def _untidy(folded: bytes, offsets: Ints) -> Bools:
+def _untidy(folded: bytes, offsets: Int64s) -> Bools:
     """Return, for each text, if it has white space at an end, or two in a row."""
     is_space = np.frombuffer(folded, np.uint8) == 0x20
     untidy = np.zeros(len(offsets) - 1, np.bool_)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bytes, Int32s, Int64s
 from packhouse.records.tables import SPAN
 
-Int32s = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.integer]
 
 
@@ -35,7 +35,7 @@ class Ranges:
         """Ranges of each row."""
         return np.diff(self.offsets)
 
-    def row_of_each(self) -> npt.NDArray[np.int64]:
+    def row_of_each(self) -> Int64s:
         """Row number of each range."""
         return np.repeat(np.arange(self.num_rows), self.counts())
 
@@ -88,7 +88,7 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
     return array.values.to_numpy(zero_copy_only=True), list_offsets(array)
 
 
-def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
     """Items of a list column behind one another, and where each row's begin, from 0.
 
     Example:
@@ -106,7 +106,7 @@ def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offset
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets]:
+def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[Bytes, Offsets]:
     """UTF-8 bytes and offsets of a string column, without a copy where it is one chunk."""
     array = one_chunk(column)
     data = array.buffers()[2] if len(array) else None

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Bytes, Int64s
 from packhouse.reasons import TurnOrder
 from packhouse.records.lists import list_items
 from packhouse.records.tables import CONVERSATION, MESSAGE
@@ -58,11 +59,8 @@ REASONS = {
 _SYSTEM, USER, ASSISTANT, _TOOL, UNKNOWN = range(5)
 _CODES = list(REASONS)
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
-
-def assemble(columns: dict[str, pa.Array], counts: Ints) -> pa.Array:
+def assemble(columns: dict[str, pa.Array], counts: Int64s) -> pa.Array:
     """Join flat message columns to conversations of `counts` messages each.
 
     Args:
@@ -88,7 +86,7 @@ def assemble(columns: dict[str, pa.Array], counts: Ints) -> pa.Array:
 class FlatMessages:
     """A chunk-free view of conversations: flat fields and int offsets that start at 0."""
 
-    offsets: Ints
+    offsets: Int64s
     fields: dict[str, pa.Array]
 
     @classmethod
@@ -99,12 +97,12 @@ class FlatMessages:
         return cls(offsets=offsets, fields=fields)
 
     @property
-    def starts(self) -> Ints:
+    def starts(self) -> Int64s:
         """First message of each conversation."""
         return self.offsets[:-1]
 
     @property
-    def counts(self) -> Ints:
+    def counts(self) -> Int64s:
         """Messages of each conversation."""
         return np.diff(self.offsets)
 
@@ -126,7 +124,7 @@ class FlatMessages:
         return blank
 
 
-def _starts_visibly(column: pa.Array, sizes: Ints) -> Bools:
+def _starts_visibly(column: pa.Array, sizes: Int64s) -> Bools:
     offsets, data = string_buffers(column)
     visible = np.zeros(len(column), np.bool_)
     full = np.flatnonzero(sizes > 0)
@@ -183,7 +181,7 @@ def role_violations(
 class _Worst:
     """Per conversation, the first reason (in the order of REASONS) and the first message of it."""
 
-    def __init__(self, offsets: Ints) -> None:
+    def __init__(self, offsets: Int64s) -> None:
         self.offsets = offsets
         self.reason = np.full(len(offsets) - 1, len(_CODES), np.int64)
         self.at = np.zeros(len(offsets) - 1, np.int64)
@@ -200,7 +198,7 @@ class _Worst:
         rows, first = np.unique(rows, return_index=True)
         self._add(reason, rows, places[first])
 
-    def _add(self, reason: str, rows: Ints, places: Ints | None) -> None:
+    def _add(self, reason: str, rows: Int64s, places: Int64s | None) -> None:
         code = _CODES.index(reason)
         earlier = self.reason[rows] > code
         rows = rows[earlier]
@@ -290,7 +288,7 @@ def _with_nul(column: pa.Array) -> Bools:
     return found
 
 
-def string_buffers(column: pa.Array) -> tuple[Ints, npt.NDArray[np.uint8]]:
+def string_buffers(column: pa.Array) -> tuple[Int64s, Bytes]:
     """Offsets and bytes of a string or binary array; null slots are empty or point anywhere."""
     _, offsets, data = column.buffers()
     if len(column) == 0:

@@ -9,14 +9,13 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Int64s, Uint64s
 from packhouse.records.lists import list_items
 
-Hashes = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
+Hashes = Uint64s
 
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that every word keeps its weight modulo 2**64
 

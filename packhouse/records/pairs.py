@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools
 from packhouse.records.lists import (
     count_up,
     flat_list,
@@ -165,7 +166,7 @@ class _Side:
         self.num_prompt = read_ranges(table["trained_ranges"]).starts
 
 
-def _are_equal(sides: list[_Side], lengths: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.bool_]:
+def _are_equal(sides: list[_Side], lengths: list[npt.NDArray[np.integer]]) -> Bools:
     """Which rows of two sides begin with as many tokens, and with the same ones."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
     counts = np.where(is_equal, lengths[0], 0)

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Float32s
 from packhouse.records.tables import WEIGHTS
-
-Float32s = npt.NDArray[np.float32]
 
 
 def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer]) -> Float32s | None:

@@ -56,6 +56,11 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
 
     Raises:
         ConfigError: an expression is not allowed, or names no column; says what was meant.
+
+    Example:
+        >>> config = SourceConfig(path="", where="N > 1", select={"topic": "kind"})
+        >>> columns_of(config, {"n": "int", "kind": "text", "note": "text"})
+        {'kind': 'any', 'n': 'int'}
     """
     found: dict[str, Kind] = {}
     for place, text, parsed in _parsed(config):

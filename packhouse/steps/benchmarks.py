@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import auditing
+from packhouse.arrays import Bools
 from packhouse.auditing import Benchmarks, match_benchmarks, read_benchmarks
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
@@ -110,7 +110,7 @@ def match_shards(
     benchmarks: Mapping[str, object],
     validated: Sequence[Receipt[Any]],
     shards: Sequence[pa.Table],
-) -> tuple[list[npt.NDArray[np.bool_]], pa.Array]:
+) -> tuple[list[Bools], pa.Array]:
     """Look up which records of some shards match a benchmark; whatever is gone is made again.
 
     All records of a row that matches do: windows of it, and examples of its turns.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools
 from packhouse.recipe import Recipe, SplitConfig
 from packhouse.sources.files import source_name
 from packhouse.splitting import goes_to_eval
@@ -32,7 +32,7 @@ class SplitCounts:
 
 def from_eval_only_sources(
     recipe: Recipe, names: Sequence[str], shards: Sequence[pa.Table]
-) -> npt.NDArray[np.bool_]:
+) -> Bools:
     """Which records are of sources that are for evaluation only."""
     only = {source_name(source) for source in recipe.sources if source.eval_only}
     is_only = np.array([name in only for name in names], dtype=np.bool_)
@@ -43,8 +43,8 @@ def is_for_eval(
     shards: Sequence[pa.Table],
     selection: Selection,
     config: SplitConfig,
-    only: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.bool_]:
+    only: Bools,
+) -> Bools:
     """Which records are for evaluation; a count needs all keys at once, a share does not.
 
     The groups of `only` are, whole, and those of rows that stay for an equal one of `only`;
@@ -70,9 +70,9 @@ def is_for_eval(
 def split_counts(
     shards: Sequence[pa.Table],
     selection: Selection,
-    is_eval: npt.NDArray[np.bool_],
+    is_eval: Bools,
     config: SplitConfig,
-    only: npt.NDArray[np.bool_],
+    only: Bools,
 ) -> SplitCounts:
     """Count what the sides hold, and what was asked for."""
     is_packed = np.concatenate([np.zeros(0, np.int32), *selection.times]) > 0

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse import packing
+from packhouse.arrays import Int64s
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Step, Work
 from packhouse.packing import GatherTally, PackPlan, check_packed, gather
@@ -105,7 +105,7 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
 
 def _read_plan(
     packed: Receipt[PackFacts], config: PackConfig, packs: PackRange
-) -> tuple[PackPlan, npt.NDArray[np.int64]]:
+) -> tuple[PackPlan, Int64s]:
     """The packs [first, last) as a plan of their own, and the record of each sequence."""
     # Packs [1, 3) of offsets [0 2 3 5]: bounds [2 3 5], so sequences [2, 5), cut at [0 1 3].
     offsets = read_table(packed.path(f"{packs.side}-offsets.arrow"))["offset"]
@@ -125,9 +125,7 @@ def _read_plan(
     return plan, table["record"].to_numpy()
 
 
-def _shards_of(
-    index: ShardIndex, records: npt.NDArray[np.int64]
-) -> tuple[list[pa.Table], npt.NDArray[np.int64]]:
+def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int64s]:
     """Tables that hold the records, and the number of each sequence's record in them.
 
     Records 3 and 900 of shards of 500: tables [row 3 of shard 0, row 400 of shard 1], rows [0, 1].

@@ -9,9 +9,9 @@ its group key, so they are on one side. Costs 50 ns a record.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Int32s
 from packhouse.packing import Admitted
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import SourceConfig
@@ -19,8 +19,6 @@ from packhouse.records.lists import one_chunk
 from packhouse.splitting import mixed_keys
 
 _KEPT = REASONS.index("kept")
-
-Int32s = npt.NDArray[np.int32]
 
 
 def times_of(record_ids: pa.Array, config: SourceConfig) -> Int32s:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import dedup, packing, splitting
+from packhouse.arrays import Bools, Int32s
 from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts
 from packhouse.engine.step import Job, Step, Work, execute
@@ -244,7 +244,7 @@ def _plan(
     names: Sequence[str],
     shards: Sequence[pa.Table],
     rows: IndexArray,
-    lengths: npt.NDArray[np.int32],
+    lengths: Int32s,
 ) -> tuple[PackPlan, dict[str, dict[str, int]]]:
     """Plan the packs of a side; with `eval_by_source`, those of each source one behind another."""
     config = parameters.pack
@@ -274,9 +274,7 @@ def _plan(
     return join_plans(parts), counts
 
 
-def _sequences(
-    plan: PackPlan, rows: IndexArray, lengths: npt.NDArray[np.int32]
-) -> Iterator[pa.RecordBatch]:
+def _sequences(plan: PackPlan, rows: IndexArray, lengths: Int32s) -> Iterator[pa.RecordBatch]:
     for first in range(0, len(plan.order), _BLOCK):
         block = slice(first, first + _BLOCK)
         order = plan.order[block]
@@ -307,7 +305,7 @@ def _write_places(
 
 
 def _outcomes(
-    selection: Selection, is_eval: npt.NDArray[np.bool_], matches: pa.Array | None
+    selection: Selection, is_eval: Bools, matches: pa.Array | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield a batch of `OUTCOMES` per shard."""
     first = 0

@@ -11,11 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import dedup
+from packhouse.arrays import Bools, Int32s, Int64s
 from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts, deduplicate, facts_of
 from packhouse.foreign import cuts_windows
@@ -38,7 +38,7 @@ class Selection:
     """What of all shards is packed."""
 
     admitted: list[Admitted]
-    times: list[npt.NDArray[np.int32]]
+    times: list[Int32s]
     """How often each row of each shard is packed; 0: dropped."""
     sources: Mapping[str, Mapping[str, int]]
     """Counts by source."""
@@ -46,7 +46,7 @@ class Selection:
     """Of all rows: what must stay on one side; None: their own keys say it."""
     repeats: pa.Array | None = None
     """Of all rows: id of the record that a row was dropped for; null: none."""
-    near: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    near: Int64s = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     """Pairs of near rows, see `dedup.policy.Pairs`."""
     dedup: DedupFacts | None = None
     """What repeats, with samples; None where nobody looked."""
@@ -65,7 +65,7 @@ class Selection:
             tokens += int((extra * each.lengths).sum())
         return {"rows": {"repeated": rows}, "tokens": {"repeated": tokens}} if rows else {}
 
-    def kept(self) -> tuple[IndexArray, npt.NDArray[np.int32]]:
+    def kept(self) -> tuple[IndexArray, Int32s]:
         """Rows that are packed, numbered through, each as often as it is; and their tokens.
 
         Rows 0 (twice) and 2 of a shard of 3, row 1 of the next one: [0 0 2 4].
@@ -85,7 +85,7 @@ class Selection:
             first += len(each.reasons)
         return rows, lengths
 
-    def num_near_on_both_sides(self, is_eval: npt.NDArray[np.bool_]) -> int:
+    def num_near_on_both_sides(self, is_eval: Bools) -> int:
         """Pairs of near rows, both packed, of which one is in train and one in eval."""
         times = np.concatenate([np.zeros(0, np.int32), *self.times])
         first, second = self.near.T

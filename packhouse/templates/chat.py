@@ -16,9 +16,9 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.records.span_weights import weights_column
 from packhouse.runtime.confined import at
@@ -48,9 +48,6 @@ MAX_COMPILED = 4  # rows of a shape to learn from in vain before the rest is ren
 MAX_SHAPES = 2**12  # that are remembered from one part to the next
 MIN_PROVEN_ROWS = 16  # rows of a compiled template that are worth a proof of its own
 NUM_PROVEN = 8  # compiled templates of each part that are proven, however few their rows
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class _Known:
@@ -98,7 +95,7 @@ class ChatEngine:
         )
         return texts
 
-    def _render_rows(self, conversations: Conversations, rows: Ints) -> Texts:
+    def _render_rows(self, conversations: Conversations, rows: Int64s) -> Texts:
         kept: list[int] = []
         rendered: list[RenderedRow] = []
         refused: dict[int, Refusal] = {}
@@ -135,7 +132,7 @@ class _Part:
     ) -> None:
         self._rows, self._config, self._all, self._known = rows, config, conversations, known
         self._columns = FieldColumns(conversations, known.numbers, form=lambda: rows.form)
-        self._learnt: list[Ints] = []
+        self._learnt: list[Int64s] = []
         """Rows of each compiled template that is new."""
         self.filling = Filling(conversations, self._columns)
         self.refused: dict[int, Refusal] = {}
@@ -157,7 +154,7 @@ class _Part:
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
 
-    def _fill_shape(self, known: list[CompiledTemplate], rows: Ints) -> None:
+    def _fill_shape(self, known: list[CompiledTemplate], rows: Int64s) -> None:
         """Fill what known compiled templates fit, and learn further ones from the rest."""
         tries = 0
         for compiled in known:
@@ -174,7 +171,7 @@ class _Part:
                 self._learnt.append(taken)
                 rows, tries = others, 0
 
-    def _fill_fitting(self, compiled: CompiledTemplate, rows: Ints) -> tuple[Ints, Ints]:
+    def _fill_fitting(self, compiled: CompiledTemplate, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Fill (or refuse) the rows that fit; returns them and the others."""
         fitting = compiled.fits(rows, self._columns, self._rows.control_texts)
         taken, loss = rows[fitting], compiled.loss

@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.records.span_weights import weights_column
 from packhouse.templates.conversations import Conversations
 from packhouse.templates.field_columns import Column, FieldColumns
@@ -30,8 +30,6 @@ from packhouse.templates.results import Filled, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRow
 from packhouse.templates.trained_spans import Trained
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 _IDS = ("name", "tool_call_id", "call_id")
 
 
@@ -60,7 +58,7 @@ class CompiledTemplate:
     loss: Loss | None = None
     """What the template leaves out of these rows: they are refused."""
 
-    def fits(self, rows: Ints, columns: FieldColumns, control: str) -> Bools:
+    def fits(self, rows: Int64s, columns: FieldColumns, control: str) -> Bools:
         """Which rows answer so; those that write control-token text in an id do not."""
         fitting = np.ones(len(rows), np.bool_)
         ids = [item.path for item in self.items if isinstance(item, Hole) and item.path[0] in _IDS]
@@ -167,7 +165,7 @@ class _Pool:
         """Number of a constant: -1, -2, ... until `take` knows better."""
         return -1 - self.constants.setdefault(text, len(self.constants))
 
-    def take(self, numbers: Ints) -> pa.Array:
+    def take(self, numbers: Int64s) -> pa.Array:
         """The texts in a row; changes `numbers`."""
         # Columns of 5 texts in all: constants -1, -2, ... stand behind them, at 5, 6, ...
         is_constant = numbers < 0
@@ -188,10 +186,10 @@ class Filling:
     def __init__(self, conversations: Conversations, columns: FieldColumns) -> None:
         self._all, self._columns = conversations, columns
         self._pool = _Pool()
-        self._compiled: list[tuple[CompiledTemplate, Ints]] = []
-        self._pieces: list[Ints] = []
+        self._compiled: list[tuple[CompiledTemplate, Int64s]] = []
+        self._pieces: list[Int64s] = []
 
-    def add(self, compiled: CompiledTemplate, rows: Ints) -> None:
+    def add(self, compiled: CompiledTemplate, rows: Int64s) -> None:
         """Rows that a compiled template writes."""
         pieces = np.empty((len(rows), len(compiled.items)), np.int64)
         for at, item in enumerate(compiled.items):
@@ -226,7 +224,7 @@ class Filling:
         return Filled(rows[order], text, content, trained, weights)
 
     def _trained(
-        self, ranks: Sequence[Ints], starts: Ints, offsets: Ints, bounds: Ints
+        self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s, bounds: Int64s
     ) -> tuple[pa.Array, pa.Array]:
         begins, ends, weights = [], [], []
         for (compiled, rows), own in zip(self._compiled, ranks, strict=True):
@@ -250,7 +248,7 @@ class Filling:
         return span_lists(begin, end, counts), column
 
     def _content(
-        self, ranks: Sequence[Ints], starts: Ints, offsets: Ints, bounds: Ints
+        self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s, bounds: Int64s
     ) -> pa.Array:
         items = []
         for (compiled, _), own in zip(self._compiled, ranks, strict=True):
@@ -269,8 +267,8 @@ class Filling:
 
 
 def _scattered(
-    ranks: Sequence[Ints], parts: Sequence[np.ndarray], num_rows: int
-) -> tuple[np.ndarray, Ints]:
+    ranks: Sequence[Int64s], parts: Sequence[np.ndarray], num_rows: int
+) -> tuple[np.ndarray, Int64s]:
     """Concatenate the rows of matrices of several widths, in the order of `ranks`.
 
     Example:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.records.identity import conversation_ids, group_keys
 from packhouse.records.lists import list_items
@@ -29,7 +29,6 @@ from packhouse.records.tables import CONVERSATION, VALIDATED
 from packhouse.templates.thinking import has_thinking, is_unclosed, without_thinking
 from packhouse.templates.weighing import ROLES, decide_weights
 
-Ints = npt.NDArray[np.int64]
 Window = tuple[int, int]
 """First and last exchange, both inclusive."""
 
@@ -111,7 +110,7 @@ def _stripped(table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
     return _renamed(stripped, np.unique(row_of)), refused
 
 
-def _renamed(table: pa.Table, rows: Ints) -> pa.Table:
+def _renamed(table: pa.Table, rows: Int64s) -> pa.Table:
     """Some rows called by their content anew, and their groups, where these are records."""
     changed = table.take(pa.array(rows))
     columns = {name: changed.column(name).combine_chunks() for name in VALIDATED.names}
@@ -128,7 +127,7 @@ def _renamed(table: pa.Table, rows: Ints) -> pa.Table:
     return table
 
 
-def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
+def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Int64s]:
     """An example per trained answer, and the row that each comes from."""
     messages, starts = list_items(table["messages"])
     weights = decide_weights(messages, starts, config)
@@ -154,7 +153,7 @@ def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
     )  # else a turn beside the answer is trained
     weights = np.where(is_answer, weights, np.float32(0))
 
-    def own_weights(example: int) -> npt.NDArray[np.float32]:
+    def own_weights(example: int) -> Float32s:
         own = np.zeros(ends[example] - starts[origin[example]], np.float32)
         own[-1:] = weights[ends[example] - 1 : ends[example]]
         return own
@@ -166,10 +165,10 @@ def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Ints]:
 def _derive(
     table: pa.Table,
     config: FormatConfig,
-    origin: Ints,
+    origin: Int64s,
     ranges: list[list[tuple[int, int]]],
-    is_same: npt.NDArray[np.bool_],
-    weights: Callable[[int], npt.NDArray[np.float32]],
+    is_same: Bools,
+    weights: Callable[[int], Float32s],
 ) -> pa.Table:
     """Conversations made of parts of others.
 
@@ -220,10 +219,10 @@ class WindowRule:
 
     seq_len: int
     """Tokens that a window may have."""
-    measure: Callable[[pa.Table], Ints]
+    measure: Callable[[pa.Table], Int64s]
     """FORMATTED table -> tokens of each row; -1 where it has no tokens (it is quarantined)."""
 
-    def over(self, formatted: pa.Table) -> npt.NDArray[np.bool_]:
+    def over(self, formatted: pa.Table) -> Bools:
         """Which rendered rows are too long. Most are shorter in bytes already, and not measured.
 
         A token stands for a byte or more, so a text of 1,500 bytes has at most 1,508 tokens with
@@ -239,8 +238,8 @@ class WindowRule:
 def split_to_windows(
     table: pa.Table,
     config: FormatConfig,
-    fits: Callable[[pa.Table], npt.NDArray[np.bool_]],
-) -> tuple[pa.Table, Ints]:
+    fits: Callable[[pa.Table], Bools],
+) -> tuple[pa.Table, Int64s]:
     """Split conversations, all of them over-long.
 
     Args:
@@ -341,7 +340,7 @@ class _Talks:
         """Windows as conversations; the system turn is trained in the first one alone."""
         ranges = [self._ranges(row, w) for row, w in zip(rows, windows, strict=True)]
 
-        def weights(number: int) -> npt.NDArray[np.float32]:
+        def weights(number: int) -> Float32s:
             own = [self._weights[start:end].copy() for start, end in ranges[number]]
             if windows[number][0] > 0:
                 own[0][:] = 0

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.templates.chat_messages import (
     MessageForm,
     function_of,
@@ -28,9 +28,6 @@ from packhouse.templates.conversations import Conversations
 from packhouse.templates.json_texts import json_texts, parse_texts
 from packhouse.templates.predicates import Predicate, answers
 from packhouse.templates.provenance import JsonForm, Path
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _OF_CALLS = ("function", "call_name", "call_arguments", "call_id")
 _OF_TOOLS = ("tool", "tool_function", "tool_item", "function_item")
@@ -91,8 +88,8 @@ class FieldColumns:
         texts = self._all.values.field("tool_calls")
         self._calls: list[object] = []
         self._functions: list[dict[str, object]] = []  # of each call
-        self._call_shapes: Ints = np.zeros(len(texts), np.int64)  # of each message; 0: none
-        self._call_starts: Ints = np.zeros(len(texts) + 1, np.int64)
+        self._call_shapes: Int64s = np.zeros(len(texts), np.int64)  # of each message; 0: none
+        self._call_starts: Int64s = np.zeros(len(texts) + 1, np.int64)
         if texts.null_count == len(texts):
             return
         has_text_arguments = self._form().has_text_arguments
@@ -124,8 +121,8 @@ class FieldColumns:
         starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
         self._tools: list[object] = [tool for tools in parsed for tool in tools]
         self._tool_functions = [function for own in functions for function in own]
-        self._tool_starts: Ints = starts[codes]
-        self._tool_shapes: Ints = np.array([*shapes, 0], np.int64)[codes]
+        self._tool_starts: Int64s = starts[codes]
+        self._tool_shapes: Int64s = np.array([*shapes, 0], np.int64)[codes]
 
     def _parse_arguments(self, numbers: Numbers) -> None:
         """Parse arguments; rows of a shape share all but the texts of documents."""
@@ -140,10 +137,10 @@ class FieldColumns:
             for own in self._arguments
         ]
         self._arguments.append({})
-        self._argument_of: Ints = encoded.indices.fill_null(len(shapes)).to_numpy()
-        self._argument_shapes: Ints = np.array([*shapes, 0], np.int64)[self._argument_of]
+        self._argument_of: Int64s = encoded.indices.fill_null(len(shapes)).to_numpy()
+        self._argument_shapes: Int64s = np.array([*shapes, 0], np.int64)[self._argument_of]
 
-    def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Ints]]:
+    def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Int64s]]:
         """Yield each shape with the (ascending) numbers of its rows that are wanted."""
         values = self._all.values
         flags = [pc.fill_null(pc.binary_length(self._text("content")), 0)]
@@ -161,7 +158,7 @@ class FieldColumns:
         of_rows = self._tool_shapes | self._argument_shapes << 32
         yield from self._all.group(codes, of_rows, wanted)
 
-    def rows_of(self, path: Path, rows: Ints) -> Ints:
+    def rows_of(self, path: Path, rows: Int64s) -> Int64s:
         """Where the texts of a field are in its column, for each of the rows."""
         # ("call_name", 2, 0) is the name of the first call of message 2. Of a row whose messages
         # begin at 5, that is message 7 of all; the calls of that one begin at _call_starts[7].

@@ -13,16 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools, Bytes, Int64s
 from packhouse.templates.provenance import JsonForm, encoder
-
-Bools = npt.NDArray[np.bool_]
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 _BLOCK_ITEMS = 1024  # some 400 KB: what is made of them stays in the cache
 _PLAIN_FORMS = (JsonForm(), JsonForm(ensure_ascii=True))
@@ -104,7 +100,7 @@ def _opens_or_closes(data: Bytes) -> Bools:
     return quotes
 
 
-def _spaced(data: Bytes, ends: Ints) -> pa.Array:
+def _spaced(data: Bytes, ends: Int64s) -> pa.Array:
     """Texts that end at `ends`, with a space behind each comma and colon outside of strings."""
     is_inside = np.bitwise_xor.accumulate(_opens_or_closes(data).view(np.uint8))
     is_parting = (data == ord(",")) | (data == ord(":"))
@@ -117,7 +113,7 @@ def _spaced(data: Bytes, ends: Ints) -> pa.Array:
     )
 
 
-def _odd_places(data: Bytes, form: JsonForm) -> Ints:
+def _odd_places(data: Bytes, form: JsonForm) -> Int64s:
     """Where orjson wrote what `json` may write in another way; none in most texts."""
     digits = _digits(data)
     odd = [
@@ -130,7 +126,7 @@ def _odd_places(data: Bytes, form: JsonForm) -> Ints:
     return np.concatenate([np.flatnonzero(flags) for flags in odd])
 
 
-def _items_at(places: Ints, ends: Ints) -> list[int]:
+def _items_at(places: Int64s, ends: Int64s) -> list[int]:
     """Numbers of the items that hold the bytes."""
     return np.unique(np.searchsorted(ends, places, side="right")).tolist() if len(places) else []
 

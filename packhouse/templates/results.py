@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Int64s
 from packhouse.records.tables import FORMATTED, WEIGHTS
 
-Ints = npt.NDArray[np.int64]
 SPANS = FORMATTED.field("content_spans").type
 
 
@@ -34,7 +33,7 @@ class RefusedError(Exception):
 class Filled:
     """Rendered rows: numbers of the rows, and their text and spans in the same order."""
 
-    rows: Ints
+    rows: Int64s
     text: pa.Array
     content_spans: pa.Array
     trained_spans: pa.Array
@@ -50,7 +49,7 @@ class Texts:
     notes: Counter[str] = field(default_factory=Counter)
 
 
-def span_lists(begins: Ints, ends: Ints, counts: Ints) -> pa.Array:
+def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
     """Lists of spans, `counts[i]` for row i, the empty spans left out."""
     # Spans (0, 4) and (4, 4) of row 0, (2, 5) of row 1: counts [2, 1] become [1, 1].
     kept = ends > begins

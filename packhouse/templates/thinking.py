@@ -9,15 +9,16 @@ opened it), what follows a lone `<think>` was never answered.
 import re
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from packhouse.arrays import Bools
 
 THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)
 _THOUGHT_BYTES = re.compile(THOUGHT.pattern.encode(), re.DOTALL)
 
 
-def has_thinking(messages: pa.StructArray) -> npt.NDArray[np.bool_]:
+def has_thinking(messages: pa.StructArray) -> Bools:
     """Which messages are answers with thinking, in a field or between tags."""
     is_answer = pc.equal(messages.field("role"), "assistant")
     in_field = pc.not_equal(pc.fill_null(messages.field("reasoning"), ""), "")

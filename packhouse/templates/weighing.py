@@ -6,20 +6,16 @@ results weigh more than that only under `train_on: all`. A few numpy passes over
 """
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Float32s, Int64s
 from packhouse.recipe import FormatConfig
 
 ROLES = ("system", "user", "assistant", "tool")
 
-Weights = npt.NDArray[np.float32]
 
-
-def decide_weights(
-    messages: pa.StructArray, starts: npt.NDArray[np.int64], config: FormatConfig
-) -> Weights:
+def decide_weights(messages: pa.StructArray, starts: Int64s, config: FormatConfig) -> Float32s:
     """Loss weight of each message; 0: not trained.
 
     Args:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Bytes, Int32s, Int64s
 from packhouse.tokenization.encoders import chunks_of, text_bases, text_bytes
-from packhouse.tokenization.offsets import EncodedRow, EncodedRows, Int32s, Int64s, byte_ranges
+from packhouse.tokenization.offsets import EncodedRow, EncodedRows, byte_ranges
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.tokenization.renaming import rename_controls, token_finder
 from packhouse.tokenization.spans import Spans
@@ -80,7 +80,7 @@ def with_plain_contents(
 
 
 def _own_text(
-    found: Int64s, encoded: EncodedRows, text: npt.NDArray[np.uint8], pipeline: Pipeline
+    found: Int64s, encoded: EncodedRows, text: Bytes, pipeline: Pipeline
 ) -> tuple[Int64s, Int64s]:
     """Bytes of control tokens without white space they swallowed; empty for an unknown word."""
     begin, end = encoded.starts[found].copy(), encoded.ends[found].copy()
@@ -108,7 +108,7 @@ def _stripped(covered: bytes, begin: int) -> tuple[int, int]:
     return begin, begin + len(text.strip().encode())
 
 
-def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> npt.NDArray[np.bool_]:
+def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> Bools:
     """Return, for each range, if it shares a byte with any span; spans may come in any order.
 
     Spans [0, 4) and [6, 8): two begin before byte 7, and these reach byte 8; so [5, 7) overlaps.
@@ -119,7 +119,7 @@ def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> npt.NDArray[np.bool_]
     sorted_starts = spans.starts[filled][order]
     furthest = np.maximum.accumulate(np.append(-1, spans.ends[filled][order]))
     num_before = np.searchsorted(sorted_starts, end, "left")
-    overlaps: npt.NDArray[np.bool_] = furthest[num_before] > begin
+    overlaps: Bools = furthest[num_before] > begin
     return overlaps
 
 

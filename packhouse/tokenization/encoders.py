@@ -11,9 +11,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bytes, Int32s, Int64s
 from packhouse.records.lists import list_offsets, string_bytes, zero_based
 from packhouse.runtime.confined import limited
 from packhouse.runtime.interrupts import check_interrupted
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import gigatoken
     from tokenizers import Encoding, Tokenizer
 
-Ids = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
+Ids = tuple[Int32s, Int64s]
 """Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
 
 _MATRIX_CELLS = 2**20  # cells of 4 bytes; about a third of them are filled
@@ -191,13 +191,13 @@ def hf_encoder(snapshot: TokenizerSnapshot) -> HFEncoder:
     return HFEncoder(load_tokenizer(snapshot.backend))
 
 
-def text_bases(texts: pa.StringArray) -> npt.NDArray[np.int64]:
+def text_bases(texts: pa.StringArray) -> Int64s:
     """Where each text begins in the bytes of all of them, from 0; shape [num_texts + 1]."""
     offsets = list_offsets(texts).astype(np.int64)
     return np.asarray(offsets - offsets[0])
 
 
-def text_bytes(texts: pa.StringArray) -> npt.NDArray[np.uint8]:
+def text_bytes(texts: pa.StringArray) -> Bytes:
     """All bytes of texts, behind one another; not copied."""
     return zero_based(*string_bytes(texts))[0]
 

@@ -6,9 +6,9 @@ are encoded by HF, ids and offsets.
 """
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Int64s
 from packhouse.runtime.progress import advance
 from packhouse.tokenization.encoders import (
     Encoder,
@@ -63,9 +63,7 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[
     return merged, 0 if encoder.is_reference else len(doubtful)
 
 
-def _encode_with_hf(
-    texts: pa.StringArray, rows: npt.NDArray[np.int64], backend: str
-) -> dict[int, EncodedRow]:
+def _encode_with_hf(texts: pa.StringArray, rows: Int64s, backend: str) -> dict[int, EncodedRow]:
     """Encode some rows with HF, ids and offsets, a few at a time."""
     encoded = {}
     chosen = texts.take(pa.array(rows))

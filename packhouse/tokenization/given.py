@@ -7,10 +7,10 @@ what reads text (quality counters, benchmarks, near duplicates, people), and dec
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Int32s, Int64s
 from packhouse.records.lists import flat_list, list_array, ranges_array, string_bytes, zero_based
 from packhouse.records.messages import ASSISTANT, FlatMessages, assemble
 from packhouse.records.span_weights import weights_column
@@ -22,8 +22,6 @@ from packhouse.tokenization.tokenizing import Tokenized
 
 GIVEN_VERSION = 1
 """Rises whenever the same ids would give other tables."""
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +132,7 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
 
 def _faults(
     flat: FlatMessages,
-    ids: npt.NDArray[np.int32],
+    ids: Int32s,
     bounds: Int64s,
     of_record: Int64s,
     snapshot: TokenizerSnapshot,

@@ -9,16 +9,12 @@ changes, WordPiece, lossy Unigram) only HF can tell; see `packhouse.tokenization
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Int32s, Int64s
 from packhouse.tokenization.encoders import text_bases, text_bytes
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.tokenization.word_marks import dummy_prefixes
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Bools
 from packhouse.errors import TokenizerError
 from packhouse.tokenization.memo import memo
 from packhouse.tokenization.token_texts import TokenTexts
@@ -79,10 +80,10 @@ class Pipeline:
     token_texts: TokenTexts | None
     """The same, ready to be compared with texts."""
 
-    is_added: npt.NDArray[np.bool_]
+    is_added: Bools
     """True where an id is of an added token, shape [vocab_size]."""
 
-    is_control: npt.NDArray[np.bool_]
+    is_control: Bools
     """True where an id is of a control token, shape [vocab_size]."""
 
 
@@ -230,7 +231,7 @@ def _replaced(array: pa.BinaryArray, values: dict[int, bytes]) -> pa.BinaryArray
     return pc.replace_with_mask(array, pa.array(mask), ordered)
 
 
-def _mask(ids: list[int], size: int) -> npt.NDArray[np.bool_]:
+def _mask(ids: list[int], size: int) -> Bools:
     mask = np.zeros(size, np.bool_)
     mask[ids] = True
     return mask

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
+from packhouse.arrays import Bools, Int32s, Int64s
 from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.memo import memo
 from packhouse.tokenization.pipeline import AddedToken, Pipeline, read_pipeline
@@ -61,13 +61,13 @@ class RenamedTokenizer:
     """The tokenizer with other names for its control tokens."""
 
     tokenizer: "Tokenizer"
-    to_id: npt.NDArray[np.int32]
+    to_id: Int32s
     """Its ids -> ours. Names are not in the vocabulary, so that they get ids above it."""
 
-    is_name: npt.NDArray[np.bool_]
+    is_name: Bools
     """True where an id is that of such a name."""
 
-    def forges(self, ids: npt.NDArray[np.int64], pipeline: Pipeline) -> bool:
+    def forges(self, ids: Int64s, pipeline: Pipeline) -> bool:
         """Return True if plain text became a control token other than the unknown token."""
         plain = self.to_id[ids[~self.is_name[ids]]]
         return any(index != pipeline.unk_id for index in plain[pipeline.is_control[plain]])

@@ -8,14 +8,12 @@ searches per span; nothing is done per token.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.records.lists import list_items
 from packhouse.tokenization.encoders import text_bases
 from packhouse.tokenization.offsets import EncodedRows
-
-Int64s = npt.NDArray[np.int64]
 
 _BLOCK = 512  # spans
 
@@ -66,7 +64,7 @@ class TrainedRanges:
     num_trained: Int64s
     """Trained tokens per row."""
 
-    is_kept: npt.NDArray[np.bool_]
+    is_kept: Bools
     """Which spans have a range: those in which a token begins."""
 
     straddles_start: int

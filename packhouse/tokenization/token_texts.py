@@ -7,13 +7,10 @@ once: Arrow's `take` is two thirds of the time of comparing them one by one, a w
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Bytes, Int32s, Int64s
 from packhouse.records.lists import string_bytes, zero_based
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 _BLOCK = 2**17  # tokens
 
@@ -28,7 +25,7 @@ class TokenTexts:
     widths: Int32s
     """How many these are, shape [vocab_size]."""
 
-    is_spaced: npt.NDArray[np.bool_]
+    is_spaced: Bools
     """Tokens that begin with a space, shape [vocab_size]."""
 
     @staticmethod
@@ -60,9 +57,7 @@ class TokenTexts:
             own += edges[start]
         return edges
 
-    def differing(
-        self, ids: Int32s, text: npt.NDArray[np.uint8], shortened: Int64s | None = None
-    ) -> Int64s:
+    def differing(self, ids: Int32s, text: Bytes, shortened: Int64s | None = None) -> Int64s:
         """Find the tokens that are not what the text holds where they come when all are joined.
 
         Args:

@@ -10,9 +10,10 @@ import unicodedata
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from packhouse.arrays import Bools
 
 # Blocks outside the basic plane that are in common use and did not change for years. Emoji are
 # added every year, but are neither letters nor numbers before or after.
@@ -35,7 +36,7 @@ _RECENT_BASIC = [
 ]
 
 
-def find_unicode_drift(texts: pa.StringArray) -> npt.NDArray[np.bool_]:
+def find_unicode_drift(texts: pa.StringArray) -> Bools:
     """Find rows with a character whose nature depends on the Unicode version; shape [num_texts].
 
     Example:

@@ -6,10 +6,8 @@ compared to its text, and what the text holds at their place, does.
 """
 
 import numpy as np
-import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from packhouse.arrays import Bools, Bytes, Int64s
 
 _SPACE = ord(" ")
 _MAX_RANK = 1000  # segments of one row that are looked at one by one
@@ -19,7 +17,7 @@ def dummy_prefixes(
     is_spaced: Bools,
     edges: Int64s,
     offsets: Int64s,
-    text: npt.NDArray[np.uint8],
+    text: Bytes,
     bases: Int64s,
     is_added: Bools,
 ) -> Int64s:
@@ -62,9 +60,7 @@ def dummy_prefixes(
     return dummies
 
 
-def _where_text_has_none(
-    rows: Int64s, places: Int64s, text: npt.NDArray[np.uint8], bases: Int64s
-) -> Bools:
+def _where_text_has_none(rows: Int64s, places: Int64s, text: Bytes, bases: Int64s) -> Bools:
     """Decide space by space, since each one that is not in the text moves the places behind it.
 
     Goes by rank: the first of every row, then the second of every row, ...

@@ -119,8 +119,8 @@ def _refuse_lost_bounds(names: Iterable[str], kept: Iterable[str]) -> None:
     if not {"seq_lengths", "position_ids"}.intersection(names).intersection(kept):
         raise ContractError(
             "Trainer drops the column seq_lengths of these rows, and they have no position_ids: "
-            "records would see each other. Give it packhouse.loaders.PackedDataset(rows) "
-            "(docs/how-to/pack-in-memory.md)"
+            "records would see each other. Give it packhouse.loaders.PackedDataset(rows), or set "
+            "remove_unused_columns=False with PackedCollator (docs/how-to/pack-in-memory.md)"
         )
 
 

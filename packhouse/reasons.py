@@ -49,7 +49,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "unknown_field": Reason(
             "a field outside of `allowed_fields`", "add it there, or take it out of the row"
         ),
-        "type": Reason("a value has another type than it must", "write text where text is due"),
+        "type": Reason(
+            "a value has another type than it must",
+            "write text where text is due, in `select` by `cast(... as varchar)`",
+        ),
         "media": Reason(
             "the row holds an image, a video or sound",
             "packhouse packs text: to train it alone, name the field in `allowed_fields`, or take "
@@ -174,8 +177,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "template_limit": Reason("the template recurses too deeply", "mend the template"),
         "content_lost": Reason(
             "the template leaves out a text, a tool or a call",
-            "set what the detail names, or give `format.template` a Jinja file that writes it "
-            "(docs/how-to/tool-calls.md shows one for Mistral)",
+            "set what the detail names, or give `format.template` a Jinja file that writes it; "
+            "for Mistral v0.3's `mistral_system` does",
         ),
         "nothing_trained": Reason(
             "no turn of the row is trained", "look at `format.train_on` and at weights of messages"

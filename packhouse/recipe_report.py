@@ -18,6 +18,7 @@ from packhouse.given import recipe_for
 from packhouse.packing.statistics import PackStatistics, length_histogram
 from packhouse.pages import html_text
 from packhouse.recipe import Recipe
+from packhouse.report.checks import filters_table
 from packhouse.report.figures import length_figures, seq_len_figure
 from packhouse.report.html import figure, header, page, preformatted, section, table, tiles
 from packhouse.report.notebook import Record, cell
@@ -126,6 +127,7 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
         [
             _lengths_section(recipe, expected, rows),
             samples_section(len(packs), shown, pipeline is not None, said),
+            _filters_section(expected),
             _settings_section(recipe, expected),
         ],
         {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]},
@@ -154,6 +156,12 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
     )
     notes = "".join(f"<li>{html_text(note)}</li>" for note in expected.notes)
     return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
+
+
+def _filters_section(expected: Estimate) -> str:
+    said = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
+    inner = said + filters_table(expected.filters)
+    return section("left-out", "Rows left out", inner) if expected.filters else ""
 
 
 def _as_pack(name: str, rows: pa.Table) -> dict[str, object]:

@@ -108,10 +108,17 @@ def print_report(prepared: Prepared) -> None:
         rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
     out.print("\nload it:")
-    formats = (str(source["settings"].get("format")) for source in published.sources)
+    is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
+    for line in loading_lines(prepared, uri if is_latest else f"{uri}@{prepared.version}"):
+        out.print(f"  {line}")
+
+
+def loading_lines(prepared: Prepared, uri: str) -> list[str]:
+    """Return the Python that loads what a run made and published at `uri`."""
+    formats = (str(source["settings"].get("format")) for source in prepared.published.sources)
     load = "load_preferences" if preferences_in(formats) else "load_packed"
-    out.print(f"  from packhouse.loaders import {load}")
-    out.print(f'  train = {load}("{uri}", split="train")')
+    split = "train" if prepared.published.statistics["train"].num_packs else "eval"
+    return [f"from packhouse.loaders import {load}", f'{split} = {load}("{uri}", split="{split}")']
 
 
 def _ref(prepared: Prepared, uri: str) -> str:

@@ -4,8 +4,6 @@ Eager, because a LazyFrame passes bad data silently at Pandera's default depth. 
 checked columns cost 6 ms; importing Pandera and polars costs 0.14 s, once.
 """
 
-from typing import Any
-
 import pandera.polars as pandera
 import polars as pl
 import pyarrow as pa
@@ -47,6 +45,6 @@ def check_values(artefact: str, frame: pl.DataFrame, schema: pandera.DataFrameSc
         ) from None
 
 
-def _describe(case: dict[str, Any]) -> str:
+def _describe(case: dict[str, object]) -> str:
     row = "" if case["index"] is None else f" in row {case['index']:,}"
     return f"{case['column']} {case['check']}{row} (got {str(case['failure_case'])[:60]!r})"

@@ -27,6 +27,7 @@ from packhouse.quarantine import count_reasons, read_bad_rows
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, LedgerLine, filters_of
 from packhouse.refresh import Refreshed
+from packhouse.result import loading_lines
 from packhouse.steps.pack import Side
 from packhouse.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
@@ -233,8 +234,7 @@ def _version_page(prepared: Prepared) -> str:
         "```",
         "",
         "```python",
-        "from packhouse.loaders import load_packed",
-        f'train = load_packed("{for_terminal(place)}@{prepared.version}", split="train")',
+        *loading_lines(prepared, f"{for_terminal(place)}@{prepared.version}"),
         "```",
     ]
     return "\n".join(lines)

@@ -34,7 +34,7 @@ from tasks.guard import allowed_recipe
 log = logging.getLogger("packhouse.flows")
 
 
-def clean_up(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """Remove what a cancelled run left; a hook of every flow."""
     folders = StepStore(default_cache() / "steps").sweep()
     recipe = recipe_of(flow_run)
@@ -50,7 +50,7 @@ def clean_up(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     log.info("removed %d folders and %d objects of an unfinished run", folders, objects)
 
 
-def end_task_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+def end_task_runs(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """End the task runs of a crashed run: they would stay Running forever. A hook of every flow."""
     unfinished = [StateType.PENDING, StateType.RUNNING]
     with get_client(sync_client=True) as client:

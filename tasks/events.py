@@ -74,7 +74,7 @@ def announce_published(prepared: Prepared) -> None:
     _announce_asset(prepared, payload)
 
 
-def _announce_asset(prepared: Prepared, metadata: dict[str, Any]) -> None:
+def _announce_asset(prepared: Prepared, metadata: dict[str, object]) -> None:
     """Materialize the version as a Prefect asset, made from the assets of its sources.
 
     Prefect's own `@materialize` wants to know the version before the task that publishes it runs,
@@ -120,7 +120,7 @@ def announce_held(prepared: Prepared) -> None:
     emit_event("packhouse.version.refused", resource=_resource(prepared), payload=payload)
 
 
-def announce_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+def announce_end(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """Say that a run has ended; a hook of every flow.
 
     The server says so as well, but a last heartbeat may reach it after that, or carry the time of a
@@ -151,7 +151,11 @@ def announce_refused(dataset: str, error: PackhouseError) -> None:
         "prefect.resource.name": dataset,
         "packhouse.gate": gate,
     }
-    payload: dict[str, Any] = {"gate": gate, "error": type(error).__name__, "message": str(error)}
+    payload: dict[str, object] = {
+        "gate": gate,
+        "error": type(error).__name__,
+        "message": str(error),
+    }
     emit_event("packhouse.version.refused", resource=resource, payload=payload)
     if isinstance(error, QuarantineLimitError):
         facts = {"rows": error.facts.get("rows"), "reasons": error.facts.get("reasons")}

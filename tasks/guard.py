@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from prefect.blocks.system import Secret
 from prefect.client.base import ServerType
@@ -178,7 +177,7 @@ def _take_secrets(places: Places) -> None:
 @cache
 def _secret(block: str) -> str:
     try:
-        value: Any = Secret.load(block).get()  # type: ignore[union-attr]
+        value: object = Secret.load(block).get()  # type: ignore[union-attr]
     except ValueError:
         raise ConfigError(
             f"the server has no Secret block '{block}', which sources.yaml names"

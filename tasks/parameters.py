@@ -22,7 +22,7 @@ def write_parameters_alone(flow: Flow[..., Any]) -> None:
         return
     theirs = flow.serialize_parameters
 
-    def serialize_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    def serialize_parameters(parameters: dict[str, object]) -> dict[str, object]:
         if not all(map(_is_known, parameters.values())):
             return theirs(parameters)
         return {name: to_jsonable_python(value) for name, value in parameters.items()}
@@ -30,7 +30,7 @@ def write_parameters_alone(flow: Flow[..., Any]) -> None:
     flow.serialize_parameters = serialize_parameters  # type: ignore[method-assign]  # Prefect offers no hook
 
 
-def _is_known(value: Any) -> bool:
+def _is_known(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_is_known, value))
     return isinstance(value, _KNOWN)

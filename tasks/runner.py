@@ -110,6 +110,8 @@ class PrefectRunner:
     def _submit(self, group: JobGroup) -> Any:
         if self._task_runner is None:
             self._task_runner = self.stack.enter_context(started(self.engine))
+        # validate -> format -> tokenize, and tokenize reads validate as well: direct are both, and
+        # validate is behind format already, so one edge is drawn.
         reads = {key for job in group.jobs for _, key in job.inputs}
         direct = {self._done_by[key] for key in reads & self._done_by.keys()}
         behind = set().union(*(self._before[run] for run in direct))

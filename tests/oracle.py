@@ -94,7 +94,7 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "control-allowed": ("forged", ["tokenize.control_text=allow"]),
     "control-refused": ("forged", ["tokenize.control_text=quarantine"]),
     "alpaca-newline": ("gpt4", ["format.template=alpaca_newline"]),
-    "mistral-system": ("tools", ["format.template={templates}/mistral_system.jinja"]),
+    "mistral-system": ("tools", ["format.template=mistral_system"]),
     "mistral-bos": ("gpt4", ["format.template={folder}/bos.jinja"]),
 }
 """Settings over one of `FILES`, each with Qwen3's tokenizer or, by its name, Mistral's."""
@@ -200,8 +200,7 @@ class Workplace:
                 with_tokenizer = "mistral" if name.startswith("mistral") else "qwen3"
                 if tokenizer == with_tokenizer:
                     recipe = self.recipe(FILES[of], TEMPLATES.get(of, "chat"))
-                    templates = self.checkout / "deployments" / "templates"
-                    placed = [s.format(folder=self.folder, templates=templates) for s in settings]
+                    placed = [setting.format(folder=self.folder) for setting in settings]
                     yield Combination(f"{of}-{name}+{tokenizer}", recipe, [*given, *placed])
             if tokenizer == "demo":
                 for path in sorted(self.data.glob("seed*")):

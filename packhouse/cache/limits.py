@@ -141,6 +141,7 @@ def choose_steps(
     )
     if most_bytes is None or spare_used:
         old = [each for each in old if not each.is_used]
+    # Steps of 10 bytes each, last used at 1 (in use), 3 and 2: to come to 20, the one of 2 goes.
     chosen, size = [], sum(each.num_bytes for each in found)
     for each in old:
         if most_bytes is not None and size <= most_bytes:

@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -132,7 +131,7 @@ def gc_command(
         )
 
 
-def _json(entries: list[Cached]) -> dict[str, Any]:
+def _json(entries: list[Cached]) -> dict[str, object]:
     used = [entry for entry in entries if entry.is_used]
     return {
         "jobs": len(entries),

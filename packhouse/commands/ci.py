@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -99,7 +98,7 @@ def _write(job: CiJob, path: Path | None, text: str) -> None:
         job.unwritten.append(disk_error(error, path, "the summary", "name another file"))
 
 
-def _say(job: CiJob, facts: dict[str, Any], as_json: bool) -> None:
+def _say(job: CiJob, facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         echo(json.dumps(facts, sort_keys=True))
     else:

@@ -25,8 +25,8 @@ _BEFORE, _AFTER = 12, 30
 """Tokens that are shown before the first one that differs, and from it on."""
 _MOST_KEYS = 20
 """Settings or counts of a table."""
-_VALUE = 30
-"""Characters of a setting's value."""
+_VALUE, _SHOWN_BEFORE = 30, 12
+"""Characters of a setting's value, and how many of them before the first one that differs."""
 
 _KINDS = {
     "added": "added",
@@ -87,7 +87,7 @@ def _print_facts(found: Diff) -> None:
         for key, pair in changed.items():
             # 47,369 -> 46,221 rows that validate puts out go through each step behind it.
             if name != "counts" or pair not in seen:
-                rows.append((key, *map(_short, pair)))
+                rows.append((key, *_short(*pair)))
             seen.append(pair)
         if rows:
             echo()
@@ -98,13 +98,32 @@ def _print_facts(found: Diff) -> None:
     print_table(("total", "old", "new"), [(k, *pair) for k, pair in found.totals.items()])
 
 
-def _short(value: object) -> int | str:
-    if type(value) is int:
-        return value
-    if isinstance(value, list | dict) and len(str(value)) > _VALUE:
-        return f"{len(value):,} entries"
-    text = "-" if value is None else str(value)
-    return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."
+def _short(old: object, new: object) -> tuple[int | str, int | str]:
+    """Return both values in a few letters, long ones from shortly before where they differ.
+
+    Example:
+        >>> _short("length(output) > 20 and score > 1", "length(output) > 20 and score > 2")
+        ('...and score > 1', '...and score > 2')
+        >>> _short(["length(output) > 20", "lang = 'en'"], None)
+        ('2 entries', '-')
+    """
+    texts = str(old), str(new)
+    differing = (at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b)
+    start = next(differing, min(map(len, texts))) - _SHOWN_BEFORE
+
+    def cut(value: object, other: object) -> int | str:
+        if value is None:
+            return "-"
+        if type(value) is int:
+            return value
+        text = str(value)
+        if isinstance(value, list | dict) and len(text) > _VALUE and other is None:
+            return f"{len(value):,} entries"
+        if start > 0 and len(text) > _VALUE:
+            text = "..." + text[start:]
+        return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."
+
+    return cut(old, new), cut(new, old)
 
 
 def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path) -> None:

@@ -117,7 +117,8 @@ def _dropped_rows(
         reasons = pc.unique(table["reason"]).to_pylist()
         table = table.filter(pc.equal(table["reason"], reason))
         if not table.num_rows:
-            raise ConfigError(f"no row was dropped for '{reason}'; reasons: {reasons}")
+            others = f", but for {', '.join(reasons)}" if reasons else ""
+            raise ConfigError(f"no row was dropped for '{reason}'{others}")
     return [
         row
         for row in table.to_pylist()
@@ -183,16 +184,15 @@ def _add_raw(
         except PackhouseError as error:  # without what to do about it in a run
             notes.setdefault(shard.file, str(error).partition("; run again")[0])
     uris = {shard.file: shard.uri for shard in shards}
-    return [
-        f"no text of {counted(len(of_file), 'row')} of {name}: {notes.get(name) or other}"
-        for name, of_file in wanted.items()
-        if of_file
-        for other in [
-            f"'{uris[name]}' is not the file that the version was made of: its sha256 differs"
-            if name in uris
-            else notes.get(name.partition("/")[0], missing)
-        ]
-    ]
+    lines = []
+    for name, left in wanted.items():
+        why = notes.get(name.partition("/")[0], missing)
+        if name in uris:
+            why = f"'{uris[name]}' is not the file that the version was made of: its sha256 differs"
+        if left:
+            num_rows_left = counted(len(left), "row")
+            lines.append(f"no text of {num_rows_left} of {name}: {notes.get(name) or why}")
+    return lines
 
 
 def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShard]:

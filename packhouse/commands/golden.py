@@ -95,6 +95,11 @@ def write(
 def _chosen(
     recipe: Recipe, workspace: Workspace, rows: Sequence[str], count: int | None
 ) -> list[dict[str, Any]]:
+    """The named rows, then `count` more: the first one of each shape, which is its roles in order.
+
+    Of 900 rows (user, assistant), 90 (system, user, assistant) and `count` 3: one of each shape,
+    and the first one of all others.
+    """
     wanted = set(rows)
     found: dict[str, dict[str, Any]] = {}
     shapes: dict[tuple[str, ...], dict[str, Any]] = {}

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from packhouse.cache.places import default_cache
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 
 def set_option(what: str = "Put a value over the recipe's: --set pack.seq_len=4096.") -> Decorator:
@@ -31,7 +30,7 @@ def json_option(what: str = "Print JSON.") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=what)
 
 
-def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def recipe_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add RECIPE, --set, --cache and --json."""
     for decorate in (
         json_option(),
@@ -43,7 +42,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def run_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add --cache, which may be a mirror, and --workers."""
     for decorate in (
         click.option(

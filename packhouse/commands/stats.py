@@ -1,7 +1,6 @@
 """`packhouse stats VERSION`: how much there is of what, by source and by split."""
 
 import json
-from typing import Any
 
 import click
 import numpy as np
@@ -39,7 +38,7 @@ def stats(target: str, as_json: bool) -> None:
         print_rows(pa.Table.from_pylist(rows))
 
 
-def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
+def _by_source(opened: OpenVersion) -> list[dict[str, object]]:
     columns = ("source", "split", "num_tokens", "times", "num_trained")
     table = read_view(opened, "records", columns)
     table = table.filter(pc.greater(table["times"], 0))
@@ -55,7 +54,9 @@ def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
         )
         total = int(tokens @ times)
         order = np.argsort(tokens)
-        copies = np.cumsum(times[order])  # of this length and below
+        # Lengths 5 7 9 with 1, 3 and 1 copies: 1 4 5 are as long or shorter, and the median, copy 2
+        # from 0, is the first with more than 2: 7.
+        copies = np.cumsum(times[order])
         wanted = [int(share * (copies[-1] - 1)) for share in _QUANTILES.values()]
         lengths = tokens[order][np.searchsorted(copies, wanted, "right")]
         found.append(
@@ -70,7 +71,7 @@ def _by_source(opened: OpenVersion) -> list[dict[str, Any]]:
     return found
 
 
-def _by_split(opened: OpenVersion) -> list[dict[str, Any]]:
+def _by_split(opened: OpenVersion) -> list[dict[str, object]]:
     columns = ("split", "num_records", "num_tokens", "num_trained", "fill")
     packs = read_view(opened, "packs", columns)
     sums = [("num_records", "sum"), ("num_tokens", "sum"), ("num_trained", "sum")]

@@ -100,6 +100,8 @@ def _of_token(
     sources = opened.manifest.lineage["sources"]
     if kept and kept[0]["source"] in [s["file"] for s in sources if s.get("is_tokenized")]:
         rule = "the mask that the row came with (format: tokenized)"
+    # Mask 0 0 1 1 0 1 0: answers [2, 4] and [5, 6]. Token 4 is before answer 2 of 2, token 5 in
+    # it, and token 6 behind the last.
     answers = trained_ranges(mask)
     inner = token - start
     answer = 1 + sum(b <= inner for _, b in answers)

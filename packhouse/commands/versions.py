@@ -113,7 +113,7 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
         print_table(columns, cells)
 
 
-def _summary(manifest: Manifest) -> dict[str, Any]:
+def _summary(manifest: Manifest) -> dict[str, object]:
     data = [entry for entry in manifest.files if entry.kind == "data"]
     return {
         "version": manifest.version,

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pyarrow as pa
 
@@ -134,7 +134,7 @@ def export_version(
             _write_split(opened, export_format, split, staged, folder, num_shards)
         paths = sorted(path for path in staged.rglob("*") if path.is_file())
         files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
-        told: dict[str, Any] = {
+        told: dict[str, object] = {
             "dataset": opened.dataset,
             "version": opened.version,
             "content_id": opened.manifest.content_id,
@@ -170,7 +170,7 @@ def _write_split(
     """Copy what the version carries of this export, or make it from the rows."""
     home = f"exports/{export_format}/"
     listed = opened.manifest.configuration.get("publish", {}).get("exports", ())
-    as_asked: Any = {"format": export_format, "shards": num_shards}
+    as_asked: object = {"format": export_format, "shards": num_shards}
     as_asked = as_asked if num_shards > 1 else export_format
     carried = [
         entry
@@ -289,7 +289,7 @@ def write_export(
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 
-def export_key(export: ExportConfig) -> Any:
+def export_key(export: ExportConfig) -> object:
     """Return the JSON of an export in the keys of a run: its name, where it has no other setting.
 
     Example:

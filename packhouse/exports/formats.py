@@ -100,7 +100,7 @@ def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9], "labels": [-100, 8, -100],
         ...     "seq_lengths": [2, 1]}])
-        >>> to_records(batch.cast(_PACK)).to_pylist()[0]
+        >>> to_records(batch.cast(PACK)).to_pylist()[0]
         {'input_ids': [7, 8], 'attention_mask': [1, 1], 'labels': [-100, 8]}
     """
     ids, labels, lengths = (
@@ -116,9 +116,8 @@ def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-_PACK = pa.schema(
-    [(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")]
-)  # of the examples
+PACK = pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")])
+"""Columns of a pack; examples give batches these types, which Python's numbers do not have."""
 
 
 def write_parquet(

@@ -44,7 +44,7 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
         ],
         "column_sizes": [None] * len(names),
     }
-    shards: list[dict[str, Any]] = []
+    shards: list[dict[str, object]] = []
     samples: list[bytes] = []
     num_bytes = 0
     for row in split_rows(chain([] if first is None else [first], batches), _COLUMNS):
@@ -64,6 +64,7 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
 
 def _encode(values: npt.NDArray[Any]) -> bytes:
     """One dimension, its length in the narrowest of uint8, uint16, uint32, the values."""
+    # [7, 8] as int32: 04 (1 dimension, length in 1 byte), 02, 07 00 00 00, 08 00 00 00.
     code = 0 if len(values) < 2**8 else 1 if len(values) < 2**16 else 2
     length = len(values).to_bytes(1 << code, "little")
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
@@ -71,8 +72,8 @@ def _encode(values: npt.NDArray[Any]) -> bytes:
 
 
 def _write_shard(
-    folder: Path, number: int, samples: list[bytes], settings: dict[str, Any]
-) -> dict[str, Any]:
+    folder: Path, number: int, samples: list[bytes], settings: dict[str, object]
+) -> dict[str, object]:
     header = json.dumps(settings, sort_keys=True).encode()
     offsets = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int64)
     offsets += 4 + 4 * len(offsets) + len(header)

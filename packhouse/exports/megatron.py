@@ -5,7 +5,6 @@ so `mask[t]` says whether token `t + 1` is trained. Lengths in its settings are 
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.exports.formats import write_parquet
+from packhouse.exports.formats import Batches, write_parquet
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.plan import round_up
 from packhouse.records.lists import count_up, flat_list, list_array, zero_based
-
-Batches = Iterator[pa.RecordBatch]
 
 
 def write_megatron(
@@ -70,9 +67,10 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
     without and with pads.
 
     Example:
+        >>> from packhouse.exports.formats import PACK
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9, 5, 6],
         ...     "labels": [-100, 8, 9, -100, 6], "seq_lengths": [3, 2]}])
-        >>> to_megatron(batch.cast(_PACK)).to_pylist()[0]
+        >>> to_megatron(batch.cast(PACK)).to_pylist()[0]
         {'input_ids': [7, 8, 9, 5, 6], 'loss_mask': [1, 1, 0, 1, 0], 'seq_start_id': [0, 3]}
     """
     labels, offsets = zero_based(*flat_list(batch["labels"]))
@@ -82,6 +80,8 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
     ids, _ = zero_based(*flat_list(batch["input_ids"]))
     real = lengths
     if multiple > 1 and len(real):
+        # Multiple 4, lengths 3 2: inputs of 2 and 1 tokens become 4, so ids become 5 and 5:
+        # 7 8 9 5 6 -> 7 8 9 9 9 5 6 6 6 6.
         lengths = round_up(real - 1, multiple) + 1
         first = np.cumsum(real, dtype=np.int64) - real
         # Token of each place: those of the record, then its last trained one (none: its last).
@@ -116,8 +116,3 @@ def _input_bounds(lengths: npt.NDArray[Any], pack_offsets: npt.NDArray[Any]) -> 
     packs = np.split(lengths - 1, pack_offsets[1:-1])
     bounds = [np.concatenate([[0], np.cumsum(pack)]).astype(np.int32) for pack in packs]
     return pa.array([each.tolist() for each in bounds], pa.list_(pa.int32()))
-
-
-_PACK = pa.schema(
-    [(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")]
-)  # of the example

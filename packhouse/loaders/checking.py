@@ -350,6 +350,8 @@ def _find_moves(
         moved = torch.nan_to_num(moved, nan=math.inf)
         return torch.where(is_token & ~is_changed, moved, 0).max()
 
+    # Records 0 to 3: bit 0 changes 0 2, then 1 3; bit 1 changes 0 1, then 2 3. Any two records
+    # differ in some bit, so each is once unchanged while the other changes.
     leak = torch.zeros_like(packed[0, 0, 0])
     for bit in range((num_records - 1).bit_length()):
         for half in (0, 1):

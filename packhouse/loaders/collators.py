@@ -91,6 +91,7 @@ class PackedCollator:
         weights = _loss_weights(read, self.loss_weights)
         real = lengths
         if self.pad_record_to_multiple_of > 1:
+            # Lengths 3 2, multiple 4 -> 4 4, and ids 7 8 9 5 6 -> 7 8 9 0 5 6 0 0.
             lengths = round_up(lengths, self.pad_record_to_multiple_of)
             ids = _spread(ids, real, lengths, self.pad_token_id)
             labels = _spread(labels, real, lengths, IGNORE_INDEX)
@@ -100,7 +101,7 @@ class PackedCollator:
         if pad:
             ids = np.pad(ids, (0, pad), constant_values=self.pad_token_id)
             labels = np.pad(labels, (0, pad), constant_values=IGNORE_INDEX)
-            lengths = np.append(lengths, pad)
+            lengths = np.append(lengths, pad)  # a record of its own, whose tokens see no other
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         longest = int(lengths.max())
         batch: Batch = {
@@ -122,6 +123,7 @@ class PackedCollator:
                 None
             ]
         if self.pad_record_to_multiple_of > 1:
+            # Both count the last record of pads: 0 3 5 5 beside 0 4 8 10, where T is 10.
             unpadded = np.concatenate([[0], np.cumsum(np.pad(real, (0, int(pad > 0))))])
             batch["cu_seqlens"] = torch.from_numpy(unpadded.astype(np.int32))
             batch["cu_seqlens_padded"] = batch["cu_seq_lens_q"].clone()

@@ -129,6 +129,8 @@ class PackedDataset(torch.utils.data.Dataset):
         self.num_empty = 0
         self.ledger: list[LedgerLine] = []
         self._plan: PackPlan | None = None
+        self._settings: tuple[int, str, int | None, int, int] | None = None
+        """What plans follow from: None where the packs are given."""
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         """With a plan: row numbers, pack after pack."""
         if seq_len is not None:
@@ -150,7 +152,7 @@ class PackedDataset(torch.utils.data.Dataset):
         """
         if epoch < 0:
             raise ConfigError(f"epoch is {epoch}; it must not be negative")
-        if self.seq_len is None:
+        if self._settings is None:
             return
         seq_len, strategy, seed, multiple, balance = self._settings
         if epoch and seed is not None:
@@ -213,11 +215,11 @@ class PackedDataset(torch.utils.data.Dataset):
             np.concatenate(weights) if is_weighted else None,
         )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A mapped table would be copied into every worker; a datasets.Dataset is mapped again.
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._rows = self._open()
 
@@ -230,6 +232,8 @@ class RecordRows(Sequence[Row]):
         of_packs = [packs[index].seq_lengths for index in range(len(packs))]
         self.lengths = np.concatenate([np.zeros(0, np.int64), *of_packs]).astype(np.int64)
         sizes = np.array([len(each) for each in of_packs], dtype=np.int64)
+        # Packs of lengths [3, 2] and [4]: pack 0 0 1; tokens before each record 0 3 5, less those
+        # before its pack 0 0 5, so records start at 0 3 0.
         self._pack = np.repeat(np.arange(len(packs)), sizes)
         first = np.cumsum(self.lengths) - self.lengths
         self._starts = first - np.repeat(first[np.cumsum(sizes) - sizes], sizes)
@@ -388,9 +392,9 @@ class TokenizedDataset(torch.utils.data.Dataset):
         made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._rows = open_rows(self._paths, whole_rows=True)

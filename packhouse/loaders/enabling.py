@@ -237,6 +237,11 @@ def _guard(
             "trained alike. Take them out of the batch, for token_loss (docs/how-to/own-loop.md)"
         )
     mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if given.get("seq_lengths") is not None and positions is None:
+        raise ContractError(
+            "the model was given seq_lengths and no position_ids: it looks at these alone, and "
+            "records would see each other; use PackedCollator (docs/how-to/keep-records-apart.md)"
+        )
     is_flash = config._attn_implementation in _FLASH
     if given.get("past_key_values") is not None:
         _refuse_packed_cache(positions, mask)
@@ -275,6 +280,7 @@ def _numbers_to_positions(numbers: torch.Tensor) -> torch.Tensor:
     token = torch.arange(numbers.shape[-1], device=numbers.device).expand_as(numbers)
     is_first = torch.ones_like(numbers, dtype=torch.bool)
     is_first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    # Each token less the first one of its record: 0 1 2 3 4 - 0 0 2 2 4.
     return token - torch.where(is_first, token, 0).cummax(-1).values
 
 

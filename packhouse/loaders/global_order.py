@@ -45,6 +45,7 @@ class Reader:
             order = permutation(len(self._entries), self._seed)
             self._entries = [self._entries[number] for number in order]
         self._file_starts = np.cumsum([0, *(entry.rows for entry in self._entries)])
+        # 10 packs in 3 lanes: 4 + 3 + 3, which begin at 0 4 7.
         shorter, num_longer = divmod(data.num_rows, data._order["lanes"])
         lengths = [shorter + (lane < num_longer) for lane in range(data._order["lanes"])]
         self._lane_starts = np.cumsum([0, *lengths])
@@ -58,6 +59,7 @@ class Reader:
 
     def row(self, place: int) -> Any:
         """Return the row at a place; neighbours of a lane come from one row group."""
+        # Place 5 of 3 lanes is the pack behind the first one of lane 2: 7 + 1 in the row of files.
         offset, lane = divmod(place, len(self._lane_starts) - 1)
         position = int(self._lane_starts[lane]) + offset
         file = int(np.searchsorted(self._file_starts, position, side="right")) - 1

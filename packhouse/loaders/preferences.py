@@ -155,6 +155,8 @@ class _Sequences:
         labels, _ = zero_based(*flat_list(batch["labels"]))
         self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
         is_prompt = labels == IGNORE_INDEX
+        # Sequences of 4 and 3 tokens with 2 of prompt each: what is not trained must be places 0 1
+        # of 0 1 2 3 and of 0 1 2, and something must follow it.
         self.num_prompt = np.add.reduceat(is_prompt, self.starts, dtype=np.int64)
         is_due = count_up(lengths) < np.repeat(self.num_prompt, lengths)
         is_whole = (0 < self.num_prompt) & (self.num_prompt < lengths)

@@ -28,7 +28,7 @@ RECEIPT = "packhouse-receipt.json"
 def write_receipt(
     folder: str | Path,
     data: StreamingPackedDataset,
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     *,
     step: int | None = None,
 ) -> Path:

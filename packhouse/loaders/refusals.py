@@ -10,8 +10,9 @@ with `loss_weights`, which they leave out:
 | `trl` collator without `padding_free` | leaves boundaries out, adds an `attention_mask` |
 | `trl.SFTTrainer` with `packing=True` | packs the packs again, as one record each |
 
-`transformers.Trainer`, and what is made of it, drops the column `loss_weights` before a collator
-sees it, unless `remove_unused_columns` is False. It fails where the collator is to apply them.
+`transformers.Trainer`, and what is made of it, drops columns before a collator sees them, unless
+`remove_unused_columns` is False. It fails where a collator is to apply `loss_weights`, and where
+`seq_lengths` is dropped and alone says where records end.
 
 None of them looks at `position_ids` or `seq_lengths` (TRL's does with `padding_free`), so no data
 could stop them. The model cannot either: what it is given looks like one long record.
@@ -28,6 +29,7 @@ from packhouse.errors import ContractError
 
 if TYPE_CHECKING:
     from transformers import Trainer
+    from transformers.trainer_utils import RemoveColumnsCollator
 
 Check = Callable[..., None]
 """Takes the arguments of a method before the method does; raises ContractError to refuse them."""
@@ -54,8 +56,10 @@ def refuse() -> None:
     _wrap(data_collator.DataCollatorForLanguageModeling, "torch_call", _refuse_rows(labels))
     if "transformers.trainer" in sys.modules:
         from transformers import Trainer
+        from transformers.trainer_utils import RemoveColumnsCollator
 
-        _wrap(Trainer, "_remove_unused_columns", _refuse_lost_weights)
+        _wrap(Trainer, "_remove_unused_columns", _refuse_lost_columns)
+        _wrap(RemoveColumnsCollator, "__call__", _refuse_rows_that_lose_bounds)
     if "trl" in sys.modules:
         from trl.trainer import sft_trainer
 
@@ -88,7 +92,7 @@ def _wrap(owner: type, name: str, check: Check) -> None:
     _PLAIN.append((owner, name, plain))
 
 
-def _refuse_lost_weights(trainer: "Trainer", dataset: object, *_: object, **__: object) -> None:
+def _refuse_lost_columns(trainer: "Trainer", dataset: object, *_: object, **__: object) -> None:
     wanted = getattr(trainer.data_collator, "loss_weights", None)
     names = getattr(dataset, "column_names", None) or []
     if "loss_weights" in names and trainer.args.remove_unused_columns and wanted is None:
@@ -96,6 +100,27 @@ def _refuse_lost_weights(trainer: "Trainer", dataset: object, *_: object, **__: 
             "Trainer drops the column loss_weights of these rows: each token would be trained "
             "alike. Set remove_unused_columns=False and apply them (docs/how-to/own-loop.md), or "
             "say PackedCollator(loss_weights='ignore')"
+        )
+    if trainer.args.remove_unused_columns and "seq_lengths" in names:
+        trainer._set_signature_columns_if_needed()
+        _refuse_lost_bounds(names, trainer._signature_columns or ())
+
+
+def _refuse_rows_that_lose_bounds(
+    collator: "RemoveColumnsCollator", rows: Iterable[object], *_: object
+) -> None:
+    """Of data that is no `datasets.Dataset`, Trainer drops the columns row by row."""
+    for row in rows:
+        if isinstance(row, Mapping) and _is_pack(row):
+            _refuse_lost_bounds(row, collator.signature_columns)
+
+
+def _refuse_lost_bounds(names: Iterable[str], kept: Iterable[str]) -> None:
+    if not {"seq_lengths", "position_ids"}.intersection(names).intersection(kept):
+        raise ContractError(
+            "Trainer drops the column seq_lengths of these rows, and they have no position_ids: "
+            "records would see each other. Give it packhouse.loaders.PackedDataset(rows) "
+            "(docs/how-to/pack-in-memory.md)"
         )
 
 

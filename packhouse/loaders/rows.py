@@ -314,6 +314,7 @@ class ArrowRows(Sequence[Row]):
         if "range_weights" in names and table["range_weights"].null_count == len(table):
             names.remove("range_weights")  # all are 1
         self._batches = [b for b in table.select(names).to_batches() if b.num_rows]
+        # Batches of 100 and 50 rows begin at 0 100 150: row 120 is row 20 of the second.
         self._starts = np.cumsum([0, *(b.num_rows for b in self._batches)]).tolist()
         # How to read each column of a batch, and whether all of its rows are known to be sound.
         self._cells: dict[int, tuple[dict[str, Callable[[int], Any]], bool]] = {}
@@ -366,7 +367,7 @@ def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
             starts[bounds[row] : bounds[row + 1]],
             ends[bounds[row] : bounds[row + 1]],
         )
-    values, offsets = flat_list(column)
+    values, offsets = flat_list(column)  # [[5, 6, 7], [8, 9]]: 5 6 7 8 9 and 0 3 5; row 1 is 8 9
     return lambda row: values[offsets[row] : offsets[row + 1]]
 
 
@@ -382,6 +383,8 @@ def _is_sound(batch: pa.RecordBatch) -> bool:
     if any(values.dtype.kind not in "iu" for values, _ in flat.values()):
         return False
     (_, offsets), (labels, label_offsets), (lengths, pack_offsets) = (flat[n] for n in _PACK)
+    # Packs [3 2] and [4]: records are bounded by 0 3 5 9, and packs by sequences 0 2 3. So packs
+    # have 5 and 4 tokens, which the offsets of ids must say too, and labels -100 at 0 3 5.
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     num_tokens = np.diff(offsets)
     if min(lengths.min(initial=1), num_tokens.min(initial=1)) < 1:

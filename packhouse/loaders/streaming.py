@@ -195,7 +195,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         )
         self._seen, skip, self._skip = self._skip, self._skip, 0
         rows = map(Reader(self, self.epoch).row, islice(places, skip, None))
-        return self._pass(rows, number)
+        return self._pass(rows, number)  # no generator itself: all above is done when a pass begins
 
     def _pass(self, rows: Iterator[Row], number: int) -> Iterator[dict[str, torch.Tensor]]:
         for row in read_ahead(rows, self._prefetch):

@@ -164,7 +164,14 @@ def join_shapes(shapes: Iterable[Shape]) -> Shape | None:
 
 
 def _shape_of_messages(name: str, values: Sequence[Any]) -> Shape | None:
-    """The shape of rows with messages in the field `name`, whatever these call their parts."""
+    """The shape of rows with messages in the field `name`, whatever these call their parts.
+
+    Example:
+        >>> said = [{"speaker": "human", "text": "1+1?"}, {"speaker": "bot", "text": "2"}]
+        >>> shape = _shape_of_messages("talk", [said])
+        >>> shape.fields, shape.roles
+        ({'messages': 'talk', 'role': 'speaker', 'content': 'text'}, {'bot': 'assistant'})
+    """
     lists = [
         parse_text(value)[0] if isinstance(value, str) and value.lstrip()[:1] == "[" else value
         for value in values

@@ -24,10 +24,10 @@ from packhouse.proposal.remedies import (
     remedy_for_transcripts,
 )
 from packhouse.recipe import SourceConfig
+from packhouse.recipe.source import FileFormat
 from packhouse.sources.decoding import decode_head
 from packhouse.sources.file_formats import (
     BOM,
-    FileFormat,
     compression_of,
     format_of,
     format_of_name,
@@ -242,6 +242,9 @@ def _shape_of_all(rows: Sequence[Any], file: SourceFile, file_format: FileFormat
     shapes: list[Shape] = []
     unknown: list[list[Any]] = []
     for some in sorted(layouts.values(), key=len, reverse=True):
+        # Rows {"ask", "reply"} beside rows {"prompt", "completion"}: their fields cannot be called
+        # prompt and completion too, so they become question and answer of `question_answer`. The
+        # second try is for names that the shapes so far have taken.
         tries = (shape_of(some, natural), shape_of(some, natural | {s.format for s in shapes}))
         fitting = [
             shape
@@ -290,7 +293,16 @@ def _label_names(rows: Sequence[Any], shape: Shape) -> dict[str, Any]:
 
 
 def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
-    """What each field of the rows holds, and what it is read as."""
+    """What each field of the rows holds, and what it is read as.
+
+    Example:
+        >>> rows = [{"ask": "Why?", "id": 4}, {"ask": "How so?"}]
+        >>> described = _describe(rows, Shape("question_answer", {"question": "ask"}))
+        >>> described["ask"]
+        'text, 7 characters (median); read as question'
+        >>> described["id"]
+        'a number, in 1 of 2 rows; not read'
+    """
     objects = [row for row in rows if isinstance(row, dict)]
     counts = Counter(name for row in objects for name in row)
     read = {}

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ _SAMPLE_BYTES = 2**20
 
 def try_first_rows(
     recipe: Recipe, source: SourceConfig, tokenizers: Path, max_rows: int = 500
-) -> tuple[pa.Table, list[dict[str, Any]]]:
+) -> tuple[pa.Table, list[dict[str, object]]]:
     """Read, render and tokenize the first rows of a source, of its first megabyte.
 
     Returns:

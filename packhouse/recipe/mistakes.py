@@ -97,9 +97,9 @@ def _explain(item: ErrorDetails, model: type[BaseModel]) -> str:
     if kind == "string_pattern_mismatch":
         rule = _PATTERNS["Target" if "also" in loc else "Name"]
         return f"'{key}' {rule}"
-    if kind in ("too_short", "too_long", "string_too_long"):
+    if kind.endswith(("too_short", "too_long")):
         least, most = facts.get("min_length"), facts.get("max_length")
-        unit = "character" if kind == "string_too_long" else "item"
+        unit = "character" if kind.startswith("string") else "item"
         bound = f"at least {least}" if most is None else f"at most {most}"
         return f"'{key}' must have {bound} {unit}{'s' * ((least or most) != 1)}"
     if (name := kind.partition("_")[0]) in _KINDS:

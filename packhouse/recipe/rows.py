@@ -47,6 +47,7 @@ TEMPLATES = (
     "classification",
     "sequence_classification",
     "text",
+    "mistral_system",
     "dart-math/qa",
     "dart-math/alpaca",
     "dart-math/wizardmath-cot",
@@ -78,7 +79,8 @@ class FormatConfig(Section):
     """How a conversation becomes text, and which of it is trained."""
 
     template: str = "chat"
-    """`alpaca`, `alpaca_newline`, `chat` (the tokenizer's own), `completion`, `classification`,
+    """`chat` (the tokenizer's own), `mistral_system` (Mistral v0.3's, with the system turn wherever
+    a row has one), `alpaca`, `alpaca_newline`, `completion`, `classification`,
     `sequence_classification`, `text`, one of dart-math's (`dart-math/alpaca`, ...), or a path to a
     Jinja file."""
 
@@ -143,7 +145,10 @@ class FormatConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.chat_template_kwargs and self.template in set(TEMPLATES) - {"chat"}:
+        if self.chat_template_kwargs and self.template in set(TEMPLATES) - {
+            "chat",
+            "mistral_system",
+        }:
             raise ValueError(
                 f"chat_template_kwargs are for chat templates, and template is {self.template}"
             )

@@ -37,6 +37,20 @@ RowFormatName = Literal[
     "mixed",  # each row of a shape of its own
 ]
 
+FileFormat = Literal[
+    "json",
+    "jsonl",
+    "objects",
+    "csv",
+    "csv_semicolon",
+    "tsv",
+    "parquet",
+    "arrow",
+    "xlsx",
+    "sqlite",
+    "duckdb",
+]
+
 Encoding = Literal[
     "utf-8", "utf-16", "gb18030", "big5", "cp932", "cp949", "cp1250", "cp1251", "cp1252"
 ]
@@ -69,20 +83,7 @@ class SourceConfig(Section):
     """Shape of a row, or a plug-in's name. `auto` looks at every row, knows no plug-in's shape, and
     refuses a file of mixed shapes; `mixed` reads each row by its own shape."""
 
-    file_format: Literal[
-        "auto",
-        "json",
-        "jsonl",
-        "objects",
-        "csv",
-        "csv_semicolon",
-        "tsv",
-        "parquet",
-        "arrow",
-        "xlsx",
-        "sqlite",
-        "duckdb",
-    ] = "auto"
+    file_format: Literal["auto", FileFormat] = "auto"
     """Format of the file; `auto` goes by its name and checks its first bytes. `objects`: JSON
     objects one after another, each over as many lines as it takes; `xlsx`: also ODS."""
 

@@ -1,7 +1,7 @@
 """Sections of a report on what was refused, repeated or checked: rows left out, leakage, audit."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from packhouse.auditing.gate import check_audit
@@ -11,7 +11,7 @@ from packhouse.pages import html_text
 from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
-from packhouse.records.ledger import filters_of, sum_by_reason
+from packhouse.records.ledger import Filter, filters_of, sum_by_reason
 from packhouse.report.figures import reasons_figure
 from packhouse.report.html import details, figure, section, table
 from packhouse.store.manifest import Manifest
@@ -71,14 +71,18 @@ def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
     for reason, number in sum_by_reason(ledger, "dropped").most_common():
         yield _reason(reason, f"{number:,} dropped", DROP_REASONS.get(reason))
         if reason == "filtered":
-            filters = filters_of(manifest.lineage.get("sources", ()))
-            counts = [[each.source, each.where, each.filtered, each.rows] for each in filters]
-            names = ("source", "where", "rows left out", "rows read")
-            yield table(names, counts, "What `where` left out")
+            yield filters_table(filters_of(manifest.lineage.get("sources", ())))
         rows = measured["dropped"].get(reason, [])
         cells = [[row["source"], row["row"], row["detail"]] for row in rows]
         shown = table(("source", "row", "what"), cells, f"Examples of {reason}")
         yield details(counted(len(rows), "example"), shown if rows else "")
+
+
+def filters_table(filters: Iterable[Filter]) -> str:
+    """What each expression of `where` left out."""
+    counts = [[each.source, each.where, each.filtered, each.rows] for each in filters]
+    names = ("source", "where", "rows left out", "rows read")
+    return table(names, counts, "What `where` left out")
 
 
 def _reason(reason: str, said: str, known: Any) -> str:

@@ -43,7 +43,7 @@ def _axis(title: str | None, **more: object) -> Spec:
 
 def _counts(title: str) -> Spec:
     """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k, 0.5k, and 500m packs."""
-    return _axis(title, labelExpr="format(datum.value, '~s')", tickCount=5, tickMinStep=1)
+    return _axis(title, labelExpr="datum.value % 1 ? '' : format(datum.value, '~s')", tickCount=5)
 
 
 def _q(field: str, title: str, **more: object) -> Spec:

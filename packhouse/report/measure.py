@@ -36,6 +36,9 @@ _TOO_LONG = pa.array(["over_seq_len", "first_turn_too_long"])  # outcomes
 _BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
 _TURNS = 12
 
+_COUNTED = ("sequences", "tokens", "trained")
+_SEQUENCES = pa.schema([("record_id", pa.string()), *((name, pa.int64()) for name in _COUNTED)])
+
 Ints = npt.NDArray[np.int64]
 Samples = list[dict[str, Any]]
 
@@ -49,7 +52,8 @@ def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dic
         num_shown: tokens of samples, about.
 
     Returns:
-        `lengths`: `[source, split, tokens, records]` of each length that occurs, copies included.
+        `trained`: `[source, sequences, tokens, trained tokens]` of the packs that are read, copies
+        included. `lengths`: `[source, split, tokens, records]` of each length that occurs, too.
         `too_long`: `[split, tokens, records]` of those that were left out for their length.
         `dropped`: examples by reason. `quarantine`: examples by step and reason.
         `splits`: packs, fill, records per pack, trained shares, tokens by answer, records
@@ -60,8 +64,9 @@ def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dic
         ContractError: a pack is none that a run writes.
         IntegrityError: a file is not what such a file holds.
     """
+    sequences: list[pa.Table] = []
     splits = {
-        name: _read_split(tables, name, number, num_shown // len(num_packs))
+        name: _read_split(tables, name, number, num_shown // len(num_packs), sequences)
         for name, number in num_packs.items()
     }
     samples = [sample for split in splits.values() for sample in split["samples"]]
@@ -69,7 +74,7 @@ def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dic
     columns = ["source", "row", "detail", "raw", "raw_size"]
     bad = _examples(tables, "quarantine", ["step", "reason"], columns)
     return {
-        **_read_records(tables, samples),
+        **_read_records(tables, samples, sequences),
         "dropped": {reason: rows for (reason,), rows in sorted(dropped.items())},
         "quarantine": [
             {"step": step, "reason": reason, "examples": rows}
@@ -79,26 +84,38 @@ def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dic
     }
 
 
-def _read_records(tables: Tables, samples: Samples) -> dict[str, Any]:
-    """Count lengths, and put the place of each shown record in."""
+def _read_records(
+    tables: Tables, samples: Samples, sequences: Sequence[pa.Table]
+) -> dict[str, Any]:
+    """Count lengths, and put the place of each shown record and the source of each sequence in."""
     shown: dict[str, Samples] = {}  # copies of a record, and both sides of a pair
     for record in (record for sample in samples for record in sample["records"]):
         shown.setdefault(record["id"], []).append(record)
     wanted = pa.array(sorted(shown), pa.string())
     counts: Counter[tuple[str, str, int]] = Counter()
     too_long: Counter[tuple[str, int]] = Counter()
+    packed = pa.concat_tables([_SEQUENCES.empty_table(), *sequences]).group_by("record_id")
+    packed = packed.aggregate([(name, "sum") for name in _COUNTED])
+    sources = pa.nulls(packed.num_rows, pa.string())
     columns = ("record_id", "source", "row", "split", "outcome", "num_tokens", "times")
     for part in replace(tables, columns=columns).parts("records"):
         groups = part.group_by(["source", "split", "num_tokens"]).aggregate([("times", "sum")])
         for row in groups.filter(pc.greater(groups["times_sum"], 0)).to_pylist():
             name = row["source"].partition("/")[0]
             counts[name, row["split"], row["num_tokens"]] += row["times_sum"]
+        own = part.filter(pc.greater(part["times"], 0))
+        found = pc.index_in(packed["record_id"], own["record_id"].combine_chunks())
+        sources = pc.coalesce(sources, own["source"].take(found))
         over = part.filter(pc.is_in(part["outcome"], _TOO_LONG)).select(["split", "num_tokens"])
         too_long.update((row["split"], row["num_tokens"]) for row in over.to_pylist())
         for row in part.filter(pc.is_in(part["record_id"], wanted)).to_pylist():
             for record in shown[row["record_id"]]:
                 record.setdefault("place", f"{row['source']}:{row['row']}")
+    names = pc.list_element(pc.split_pattern(sources, "/", max_splits=1), 0)
+    by_source = packed.append_column("source", names).group_by("source")
+    trained = by_source.aggregate([(f"{name}_sum", "sum") for name in _COUNTED])
     return {
+        "trained": [[*row.values()] for row in trained.sort_by("source").to_pylist()],
         "lengths": [[*key, number] for key, number in sorted(counts.items())],
         "too_long": [[*key, number] for key, number in sorted(too_long.items())],
     }
@@ -116,12 +133,17 @@ def _examples(
     return found
 
 
-def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> dict[str, Any]:
-    """Masks and fill of the packs that are read, and samples evenly among them."""
+def _read_split(
+    tables: Tables, split: str, num_packs: int, num_shown: int, sequences: list[pa.Table]
+) -> dict[str, Any]:
+    """Masks and fill of the packs that are read, and samples evenly among them.
+
+    Appends their sequences to `sequences`.
+    """
     preferences, labels = tables.manifest.preferences, label_names(tables.manifest)
     files = [(path, name) for path, name in tables.files.get("data", []) if name == split]
     packs = replace(tables, files={"data": files}, columns=PACK_COLUMNS, checks_packs=True)
-    tally = _Tally(tables.seq_len, labels)
+    tally = _Tally(tables.seq_len, labels, sequences)
     seen = tokens = shown = 0
     samples: Samples = []
     step = 1
@@ -131,6 +153,7 @@ def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> d
         if not seen:  # packs are alike in length: as many as the room for samples holds
             mean = max(1, pc.sum(part["num_tokens"]).as_py() // part.num_rows)
             count = max(1, min(_PACKS, num_shown // min(mean, _PACK_TOKENS)))
+            # Packs of 2,000 tokens, 20,000 to be shown: 10 packs. 1,000 are read, so every 100th.
             step = max(1, min(num_packs, MAX_READ_TOKENS // mean) // count)
         tokens += tally.add(part)
         for number in range(-seen % step, part.num_rows, step):
@@ -147,8 +170,8 @@ def _read_split(tables: Tables, split: str, num_packs: int, num_shown: int) -> d
 class _Tally:
     """Counts over packs, a part of the view at a time."""
 
-    def __init__(self, seq_len: int, names: Sequence[str]) -> None:
-        self.seq_len, self.names = seq_len, names
+    def __init__(self, seq_len: int, names: Sequence[str], sequences: list[pa.Table]) -> None:
+        self.seq_len, self.names, self.sequences = seq_len, names, sequences
         self.fill = np.zeros(_BINS, np.int64)
         self.per_pack: Counter[int] = Counter()
         self.shares = np.zeros(_BINS, np.int64)
@@ -174,6 +197,8 @@ class _Tally:
         trained = np.add.reduceat(flags, starts, dtype=np.int64)
         self.shares += _binned(trained, lengths)
         self.trained.update(_counts(trained))
+        names, ones = pc.list_flatten(packs["record_ids"]), np.ones_like(lengths)
+        self.sequences.append(pa.table([names, ones, lengths, trained], schema=_SEQUENCES))
         self._add_turns(flags, starts)
         return len(flags)
 

@@ -233,31 +233,23 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     said = "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
     figures: list[str] = []
     if not _is_of_classes(manifest):
-        said, figures = _trained_by_source(manifest), _trained_figures(splits)
+        said, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     part = _part(measured) if grid or tables else ""
     return section("trained", "What is trained", said, *tables, grid, part)
 
 
-def _trained_by_source(manifest: Manifest) -> str:
+def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
+    is_paired = manifest.preferences == "pairs"
     rows = []
-    for name, counts in manifest.audit.get("sources", {}).items():
-        tokens, trained = counts.get("tokens", 0), counts.get("trained_tokens", 0)
-        num_turns, records = counts.get("turns", 0), counts.get("rows", 0)
-        each = round(trained / records, 1) if records else 0
-        rows.append([name, records, tokens, trained, _share(trained, tokens), num_turns, each])
-    columns = ("source", "records", "tokens", "trained", "share", "trained turns",
-               "trained tokens a record")  # fmt: skip
-    notes = []
-    totals = totals_of(manifest)
-    if totals["dropped"] and rows:
-        share = _share(totals["trained tokens"], totals["tokens"])
-        notes.append("Counted before rows were dropped and copied; of the version's tokens "
-                     f"{share} are trained.")  # fmt: skip
-    if manifest.preferences == "pairs":
-        notes.append("Charts count the chosen and the rejected answer of a pair each by itself.")
-    said = f"<p class=quiet>{' '.join(notes)}</p>" if notes else ""
-    return (table(columns, rows, "Trained tokens by source") if rows else "") + said
+    for name, sequences, tokens, trained in measured["trained"]:
+        records = sequences // (2 if is_paired else 1)
+        each = round(trained / records, 1)
+        rows.append([name, records, tokens, trained, _share(trained, tokens), each])
+    columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
+    said = "Charts count the chosen and the rejected answer of a pair each by itself."
+    note = f"<p class=quiet>{said}</p>" if is_paired else ""
+    return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 
 def _trained_figures(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """Return the one JSON spelling of a value; raises TypeError on sets and other unordered things.
 
     Example:
@@ -27,7 +26,7 @@ def canonical_json(value: Any) -> bytes:
     return text.encode("utf-8")
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return the sha256 of a value's canonical JSON, as 64 hex digits."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 

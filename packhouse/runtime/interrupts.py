@@ -7,7 +7,6 @@ panic looks like any other failure of an encoder. So the handler also remembers 
 """
 
 import signal
-from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: signal.Signals | None = None
@@ -68,7 +67,7 @@ def check_interrupted() -> None:
         raise error
 
 
-def _on_signal(number: int, frame: Any) -> None:
+def _on_signal(number: int, frame: object) -> None:
     global _received
     _received = signal.Signals(number)
     raise Interrupted(number)

@@ -7,7 +7,6 @@ them; `loss_weight` is one where `fields` names it. `allowed_fields` names those
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -101,9 +100,11 @@ def _read_weight(value: object, name: str) -> float:
     return weight
 
 
-def _read_arguments(fields: dict[str, Any], names: dict[str, str]) -> tuple[str | None, str | None]:
+def _read_arguments(
+    fields: dict[str, object], names: dict[str, str]
+) -> tuple[str | None, str | None]:
     """Arguments and tools as JSON."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for ours in _ARGUMENTS:
         value, name = fields.get(ours), names.get(ours)
         if isinstance(value, str) and value.strip():  # a column of text that holds JSON

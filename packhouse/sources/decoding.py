@@ -271,7 +271,7 @@ class _Decoder:
         for number, (num_rows, size) in enumerate(self.sizes()):
             self.group = number
             if first < position + num_rows and position < end:
-                at_once = BATCH_BYTES * num_rows // max(size, 1)
+                at_once = BATCH_BYTES * num_rows // max(size, 1)  # 1,000 rows of 80 MB: 104
                 row = position
                 at(self.place)
                 for batch in self.reader.iter_batches(
@@ -293,6 +293,7 @@ class _Decoder:
 
     def small(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Cut a plain batch until its parts are small; count them."""
+        # 1,024 rows of 30 MB -> two of 15 MB -> four of 7.5 MB.
         size = _ROW_BYTES * batch.num_rows + sum(map(_decoded_bytes, batch.columns))
         if size > BATCH_BYTES and batch.num_rows > 1:
             half = batch.num_rows // 2

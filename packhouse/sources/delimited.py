@@ -210,6 +210,8 @@ def record_spans(data: bytes | bytearray, delimiter: str) -> Ints:
         ends = record_ends(data, delimiter, is_whole=True, blank=False)
         if not len(ends) or ends[-1] <= lines[-1:, 0].max(initial=-1):
             ends = np.append(ends, lines[-1:, 1])  # behind the last record there is no newline
+        # A record of several lines begins where its first line does and ends where its last does:
+        # lines [0, 2] [3, 5] [6, 8] with ends 3 and 9 -> records [0, 2] and [3, 8].
         first = np.searchsorted(lines[:, 0], np.concatenate([[0], ends[:-1]]))
         spans = np.stack([lines[first, 0], ends - (array[ends - 1] == 0x0A)], axis=1)
     else:
@@ -270,6 +272,8 @@ def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> b
     """
     if len(quotes) % 2:
         return False
+    # `a,"b ""c"" d",e` has quotes at 2 5 6 8 9 12: opening 2 6 9, closing 5 8 12. 6 and 9 stand
+    # behind a closing one, so 5 6 and 8 9 are doubles.
     opening, closing = quotes[::2], quotes[1::2]
     before = array[np.maximum(opening - 1, 0)]
     begins = (opening == 0) | (before == delimiter) | (before == _NEWLINE)

@@ -91,6 +91,8 @@ def evaluate(
     """
     failed: dict[int, str] = {}
     filtered: dict[int, int] = {}
+    # Rows 0 1 2 3, of which the first expression drops 1: kept [0, 2, 3]. Where the second one is
+    # false at place 1 of those, row 2 goes.
     kept, of_kept = list(range(rows.num_rows)), rows
     for number, text in enumerate(where):
         at(f"where `{text}`")
@@ -134,6 +136,8 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
         pass
     except _duckdb().Error as error:
         raise SourceError(f"{what}: {_problem(error)}; make it simpler") from None
+    # An expression that fails has no value, and neither has one that is NULL; `... IS NULL` tells
+    # them apart, since it is true or false of a row unless the expression fails on it.
     fails = [value is None for value in _run(f"TRY({expression} IS NULL)", rows).to_pylist()]
     if sum(fails) > MAX_FAILED:
         raise SourceError(

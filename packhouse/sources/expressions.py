@@ -183,6 +183,9 @@ def _column_names(tree: Any) -> Iterator[str]:
 
     Only what is given to a function of lists is a lambda: `meta -> '$.a'` looks the same.
     """
+    # Each part of the tree with the names that are parameters there, and whether it is given to a
+    # function of lists: of `list_filter(tags, x -> x <> lang)` first `tags`, then the lambda, whose
+    # own x is a parameter in `x <> lang`. Columns: tags, lang.
     rest: list[tuple[Any, frozenset[str], bool]] = [(tree, frozenset(), False)]
     while rest:
         value, parameters, is_given = rest.pop()

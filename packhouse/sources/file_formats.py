@@ -10,20 +10,8 @@ from typing import Literal
 import orjson
 
 from packhouse.errors import SourceError
+from packhouse.recipe.source import FileFormat
 
-FileFormat = Literal[
-    "json",
-    "jsonl",
-    "objects",
-    "csv",
-    "csv_semicolon",
-    "tsv",
-    "parquet",
-    "arrow",
-    "xlsx",
-    "sqlite",
-    "duckdb",
-]
 Compression = Literal["none", "gzip", "zstd"]
 
 BOM = b"\xef\xbb\xbf"
@@ -135,6 +123,9 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     if is_parquet or is_arrow:
         return "parquet" if is_parquet else "arrow"
     _check_text(head, uri)
+    # Of a file called .json, the first line tells which kind of JSON it is:
+    #   `[{...}, {...}]`  an array: json     `[{...}]` and `[{...}]` below it  lists a line: jsonl
+    #   `{"a": 1}`        a row: jsonl       `{` and `"a": 1` below it         objects
     text = head.removeprefix(BOM).lstrip()
     first, newline, rest = text.partition(b"\n")
     num_rows = _rows_of_array(text)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -213,12 +213,13 @@ def parse_array(
     records = parse_pieces(data, _element_spans(data), max_row_bytes)
     if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
         by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
+        # Rows behind this shard are numbered by the scan's count, so another count would move them.
         if num_rows in (None, by_layout.num_records):
             records = min(records, by_layout, key=_lost_bytes)
     return records
 
 
-def _check_elements(rows: list[Any], data: bytes, max_row_bytes: int) -> Records | None:
+def _check_elements(rows: list[object], data: bytes, max_row_bytes: int) -> Records | None:
     """Records of the elements that were parsed from `data`; None if one of them is too long."""
     if len(data) > max_row_bytes:
         # Written again without white space and escapes, a row is no longer than before (but for
@@ -277,7 +278,7 @@ class Block(NamedTuple):
 
     start: int
     end: int
-    rows: list[Any]
+    rows: list[object]
 
 
 def array_blocks(data: bytes) -> Iterator[Block]:
@@ -325,8 +326,8 @@ def leading_blocks(data: bytes | bytearray, stop: int, block_bytes: int) -> Iter
         start, size = end + 1, block_bytes
 
 
-def _parse(data: bytes | bytearray, start: int, end: int) -> list[Any]:
-    rows: list[Any] = orjson.loads(b"".join((b"[", data[start:end], b"]")))
+def _parse(data: bytes | bytearray, start: int, end: int) -> list[object]:
+    rows: list[object] = orjson.loads(b"".join((b"[", data[start:end], b"]")))
     if not rows and end - start < len(data):  # no element, though there is a comma beside it
         raise orjson.JSONDecodeError("no element between two commas", "", 0)
     return rows

@@ -100,6 +100,8 @@ def line_spans(data: bytes | bytearray) -> Ints:
     unsure = np.flatnonzero(array[spans[:, 0]] <= 0x20)
     if not len(unsure):
         return spans
+    # Only lines that begin with white space may be blank. Spans [0, 2] [4, 6] -> pieces 0:2, 2:4,
+    # 4:6 and 6:, every other one of which is a line; `reduceat` needs a place for the last bound.
     holds_text = np.append(~_IS_SPACE[array], False)
     keep = np.ones(len(spans), np.bool_)
     keep[unsure] = np.logical_or.reduceat(holds_text, spans[unsure].ravel())[::2]
@@ -108,6 +110,7 @@ def line_spans(data: bytes | bytearray) -> Ints:
 
 def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
     """Start and end of each line that has any byte; empty ones cost neither time nor memory."""
+    # ab\n\ncd -> 0 [1 1 0 0 1 1] 0, which changes at 0 2 4 6: lines [0, 2] and [4, 6].
     holds_text = np.zeros(len(array) + 2, np.bool_)
     holds_text[1:-1] = array != ord("\n")
     return np.flatnonzero(holds_text[1:] != holds_text[:-1]).reshape(-1, 2)

@@ -66,6 +66,8 @@ def _split_block(block: npt.NDArray[np.uint8], state: _State) -> tuple[Ints, int
     opens_or_closes = (folded == 0x7B) | (folded == 0x7D)
     places = np.flatnonzero(opens_or_closes | (block == _COMMA))
     places = places[~_in_text(places, quotes, block, state)]
+    # `{"a": 1}, [2], 3` has { } , [ ] , at 0 7 8 10 12 13: depth 1 0 0 1 0 0 behind each, so the
+    # commas at 8 and 13 stand between elements.
     kinds = folded[places]
     steps = (kinds == 0x7B).astype(np.int64) - (kinds == 0x7D)
     depth = state.depth + np.cumsum(steps)
@@ -91,7 +93,9 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
             quotes = quotes[1:]
     if not len(slashes):
         return quotes
-    # A character is escaped when an odd number of backslashes runs up to it.
+    # A character is escaped when an odd number of backslashes runs up to it: `"a\"b\\"` has them at
+    # 2 | 5 6, whose runs begin at 0 1 1; 2 and 5 are the first of theirs, so they escape what
+    # follows: the quote at 3, and the backslash at 6. The quotes at 0 and 7 are left.
     new_run = np.concatenate([[True], np.diff(slashes) != 1])
     run_starts = np.maximum.accumulate(np.where(new_run, np.arange(len(slashes)), 0))
     is_odd = (np.arange(len(slashes)) - run_starts) % 2 == 0
@@ -108,7 +112,9 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
 def _in_text(
     places: Ints, quotes: Ints, block: npt.NDArray[np.uint8], state: _State
 ) -> npt.NDArray[np.bool_]:
-    before = np.searchsorted(quotes, places) + state.in_text  # quotes before each place
+    # Quotes before each place: an odd number of them, and it lies in a text. In `"a": "b,c", "d`
+    # there are 3 before the comma at 7, and 4 before the one at 10.
+    before = np.searchsorted(quotes, places) + state.in_text
     newlines = np.flatnonzero(block == _NEWLINE)
     at_line_start = np.searchsorted(quotes, newlines) + state.in_text
     if (at_line_start % 2).any():  # a text open at the end of its line: count from line starts

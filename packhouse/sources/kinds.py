@@ -39,7 +39,7 @@ _TYPES = {
 _MAX_INT = 2**63
 
 
-def kind_of_values(values: list[Any], known: Kind = "null") -> Kind:
+def kind_of_values(values: list[object], known: Kind = "null") -> Kind:
     """Return the kind that holds for all values, and for those that `known` was found in.
 
     Example:
@@ -119,7 +119,7 @@ def kind_of_type(kind: pa.DataType) -> Kind:
     return "text"
 
 
-def column_of(values: list[Any], kind: Kind) -> pa.Array:
+def column_of(values: list[object], kind: Kind) -> pa.Array:
     """Return values as a column of their kind.
 
     Raises:

@@ -28,6 +28,14 @@ def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list
 
     Raises:
         BadRowError: a message is none, or no answer is left.
+
+    Example:
+        >>> def say(role, text, *replies):
+        ...     return {"role": role, "text": text, "replies": [*replies]}
+        >>> unanswered = say("assistant", "2", say("prompter", "And 2+2?"))
+        >>> root = say("prompter", "1+1?", unanswered, say("assistant", "Two."))
+        >>> [[said.text for said in path] for path in tree_paths(root, "all")]
+        [['1+1?', '2'], ['1+1?', 'Two.']]
     """
     found: list[list[Said]] = []
     stack: list[tuple[dict[str, Any], list[Said]]] = [(root, [])]
@@ -118,6 +126,7 @@ def build_trees(
             roots.append(message)
         elif parent in messages:
             messages[parent]["replies"].append(message)
+    # What is not reached from a root is an orphan, answers one, or answers itself in a circle.
     reached: set[str] = set()
     stack = list(roots)
     while stack:

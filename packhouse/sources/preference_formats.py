@@ -88,6 +88,9 @@ class _Stated(RowFormat):
         Raises:
             BadRowError: it is no answer, has no prompt, or begins with another one.
         """
+        # After the prompt "1+1?", an answer "2", `user "1+1?", assistant "2"` and this behind a
+        # system prompt all become a conversation with one "1+1?"; `user "2+2?", assistant "4"` is
+        # refused.
         name = names[side]
         turns = _turns(row[name], "assistant", name)
         num_system = int(turns[0][0] == "system" and prompt[:1] != turns[:1])

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -63,7 +62,7 @@ def with_raw_rows(quarantined: pa.Table, shard: SourceShard, rules: ValidateConf
     return quarantined
 
 
-def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[Any]]:
+def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[object]]:
     """Columns of QUARANTINED with the bytes of rows, given whole, and their places."""
     return {
         "byte_offset": [offset for _, offset in found],

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -283,7 +282,7 @@ def _dropped_table(part: Part, dropped: list[Failure]) -> pa.Table:
 def _quarantined_table(part: Part, failures: list[Failure]) -> pa.Table:
     failures = sorted(failures)
     found = list(read_raw(part, [failure.number for failure in failures]))
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         "source": [part.shard.file] * len(failures),
         "row": [part.shard.row_start + failure.number for failure in failures],
         "step": ["validate"] * len(failures),
@@ -297,6 +296,8 @@ def _quarantined_table(part: Part, failures: list[Failure]) -> pa.Table:
 def _bidi_rows(messages: pa.Array) -> int:
     """Rows whose contents hold a bidirectional control (U+202A-202E, U+2066-2069)."""
     content = messages.flatten().field("content")
+    # All contents lie behind one another, so three bytes are looked for in one array of bytes,
+    # E2 80 AA to AE or E2 81 A6 to A9, and the ends of contents say whose they are.
     data = content.buffers()[2]
     if data is None:
         return 0

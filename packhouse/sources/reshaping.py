@@ -56,6 +56,11 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
 
     Raises:
         ConfigError: an expression is not allowed, or names no column; says what was meant.
+
+    Example:
+        >>> config = SourceConfig(path="", where="N > 1", select={"topic": "kind"})
+        >>> columns_of(config, {"n": "int", "kind": "text", "note": "text"})
+        {'kind': 'any', 'n': 'int'}
     """
     found: dict[str, Kind] = {}
     for place, text, parsed in _parsed(config):
@@ -111,7 +116,8 @@ def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
     except ConfigError as error:
         typed = ((name, kind) for name, kind in columns.items() if kind != _RENAMED)
         types = ", ".join(f"{name} {shown_kind(kind)}" for name, kind in typed)
-        raise ConfigError(f"source '{config.path}': {error}. Its columns: {types[:500]}") from None
+        said = f". Its columns: {types[:500]}" if types else ""
+        raise ConfigError(f"source '{config.path}': {error}{said}") from None
 
 
 def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kind]) -> Reshaped:
@@ -125,6 +131,8 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
     Raises:
         SourceError: an expression takes too much memory or time, or fails on too many rows.
     """
+    if not rows:  # of a source without rows no column is known
+        return Reshaped(rows=Rows([]), places=[], filtered=[])
     objects = [index for index, row in enumerate(rows) if isinstance(row, dict)]
     object_rows = [rows[index] for index in objects]
     where, select = _evaluated(config)
@@ -145,6 +153,8 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
         ]
         names = list(config.select)
         of_kept = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    # Of rows 0 to 3, 1 is no object: objects [0, 2, 3]. `where` keeps the first and the last of
+    # these, kept [0, 2], and they were rows [0, 3].
     others = set(range(len(rows))) - set(objects)
     return Reshaped(
         rows=Rows(of_kept),

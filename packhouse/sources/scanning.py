@@ -106,8 +106,11 @@ def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[Sourc
     """Add the kinds of the columns, which hold for all files, and the format of the rows."""
     wanted = wanted_columns(config)
     kinds: dict[str, Kind] = {}
+    has_rows = False
 
     def look(part: Part) -> None:
+        nonlocal has_rows
+        has_rows = has_rows or len(part.records.rows) > 0
         rows = [row for row in unwrapped(part.records.rows, config) if type(row) is dict]
         for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
             kinds.setdefault(name, "null")
@@ -128,8 +131,10 @@ def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[Sourc
                 kinds.setdefault(name, "text")
             for shard in (first, *rest):
                 for_parts(shard, _ANY_SIZE, look)
-    columns = columns_of(config, kinds)
-    check_types(config, columns)
+    columns: dict[str, Kind] = {}
+    if kinds or has_rows:  # a file without rows and header misses no field
+        columns = columns_of(config, kinds)
+        check_types(config, columns)
     typed = [replace(shard, columns=columns) for shard in shards]
     if config.format != "auto":
         return typed

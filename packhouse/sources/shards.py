@@ -12,12 +12,12 @@ from typing import Any
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
+from packhouse.recipe.source import FileFormat
 from packhouse.sources.databases import DATABASES, refuse_unsaved
 from packhouse.sources.delimited import CommaFile, SemicolonFile, TabFile
 from packhouse.sources.file_formats import (
     BOM,
     Compression,
-    FileFormat,
     compression_of,
     format_of,
 )

@@ -160,6 +160,8 @@ class _Cursor:
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes [start, end); `start` is not before the position."""
+        # Chunks of 4 bytes: read(2, 6) -> bytes 2:4 of the first and 0:2 of the second, whose rest
+        # is kept with position 6.
         parts = []
         while True:
             parts.append(self.chunk[max(0, start - self.position) : max(0, end - self.position)])

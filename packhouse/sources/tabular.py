@@ -108,7 +108,12 @@ def without_fill(value: Any) -> Any:
 
 
 def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterator[tuple[int, int]]:
-    """(row_start, num_rows) of runs of groups (rows, bytes) that fit a shard."""
+    """(row_start, num_rows) of runs of groups (rows, bytes) that fit a shard.
+
+    Example:
+        >>> list(_group_ranges([(3, 6), (3, 6), (2, 2)], max_shard_bytes=10))
+        [(0, 3), (3, 5)]
+    """
     row_start = rows = size = 0
     for group_rows, group_bytes in sizes:
         if rows and size + group_bytes > max_shard_bytes:

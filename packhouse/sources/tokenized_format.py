@@ -203,6 +203,7 @@ def _starts(
         said["attention_mask"] = np.flatnonzero(np.diff(segments[places], prepend=-1))
     if "position_ids" in per_token and len(places):
         positions = per_token["position_ids"][places]
+        # Positions 0 1 2 0 1 -> records begin at 0 and 3; the first always does.
         begins = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
         if positions[begins].any():
             at = int(begins[np.argmax(positions[begins] != 0)])
@@ -225,7 +226,7 @@ def _starts(
 
 def _turns(ids: Ints, weights: Weights) -> list[Turn]:
     """One turn for each run of tokens of equal weight."""
-    edges = [0, *(np.flatnonzero(np.diff(weights)) + 1).tolist(), len(ids)]
+    edges = [0, *(np.flatnonzero(np.diff(weights)) + 1).tolist(), len(ids)]  # 0 0 1 1 -> [0, 2, 4]
     # Without a user's turn, the group of a record is all of it: see `identity.group_keys`.
     untrained = "user" if not weights[:_LEAST_PROMPT].any() else "system"
     turns: list[Turn] = []

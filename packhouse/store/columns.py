@@ -120,6 +120,9 @@ class _Copy:
     def begin(self) -> None:
         """Fetch the footer, or all of it.
 
+        Of a file of 1 MB: its last 64 KiB, and what else the footer says that it takes. A footer of
+        100 KB is 36 KB more, and columns are then looked for before byte 900,000.
+
         Raises:
             IntegrityError: the end of the file is no footer of Parquet.
         """

@@ -7,7 +7,6 @@ rows at a time, so memory is bounded by a row group, whatever the size of the fi
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -201,7 +200,7 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
 _RANGES = published_schema("compact").field("trained_ranges")
 
 
-def _shape(kind: pa.DataType) -> Any:
+def _shape(kind: pa.DataType) -> object:
     """A type without its width: `[int]` of a list of any whole numbers."""
     types = pa.types
     if types.is_dictionary(kind):

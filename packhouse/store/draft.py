@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packhouse.errors import ConfigError
 from packhouse.runtime.fingerprint import canonical_json
@@ -101,7 +101,9 @@ def _body(file: LocalFile) -> FileBody:
     return FileBody(path, path.stat().st_size, file.sha256)
 
 
-def draft_manifest(dataset: str, vid: str, uploads: Uploads, facts: Mapping[str, Any]) -> Manifest:
+def draft_manifest(
+    dataset: str, vid: str, uploads: Uploads, facts: Mapping[str, object]
+) -> Manifest:
     """The manifest of generation 0.
 
     Raises:
@@ -136,7 +138,7 @@ _SECRET = re.compile(
 )
 
 
-def _refuse_secrets(value: Any, where: str = "the manifest") -> None:
+def _refuse_secrets(value: object, where: str = "the manifest") -> None:
     """Fail if any string inside holds a credential.
 
     Raises:

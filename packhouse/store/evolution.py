@@ -128,6 +128,7 @@ def distance(old: Mapping[Any, int], new: Mapping[Any, int]) -> float | None:
     before, after = sum(old.values()), sum(new.values())
     if not before or not after:
         return None
+    # Shares 3/4 1/4 and 2/4 2/4 differ by 1/4 twice: a quarter of the rows would change place.
     keys = sorted({*old, *new})
     return sum(abs(old.get(k, 0) / before - new.get(k, 0) / after) for k in keys) / 2
 

@@ -2,9 +2,14 @@
 
 A fact may come from a store that anybody wrote to, so numbers are strict and bounded: `true`, `1.0`
 and `-1` are no counts.
+
+The steps have types for what they write (`LedgerLine`, `PackStatistics`), and these look alike, but
+they are no duplicates. A step's types hold what this release writes, with numbers that it made. A
+manifest may be of another release or program, with fewer fields or more, and what is wrong in it is
+refused before anyone reckons with it.
 """
 
-from typing import Annotated, Any, NotRequired, Required
+from typing import Annotated, NotRequired, Required
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -50,7 +55,7 @@ class _Statistics(TypedDict, total=False):
 
 class _Counts(TypedDict, total=False):
     ledger: list[_LedgerLine]
-    dedup: dict[str, Any]
+    dedup: dict[str, object]
     statistics: dict[str, _Statistics]
     sides: dict[str, _Counters]
     sources: dict[str, _Counters]
@@ -118,7 +123,7 @@ class _Publish(TypedDict, total=False):
 
 class _Configuration(TypedDict, total=False):
     pack: _Pack
-    format: dict[str, Any]
+    format: dict[str, object]
     publish: _Publish
 
 
@@ -128,12 +133,12 @@ class _Facts(TypedDict):
     schema_fingerprint: str
     content_id: str
     counts: _Counts
-    audit: _Audit | Annotated[dict[str, Any], Field(max_length=0)]
+    audit: _Audit | Annotated[dict[str, object], Field(max_length=0)]
     lineage: _Lineage
     configuration: _Configuration
-    engines: dict[str, Any]
-    libraries: dict[str, Any]
-    provenance: dict[str, Any]
+    engines: dict[str, object]
+    libraries: dict[str, object]
+    provenance: dict[str, object]
 
 
 FACT_TYPES = _Facts.__annotations__
@@ -141,7 +146,7 @@ FACT_TYPES = _Facts.__annotations__
 _FACTS = TypeAdapter(_Facts)
 
 
-def check_facts(facts: dict[str, Any]) -> None:
+def check_facts(facts: dict[str, object]) -> None:
     """Refuse facts that readers cannot use.
 
     Raises:

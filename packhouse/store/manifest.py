@@ -329,6 +329,7 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
     """No two files in one place, and each numbered series whole and in order."""
     places = [entry.path.lower() for entry in files]  # some disks do not tell A from a
     taken = set(places)
+    # `data/a/b.parquet` makes `data` and `data/a` folders: no file may have their names.
     folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
     if len(taken) < len(places) or taken & folders:
         raise ConfigError("two files have one path, or one is the folder of another")

@@ -229,6 +229,7 @@ def run(
 
 
 def _pause(store: ObjectStore, wanted: Pause, retry: RetryPolicy) -> float:
+    # Tries wait up to 0.1 0.2 0.4 ... 8 s, half of that on average, for 120 s in all.
     started = time.monotonic() if wanted.started is None else wanted.started
     delay = retry.delay_s(wanted.attempt)
     left = started + retry.deadline_s - time.monotonic() - delay

@@ -15,7 +15,6 @@ requests beside the uploads, and a listing where the version was there already.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from packhouse.errors import (
     ConfigError,
@@ -77,7 +76,7 @@ def publish_version(
     dataset: str,
     vid: str,
     files: Sequence[LocalFile],
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     ref: str | None = None,
     gate: Gate = Gate(),  # noqa: B008 - frozen
     tokenizer: Callable[[], bytes] | None = None,

@@ -215,6 +215,8 @@ def move_ref_steps(
     Raises:
         ConflictError: the ref does not point to `expected`.
     """
+    # Named before the first try: a try whose answer was lost is found by it, in the ref or in its
+    # past, even where others have moved the ref since.
     write_id: str = yield NewId()
     dataset, started = target.dataset, None
     for attempt in itertools.count():
@@ -249,6 +251,8 @@ def move_ref_steps(
 def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt: int) -> bool:
     if current.was_moved_by(write_id):
         return True
+    # Publishing goes by `has_pointed_to`: latest went a -> b, and a late retry of a must not turn
+    # it back. `ref set` means now: it stops only if the ref points there at the first look.
     if current.version == target.version and current.manifest_id not in ("", target.manifest_id):
         return False  # removed by hand and published again, with another card
     if once:

@@ -96,6 +96,8 @@ class S3Store(ObjectStore):
     @override
     def put_if_match(self, key: str, body: bytes, etag: str) -> str:
         """Quoted as the standard says, and unquoted as Ceph 16 wants it, until one is accepted."""
+        # A 412 says that the tag is another, or that it was quoted the wrong way. A second try with
+        # the same tag is safe: had the first one written, the tag would be another now.
         styles = (True, False) if self._quoted is None else (self._quoted,)
         for quoted in styles:
             try:

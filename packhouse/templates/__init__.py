@@ -2,11 +2,12 @@
 
 `make_renderer` picks the template of a recipe: constants around contents (`alpaca`,
 `alpaca_newline`, `completion`, `classification`, `sequence_classification`, `text`, `dart-math/qa`
-...), the tokenizer's own chat template (`chat`) or a Jinja file. What a template cannot render, or
-renders without all of the row's text, goes to quarantine; a template whose trained spans cannot be
-proven is refused as a whole.
+...), the tokenizer's own chat template (`chat`), `mistral_system` or a Jinja file. What a template
+cannot render, or renders without all text of the row, goes to quarantine; one whose trained
+spans cannot be proven is refused as a whole.
 """
 
+from importlib import resources
 from pathlib import Path
 
 from packhouse.errors import ConfigError, TemplateError
@@ -78,6 +79,9 @@ def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:
             return Path(name).read_text(encoding="utf-8"), f"template '{name}'"
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"format.template '{name}' cannot be read: {error}") from None
+    if name == "mistral_system":
+        source = resources.files(__name__).joinpath("mistral_system.jinja")
+        return source.read_text(encoding="utf-8"), f"template '{name}'"
     if name in DART_MATH:
         return texts_to_jinja(DART_MATH[name], ends_of(snapshot, "")), f"template '{name}'"
     if name != "chat":

@@ -258,7 +258,8 @@ def _names(shape: Shape) -> str:
     return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
 
 
-SINGLE_TURN = tuple(n for n in TEMPLATES if n != "chat" and not n.startswith("dart-math/"))
+_CHATS = ("chat", "mistral_system", "dart-math/")
+SINGLE_TURN = tuple(name for name in TEMPLATES if not name.startswith(_CHATS))
 
 
 def make_single_turn(

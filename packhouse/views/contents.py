@@ -76,7 +76,7 @@ def read_contents(parts: Iterable[Sequences], sizes: Mapping[str, int]) -> pa.Ta
     return pa.Table.from_pylist(list(rows.values()), CONTENTS)
 
 
-def _of_copy(label: int | None, ids: bytes, mask: bytes, weights: bytes) -> dict[str, Any]:
+def _of_copy(label: int | None, ids: bytes, mask: bytes, weights: bytes) -> dict[str, object]:
     given = np.frombuffer(weights, "<f4")
     is_plain = np.array_equal(given, np.frombuffer(mask, np.uint8))
     return {

@@ -253,12 +253,12 @@ def _set_outcomes(opened: OpenVersion, name: str, records: list[dict[str, Any]])
 
 def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
     """Say how a record differs, from its row of both versions; or from two rows, where edited."""
+    told = []  # of a row that was edited, and has as many tokens as before
     if name == "edited" and old["num_tokens"] == new["num_tokens new"]:
-        told = [f"label {old['label']} -> {new['label new']}"]
-        told = told if old["label"] != new["label new"] else []
-        told += [_weights(old, new)] if old["weights_digest"] != new["weights_digest new"] else []
-    else:
-        told = []
+        if old["label"] != new["label new"]:
+            told.append(f"label {old['label']} -> {new['label new']}")
+        if old["weights_digest"] != new["weights_digest new"]:
+            told.append(_weights(old, new))
     tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
     said = {
         "added": f"was {old['outcome']}" if old["outcome"] else "",

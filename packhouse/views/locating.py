@@ -135,7 +135,8 @@ def _sequences_of(
     pack = np.repeat(np.arange(batch.num_rows), per_pack)
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    # Tokens before each pack: what ends before its first sequence.
+    # Lengths [3 2 | 3] of two packs: pack 0 0 1, ends 3 5 8, starts 0 3 5. Tokens before each pack
+    # are what ends before its first sequence, 0 and 5, so positions are 0 3 0.
     first_sequence = np.cumsum(per_pack) - per_pack
     before = np.concatenate([[0], ends])[first_sequence]
     num_tokens = int(ends[-1]) if len(ends) else 0
@@ -222,6 +223,8 @@ def locate_records(
     """
     if float(num_tokens.astype(np.float64) @ times) >= 2**62:
         raise IntegrityError("the files of 'records' count over 2**62 tokens in column 'times'")
+    # Sequences x y x of 3, 2 and 3 tokens are put in the order of their ids, x x y: tokens of x lie
+    # from 0 to 6, of y from 6 to 8. Rows x y x of one copy each take 0 to 3, 6 to 8 and 3 to 6.
     names = pc.unique(record_ids)
     row_code = _codes(record_ids, names)
     code = _codes(sequences.record_ids, names)

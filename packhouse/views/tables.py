@@ -243,7 +243,7 @@ class Tables:
         num_sides = 2 if self.manifest.preferences == "pairs" else 1
         split = sequences.splits.indices.to_numpy(zero_copy_only=False)
         is_first = (np.diff(sequences.pack, prepend=-1) != 0) | (np.diff(split, prepend=-1) != 0)
-        starts = np.flatnonzero(is_first)
+        starts = np.flatnonzero(is_first)  # sequences of packs 0 0 1 -> packs begin at 0 and 2
 
         def summed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return np.add.reduceat(values, starts) if len(starts) else values

@@ -381,7 +381,7 @@ def test_a_system_turn_that_the_template_does_not_end_needs_no_end(shared):
     system = {"role": "system", "content": "Be brief.", "weight": 1.0}
     chat = [system, *turns("Name a river.", "The Danube.")]
     chat[1]["weight"] = 0.0
-    template = str(DEMO.parent / "templates" / "mistral_system.jinja")
+    template = "mistral_system"
     for config in (
         FormatConfig(template=template),
         FormatConfig(template=template, train_on="all"),
@@ -417,7 +417,7 @@ def test_tool_definitions_are_trained_with_the_system_turn_that_holds_them(share
 def test_an_answer_that_says_what_the_system_does_needs_its_end(shared):
     snapshot = load_snapshot(shared / "tokenizers" / MISTRAL)
     chat = [{"role": "system", "content": "Yes.", "weight": 1.0}, *turns("Really?", "Yes.")]
-    template = str(DEMO.parent / "templates" / "mistral_system.jinja")
+    template = "mistral_system"
     tables = Tables([chat], snapshot, FormatConfig(template=template))
     assert found(tables) == {}
 

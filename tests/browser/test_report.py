@@ -1,6 +1,7 @@
 """Reports in a browser: charts have marks, search and hover work, and rows run nothing."""
 
 import itertools
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,22 @@ def test_charts_have_marks_and_nothing_overflows(page: Page, report: Path) -> No
         assert all(marks)
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
         driver.save_screenshot(str(page.pictures / f"{report.parents[3].name}-{width}.png"))
+
+
+def test_axes_of_few_rows_have_whole_numbers(page: Page, tmp_path: Path) -> None:
+    """Half a pack was written `500m`."""
+    rows = [{"instruction": f"Say {n}", "output": str(n)} for n in range(3)]
+    places = {"store": tmp_path / "store", "cache": tmp_path / "cache"}
+    version = packhouse.prepare(rows, tokenizer=TOKENIZER, dataset="few", progress=False, **places)
+    version.report(tmp_path / "few.html")
+    driver = opened(page, tmp_path / "few.html")
+
+    ticks = driver.execute_script(
+        "return [...document.querySelectorAll('.chart text')].map(text => text.textContent)"
+    )
+
+    assert "1" in ticks
+    assert not [tick for tick in ticks if re.fullmatch(r"[\d.]+m", tick)]
 
 
 def test_a_phone_shows_result_and_limit_of_each_check_without_scrolling(

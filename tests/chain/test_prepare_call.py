@@ -301,7 +301,29 @@ def test_the_command_makes_the_version_of_the_call(prepare, file, tmp_path):
 
     shown = CliRunner().invoke(cli, ["prepare", str(file), *options])
     assert "unchanged" in shown.stdout
-    assert "load it:" in shown.stdout
+    assert (
+        f'train = load_packed("{tmp_path / "store" / "my-numbers"}", split="train")' in shown.stdout
+    )
+
+
+def test_what_a_run_says_to_load_is_what_it_made(file, tmp_path):
+    """A changed recipe leaves `latest` where it is; a version may have no train side."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"dataset: rows\ntokenizer: {TOKENIZER}\nformat: {{template: alpaca}}\n"
+        f"publish: {{store: {tmp_path / 'store'}}}\n"
+        f"sources:\n- path: {file}\n  eval_only: true\n"
+    )
+    call = ["prepare", str(recipe), "--cache", str(tmp_path / "cache")]
+    packs = []
+    for options in ([], ["--set", "pack.seq_len=512"]):
+        shown = CliRunner().invoke(cli, [*call, *options])
+        assert shown.exit_code == 0, shown.output
+        *_, imported, said = shown.stdout.rstrip().splitlines()
+        found = {}
+        exec(f"{imported.strip()}\n{said.strip()}", found)
+        packs.append(len(found["eval"]))
+    assert packs[0] < packs[1]
 
 
 def test_a_recipe_stands_alone_on_the_command_line(file):

@@ -234,6 +234,23 @@ def test_tokenizers_and_datasets_may_be_objects(files, cache):
     assert rows_of(by_object) == rows_of(by_path)
 
 
+def test_packs_go_through_a_trainer_which_sets_the_epoch(files, cache, tmp_path):
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    packs = make_supervised_dataset(
+        TOKENIZER, files[0], cache=cache, pack_len=256, **fields(prompt_template="alpaca")
+    )
+    before = rows_of(packs)
+    args = TrainingArguments(str(tmp_path), num_train_epochs=2, report_to=[], use_cpu=True)
+    model = tiny_model("llama", "sdpa", vocabulary=4096)
+    trainer = Trainer(model=model, args=args, train_dataset=packs, data_collator=PackedCollator())
+    trainer.train()
+
+    assert trainer.state.epoch == 2
+    assert rows_of(packs) == before
+
+
 def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"query": "a?", "response": "b"}\n' * 2 + '{"query": "c", "response": "d"}\n')

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
+from packhouse import pack_dataset
 from packhouse.errors import ContractError
 from packhouse.loaders import (
     PackedCollator,
@@ -151,6 +152,38 @@ def test_a_trainer_that_drops_the_boundaries_is_told(uri, tmp_path):
 
     with pytest.raises(ContractError, match="remove_unused_columns=False"):
         trainer.train()
+
+
+@pytest.mark.parametrize("kind", ["Dataset", "IterableDataset", "list"])
+def test_packs_in_memory_whose_lengths_trainer_drops_are_refused(kind, tmp_path):
+    """`pack_dataset` writes TRL's columns: transformers' Trainer knows no `seq_lengths`."""
+    from datasets import Dataset
+    from transformers import Trainer, TrainingArguments, default_data_collator
+
+    records = [[5 + n % 7, 9, 11, 6 + n % 5] for n in range(12)]
+    packs = pack_dataset(Dataset.from_dict({"input_ids": records, "labels": records}), 12)
+    data = {"Dataset": packs, "IterableDataset": packs.to_iterable_dataset(), "list": list(packs)}
+
+    def run(rows: Any, **settings: Any) -> list[float]:
+        with enable_packing(model := tiny_model("llama", "sdpa", scale=0.02)):
+            args = TrainingArguments(
+                **{**SETTINGS, "max_steps": 4, "output_dir": str(tmp_path), "max_grad_norm": 0},
+                **settings,
+            )
+            return losses(
+                in_order(Trainer)(
+                    model=model,
+                    args=args,
+                    train_dataset=rows,
+                    data_collator=default_data_collator,
+                )
+            )
+
+    with pytest.raises(ContractError, match="Trainer drops the column seq_lengths"):
+        run(data[kind])
+    with pytest.raises(ContractError, match="given seq_lengths and no position_ids"):
+        run(data[kind], remove_unused_columns=False)
+    assert run(PackedDataset(packs)) == pytest.approx(unpacked_losses(packs, tmp_path), abs=1e-4)
 
 
 @functools.cache

@@ -130,6 +130,10 @@ def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
         newest_first = client.read_artifacts(sort=ArtifactSort.CREATED_DESC)
     artifacts = {a.key: a for a in reversed(newest_first)}
 
+    code = artifacts["demo-version"].data.partition("```python\n")[2].partition("```")[0]
+    found = {}
+    exec(code, found)
+    assert len(found["train"]) == prepared.published.statistics["train"].num_packs
     assert prepared.version in artifacts["demo-version"].data
     assert "| validate | 304 | 295 |" in artifacts["demo-version"].data
     assert "unknown_role" in artifacts["demo-quarantine"].data

@@ -322,15 +322,36 @@ def test_classes_have_their_names_where_all_sources_agree_on_them(
     assert "<td>label 0</td><td class=number>3</td>" in mixed.report()
 
 
-def test_the_share_of_the_version_is_said_beside_that_of_all_rows(tmp_path: Path) -> None:
-    """A long record is dropped for its length, and most trained tokens were its own."""
-    rows = [{"instruction": "Say", "output": "a " * n} for n in (3, 2000)]
-    version = _prepared(tmp_path, rows, "alpaca")
+def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path) -> None:
+    """A long record is dropped for its length, and most trained tokens were its own; 3 copies."""
+    rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 2000)]
+    more = [{"instruction": "Say 5", "output": "a " * 5}, {"instruction": "Go", "output": "b"}]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more))
+    sources = [
+        {"path": str(tmp_path / "rows.jsonl")},
+        {"path": str(tmp_path / "more.jsonl"), "weight": 3},
+    ]
+    version = _prepared(tmp_path, rows, "alpaca", sources=sources, split={"eval_fraction": 0.3})
+    query = "select source, num_tokens, num_trained, times from records where times > 0"
+    expected: dict[str, list[int]] = {}
+    owner: dict[int, str] = {}
+    for row in version.sql(query).to_pylist():
+        # Rows of equal content, of which there is one here, are the first source's.
+        source = owner.setdefault(row["num_trained"], row["source"].partition("/")[0])
+        own = expected.setdefault(source, [0, 0, 0])
+        for at, number in enumerate((1, row["num_tokens"], row["num_trained"])):
+            own[at] += number * row["times"]
+
     html = version.report()
-    side = version._opened.manifest.counts["statistics"]["train"]
-    share = f"{side['num_trained'] / side['num_tokens']:.1%}"
-    assert f"of the version's tokens {share} are trained" in html
-    assert f"<td class=number>{share}</td>" not in html
+
+    told = re.search("<caption[^>]*>Trained tokens by source</caption>.*?</table>", html, re.S)
+    assert told
+    cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in told[0].split("<tr>")[2:]]
+    assert {row[0]: [int(cell.replace(",", "")) for cell in row[1:4]] for row in cells} == expected
+    side = version._opened.manifest.counts["statistics"]
+    assert sum(own[2] for own in expected.values()) == sum(
+        each["num_trained"] for each in side.values()
+    )
 
 
 def _prepared(

@@ -60,6 +60,9 @@ def test_a_part_may_be_left_out_by_name(tmp_path):
     ("name", "value", "remedy"),
     [
         ("passage", "The sky is blue.", "context: passage"),
+        ("article", "The sky is blue.", "context: article"),
+        ("sql_context", "CREATE TABLE skies (colour TEXT)", "context: sql_context"),
+        ("query", "Which colour?", "Join it with another field"),
         ("rationale", "Because.", "reasoning: rationale"),
         ("options", ["A: so", "B: not so"], "allowed_fields: [options]"),
     ],

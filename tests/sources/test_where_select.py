@@ -168,6 +168,7 @@ def test_a_list_of_where_whose_first_expression_keeps_no_row(read_bytes):
         ([1], "must be text"),
         ({"long": "n > 1"}, "must be text"),
         (["n > 1"] * 60, "must have at most 50 items"),
+        ("", "'sources.0.where' must have at least 1 character"),
     ],
 )
 def test_a_list_of_where_that_is_none(where, says):
@@ -290,6 +291,14 @@ def test_a_mistake_is_an_error_before_any_row_is_read(settings, says, tmp_path):
 
     with pytest.raises(ConfigError, match=says):
         scan_source(SourceConfig(path=str(tmp_path / "rows.jsonl"), **settings))
+
+
+@pytest.mark.parametrize(("name", "data"), [("r.jsonl", b""), ("r.json", b"[]"), ("r.jsonl", b"{")])
+def test_a_file_without_rows_misses_no_field(name, data, read_bytes):
+    found = read_bytes(data, name, where="length(output) > 2", select={"text": "title"})
+
+    assert found.texts == []
+    assert found.reasons == (["json"] if data == b"{" else [])
 
 
 def test_names_that_differ_in_case_alone_are_refused(tmp_path):

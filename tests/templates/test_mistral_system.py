@@ -1,7 +1,6 @@
-"""mistral_system.jinja: Mistral's template, with the system turn wherever a row has one."""
+"""`mistral_system`: Mistral's template, with the system turn wherever a row has one."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot
 from tests.templates.toys import make_table, pieces
 
-TEMPLATE = str(Path(__file__).resolve().parents[2] / "deployments/templates/mistral_system.jinja")
 MISTRAL = "mistral-7b-instruct-v0.3"
 TALK = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "see you")]
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find", "description": "d"}}])
@@ -21,7 +19,7 @@ TOOLS = json.dumps([{"type": "function", "function": {"name": "find", "descripti
 def render(shared):
     snapshot = load_snapshot(str(shared / "tokenizers" / MISTRAL))
 
-    def render(table, template=TEMPLATE, **config):
+    def render(table, template="mistral_system", **config):
         return make_renderer(FormatConfig(template=template, **config), snapshot).render(table)
 
     return render
@@ -64,7 +62,9 @@ def test_answers_behind_tool_results_keep_their_system_turn(shared, render, per_
     source = SourceConfig(path=str(shared / "data" / "reason_tool_use_demo_50.jsonl"))
     (shard,) = scan_source(source)
     table = read_shard(shard, source, ValidateConfig(), "prompt").validated
-    own, ours = (render(table, name, one_example_per_turn=per_turn) for name in ("chat", TEMPLATE))
+    own, ours = (
+        render(table, name, one_example_per_turn=per_turn) for name in ("chat", "mistral_system")
+    )
     refused = own.quarantined.to_pylist()
     assert len({row["row"] for row in refused}) == 22
     assert "message 0 (system) is not in the rendering: 'You are" in refused[0]["detail"]

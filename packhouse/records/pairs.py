@@ -57,7 +57,12 @@ def both_sides(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
 
 
 def _interleaved(sides: pa.Array) -> pa.Array:
-    """Chosen rows, then rejected ones -> chosen, rejected, chosen, rejected, ..."""
+    """Chosen rows, then rejected ones -> chosen, rejected, chosen, rejected, ...
+
+    Example:
+        >>> _interleaved(pa.array(["a", "b", "not a", "not b"])).to_pylist()
+        ['a', 'not a', 'b', 'not b']
+    """
     return sides.take(pa.array(np.arange(len(sides)).reshape(2, -1).T.ravel()))
 
 

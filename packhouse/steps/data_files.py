@@ -172,7 +172,13 @@ _WRITERS: dict[str, Callable[[Path, pa.Schema, Iterator[pa.RecordBatch]], None]]
 
 
 def _flat(column: pa.Array) -> Iterator[bytes]:
-    """Logical content of a column as bytes: lengths of lists, then values, without padding."""
+    """Logical content of a column as bytes: lengths of lists, then values, without padding.
+
+    Example:
+        >>> lists = pa.array([[7], [8, 9]], pa.list_(pa.int32()))
+        >>> [part.tolist() for part in _flat(lists)]  # memory views
+        [[1, 2], [7, 8, 9]]
+    """
     if pa.types.is_list(column.type):
         yield from _flat(column.value_lengths())
         yield from _flat(column.flatten())

@@ -86,7 +86,14 @@ def mix(
 def source_counts(
     admitted: Sequence[Admitted], times: Sequence[Int32s], names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """For each source: records, how many of them are dropped, by reason, and packed; tokens."""
+    """For each source: records, how many of them are dropped, by reason, and packed; tokens.
+
+    Example:
+        >>> each = Admitted(rows=np.array([0, 2], np.int32), lengths=np.array([5, 3], np.int32),
+        ...     reasons=np.array([0, 1, 0], np.uint8), num_tokens=np.array([5, 9, 3], np.int32))
+        >>> source_counts([each], [np.array([2, 0, 1], np.int32)], ["a"])["a"]
+        {'records': 3, 'packed': 2, 'repeated': 1, 'tokens': 13, 'over_seq_len': 1}
+    """
     counts: dict[str, dict[str, int]] = {}
     for each, often, name in zip(admitted, times, names, strict=True):
         line = counts.setdefault(name, {"records": 0, "packed": 0, "repeated": 0, "tokens": 0})

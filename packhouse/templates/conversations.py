@@ -218,14 +218,18 @@ def _put_system(
 
 
 def _any_per_row(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return True for each row with a flagged message; rows may be empty."""
-    # Flags [0 1 | | 0], starts [0 2 2 3]: totals [0 0 1 1] grow in row 0 alone.
+    """Return True for each row with a flagged message; rows may be empty.
+
+    Example:
+        >>> _any_per_row(np.array([False, True, False]), np.array([0, 2, 2, 3])).tolist()
+        [True, False, False]
+    """
     total = np.concatenate([[0], np.cumsum(flags)])
     return np.asarray(total[starts[1:]] > total[starts[:-1]])
 
 
 def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    # begins [4, 9], lengths [2, 3] -> [4, 5, 9, 10, 11]
+    # Begins [4, 9], lengths [2, 3] -> [4, 5, 9, 10, 11].
     before = np.cumsum(lengths) - lengths
     return np.asarray(np.arange(lengths.sum()) + np.repeat(begins - before, lengths))
 

@@ -50,8 +50,13 @@ class Texts:
 
 
 def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
-    """Lists of spans, `counts[i]` for row i, the empty spans left out."""
-    # Spans (0, 4) and (4, 4) of row 0, (2, 5) of row 1: counts [2, 1] become [1, 1].
+    """Lists of spans, `counts[i]` for row i, the empty spans left out.
+
+    Example:
+        >>> spans = np.array([[0, 4], [4, 4], [2, 5]])  # two of row 0, one of row 1
+        >>> span_lists(spans[:, 0], spans[:, 1], np.array([2, 1])).to_pylist()
+        [[{'start': 0, 'end': 4}], [{'start': 2, 'end': 5}]]
+    """
     kept = ends > begins
     if not kept.all():
         total = np.append(0, np.cumsum(kept))

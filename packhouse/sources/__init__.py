@@ -18,5 +18,5 @@ __all__ = [
     "with_raw_rows",
 ]
 
-VERSION = 14
+VERSION = 15
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

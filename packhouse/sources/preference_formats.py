@@ -46,20 +46,46 @@ class Preference(RowFormat):
     ) -> list[Conversation]:
         """Read the chosen conversation, after the prompt unless it begins with it."""
         check_present(row, self.required, names, config)
-        chosen = _messages_in_text(row[names["chosen"]])
-        prompt = _messages_in_text(optional(row, names, "prompt"))
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, list | None):
-            raise BadRowError("type", f"prompt is {kind_of(prompt)}, neither text nor messages")
-        if isinstance(chosen, str):
-            chosen = [{"role": "assistant", "content": chosen}]
-        if not isinstance(chosen, list):
-            raise BadRowError("type", f"chosen is {kind_of(chosen)}, neither text nor messages")
-        if prompt and chosen[: len(prompt)] != prompt:
-            chosen = [*prompt, *chosen]
-        system = optional_text(row, names, "system")
-        return [read_messages(chosen, optional(row, names, "tools"), system)]
+        return [_whole(row, names, "chosen", _prompt(row, names))]
+
+
+def _prompt(row: dict[str, Any], names: dict[str, str]) -> Conversation:
+    """The row's prompt: messages, a transcript, or a question; without turns if it has none."""
+    value = optional(row, names, "prompt")
+    if value in (None, "", []):
+        return Conversation([])
+    prompt = _conversation(value, "user", names["prompt"])
+    if prompt.turns[-1][:2] == ("assistant", ""):  # "Human: ... Assistant:", where the answer goes
+        prompt.turns.pop()
+    return prompt
+
+
+def _whole(
+    row: dict[str, Any], names: dict[str, str], side: str, prompt: Conversation
+) -> Conversation:
+    """The conversation of a side: the prompt and the answer, whether or not it repeats it.
+
+    Raises:
+        BadRowError: it is no answer, or begins with another prompt.
+    """
+    # After the prompt "1+1?", an answer "2", `user "1+1?", assistant "2"` and this behind a system
+    # prompt all become a conversation with one "1+1?"; `user "2+2?", assistant "4"` is refused.
+    # Where the prompt ends on an answer or on a system turn, "2+2?" is the next question.
+    name = names[side]
+    own = _conversation(row[name], "assistant", name)
+    turns, before = own.turns, prompt.turns
+    num_system = int(turns[0][0] == "system" and before[:1] != turns[:1])
+    if turns[num_system : num_system + len(before)] != before:
+        first = turns[0][0]
+        if first == "system" or (first == "user" and before[-1][0] == "user"):
+            detail = f"{name} is a conversation that begins with another prompt"
+            raise BadRowError("prompt_differs", detail)
+        turns = [*before, *turns]
+    system = optional_text(row, names, "system")
+    if system and turns[:1] != [text_turn("system", system)]:
+        turns.insert(0, text_turn("system", system))
+    tools = read_messages([], optional(row, names, "tools"), None).tools
+    return Conversation(turns, tools, unread_fields=prompt.unread_fields | own.unread_fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,41 +95,6 @@ class _Stated(RowFormat):
     def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
         """Never: whether rejected answers are wanted is for the recipe to say."""
         return False
-
-    def _prompt(self, row: dict[str, Any], names: dict[str, str]) -> list[Turn]:
-        """Turns of the row's prompt: of messages, of a transcript, or of a question."""
-        prompt = optional(row, names, "prompt")
-        if prompt in (None, "", []):
-            return []
-        turns = _turns(prompt, "user", names["prompt"])
-        if turns[-1][:2] == ("assistant", ""):  # "Human: ... Assistant:", where the answer goes
-            turns.pop()
-        return turns
-
-    def _whole(
-        self, row: dict[str, Any], names: dict[str, str], side: str, prompt: list[Turn]
-    ) -> Conversation:
-        """The conversation of a side: the prompt and the answer, whether or not it repeats it.
-
-        Raises:
-            BadRowError: it is no answer, has no prompt, or begins with another one.
-        """
-        # After the prompt "1+1?", an answer "2", `user "1+1?", assistant "2"` and this behind a
-        # system prompt all become a conversation with one "1+1?"; `user "2+2?", assistant "4"` is
-        # refused.
-        name = names[side]
-        turns = _turns(row[name], "assistant", name)
-        num_system = int(turns[0][0] == "system" and prompt[:1] != turns[:1])
-        if turns[num_system : num_system + len(prompt)] != prompt:
-            if turns[0][0] in ("system", "user"):
-                detail = f"{name} is a conversation that begins with another prompt"
-                raise BadRowError("prompt_differs", detail)
-            turns = [*prompt, *turns]
-        system = optional_text(row, names, "system")
-        if system and turns[:1] != [text_turn("system", system)]:
-            turns.insert(0, text_turn("system", system))
-        tools = read_messages([], optional(row, names, "tools"), None).tools
-        return Conversation(turns, tools)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +106,19 @@ class Pairs(_Stated):
     ) -> list[Conversation]:
         """Read both sides, from a prompt of their own or the turns that both begin with."""
         check_present(row, self.required, names, config)
-        prompt = self._prompt(row, names)
-        sides = [self._whole(row, names, side, prompt) for side in ("chosen", "rejected")]
+        prompt = _prompt(row, names)
+        sides = [_whole(row, names, side, prompt) for side in ("chosen", "rejected")]
         chosen, rejected = (each.turns for each in sides)
         if chosen == rejected:
             raise BadRowError("same_answers", "the chosen and the rejected answer are the same")
         same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
         num_shared = sum(1 for _ in same)
-        return [
+        first, second = (
             _answer_alone(each, num_shared, names[side])
             for each, side in zip(sides, ("chosen", "rejected"), strict=True)
-        ]
+        )
+        own = second.unread_fields - first.unread_fields  # a row counts a field once
+        return [first, second._replace(unread_fields=own)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +135,7 @@ class Kto(_Stated):
         if verdict is None or not isinstance(label, bool | int | float | str):
             detail = f"{names['label']} is {str(label)[:60]!r}, neither true nor false"
             raise BadRowError("label", detail)
-        whole = self._whole(row, names, "completion", self._prompt(row, names))
+        whole = _whole(row, names, "completion", _prompt(row, names))
         alone = _answer_alone(whole, len(whole.turns) - 1, names["completion"])
         return [alone._replace(label=verdict)]
 
@@ -166,21 +159,21 @@ def _answer_alone(side: Conversation, num_before: int, name: str) -> Conversatio
     return side._replace(turns=[*untrained, *answer])
 
 
-def _turns(value: object, role: str, name: str) -> list[Turn]:
-    """Turns of messages, of JSON text that holds some, of a transcript, or of one text."""
+def _conversation(value: object, role: str, name: str) -> Conversation:
+    """Read messages, JSON text that holds some, a transcript, or one text."""
     value = _messages_in_text(value)
     if isinstance(value, str):
         if is_transcript(value):
-            return [text_turn(*said) for said in read_transcript(value)]
-        return [text_turn(role, value)]
+            return Conversation([text_turn(*said) for said in read_transcript(value)])
+        return Conversation([text_turn(role, value)])
     if isinstance(value, dict):  # one message, as some files have it
         value = [value]
     if not isinstance(value, list):
         raise BadRowError("type", f"{name} is {kind_of(value)}, neither text nor messages")
-    turns = read_messages(value, None, None).turns
-    if not turns:
+    conversation = read_messages(value, None, None)
+    if not conversation.turns:
         raise BadRowError("empty_conversation", f"{name} holds no message")
-    return turns
+    return conversation
 
 
 def _messages_in_text(value: object) -> object:

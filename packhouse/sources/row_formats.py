@@ -76,7 +76,7 @@ ROW_FORMATS: dict[str, RowFormat] = {
 }
 """In the order of trial."""
 
-# The formats that rows were tried for by `sources.VERSION` 14.
+# The formats that rows were tried for by `sources.VERSION` 15.
 _OF_VERSION = frozenset(
     "alpaca prompt_completion question_answer dolly chat messages sharegpt oasst oasst_flat "
     "transcript classification text preference pairs kto squad tokenized mixed".split()
@@ -91,7 +91,7 @@ def formats_key(config: SourceConfig) -> dict[str, list[str]]:
     none at all where the source names a format.
 
     Example:
-        >>> formats_key(SourceConfig(path="a.jsonl"))  # none is new since `sources.VERSION` 14
+        >>> formats_key(SourceConfig(path="a.jsonl"))  # none is new since `sources.VERSION` 15
         {}
     """
     new = sorted(ROW_FORMATS.keys() - _OF_VERSION)

@@ -413,6 +413,33 @@ def test_preference_with_messages_keeps_the_chosen_conversation(read_bytes):
     assert read_bytes(b"\n".join(map(orjson.dumps, rows))).texts == [QA, QA, QA]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "texts"),
+    [
+        ("q", [{"role": "system", "content": "s"}, *CHAT], [("system", "s"), *QA]),
+        ("q", [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], QA),
+        ("q", CHAT[1], QA),
+        ("\n\nHuman: q\n\nAssistant:", "a", QA),
+        (None, "\n\nHuman: q\n\nAssistant: a", QA),
+        (CHAT, [{"role": "user", "content": "q2"}, CHAT[1]], [*QA, ("user", "q2"), QA[1]]),
+        ([{"role": "system", "content": "s"}], CHAT, [("system", "s"), *QA]),
+    ],
+)
+def test_a_preference_has_each_question_once(read_bytes, prompt, chosen, texts):
+    row = {"prompt": prompt, "chosen": chosen, "rejected": "b"}
+
+    assert read_bytes(orjson.dumps(row), format="preference").texts == [texts]
+
+
+def test_an_answer_that_begins_with_another_question_than_the_prompt_is_a_bad_row(read_bytes):
+    row = {"prompt": "q ", "chosen": CHAT, "rejected": "b"}
+
+    source = read_bytes(orjson.dumps(row))
+
+    assert source.reasons == ["prompt_differs"]
+    assert source.quarantined["detail"][0].as_py().startswith("chosen is a conversation")
+
+
 def test_csv_and_tsv_read_the_same_rows(read_bytes):
     comma = read_bytes(b"text,label\r\nq,0\r\n", "rows.csv")
     tab = read_bytes(b"text\tlabel\nq\t0", "rows.tsv")

@@ -35,7 +35,7 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig) -> Bools:
         config: `eval_fraction` or `eval_count`, and `seed`.
 
     Returns:
-        Bools over the records, True for eval.
+        Mask over the records, True for eval.
 
     Raises:
         ContractError: a key is not 20 hex digits.

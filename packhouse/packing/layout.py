@@ -210,7 +210,7 @@ def expand_weights(batch: pa.RecordBatch) -> Float32s:
 def trained_mask(
     starts: npt.NDArray[np.integer], ends: npt.NDArray[np.integer], num_tokens: int
 ) -> Bools:
-    """Bools of the tokens in ranges that do not overlap: +1 at starts, -1 at ends, summed up.
+    """Mask of the tokens in ranges that do not overlap: +1 at starts, -1 at ends, summed up.
 
     Example:
         >>> trained_mask(np.array([1, 3]), np.array([3, 4]), 5).tolist()

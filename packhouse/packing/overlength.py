@@ -49,7 +49,7 @@ class Admitted:
 
     @property
     def dropped(self) -> Bools:
-        """Bools over the shard's rows."""
+        """Mask over the shard's rows."""
         return np.asarray(self.reasons != _KEPT)
 
     def without(self, is_out: Bools, reason: str) -> "Admitted":

@@ -141,7 +141,8 @@ RUN = [page for page in PAGES if name_of(page) in RUNS]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_the_commands_of_a_page_run(page, here):
+def test_the_commands_of_a_page_run(page, here, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # it breaks long lines
     for recipe in blocks(page, "yaml"):
         Path("recipe.yaml").write_text(recipe)
     runner = CliRunner()

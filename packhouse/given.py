@@ -59,7 +59,7 @@ def data_uri(data: object, cache: Path) -> str:
     """Return where data lies: a path or address as it is, a dataset's id, or a file in the cache.
 
     Args:
-        data: a file, folder, glob, `s3://` or `hf://` address; a dataset of the Hub (`org/name`,
+        data: a file, folder, glob, address (`s3://`, ...); a dataset of the Hub (`org/name`,
             if there is no folder `org` here); or rows: a `datasets.Dataset`, a pandas or polars
             frame, an Arrow table, a list of dicts or of conversations.
         cache: rows are written below it.

@@ -59,7 +59,7 @@ def make_supervised_dataset(
 
     Args:
         tokenizer: a folder, a name of the Hub (`org/name`), or a tokenizer object.
-        data_path: a file, folder, glob, `s3://` or `hf://` address, dataset id (`org/name`) or
+        data_path: a file, folder, glob, address (`s3://`, `hf://`, ...), dataset id (`org/name`) or
             `datasets.Dataset`; or a list of such.
         query_field: the column of the question, for all sources or a list of one for each; without
             it (and `resp_field`) a row's shape is recognised.

@@ -58,10 +58,10 @@ def init(
 ) -> None:
     """Look at DATA, and write a recipe that reads it, with comments.
 
-    DATA are files, folders, globs, s3:// or hf:// addresses. The first rows of each file tell its
-    format, its encoding and which fields hold question and answer. Two rows of each are shown as
-    they would be trained, trained tokens in green, and you are asked whether that is right. Without
-    a terminal the recipe is written as proposed.
+    DATA are files, folders, globs, addresses (s3://, gs://, az://, hf://). The first rows of each
+    file tell its format, its encoding and which fields hold question and answer. Two rows of each
+    are shown as they would be trained, trained tokens in green, and you are asked whether that is
+    right. Without a terminal the recipe is written as proposed.
 
     \b
     packhouse init talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct

@@ -38,7 +38,7 @@ def prepare(
 ) -> None:
     """Prepare raw instruction data, and publish it as a version of packed token data.
 
-    DATA are files, folders, globs, s3:// or hf:// addresses; or give a RECIPE (.yaml).
+    DATA are files, folders, globs, addresses (s3://, gs://, az://, hf://); or a RECIPE (.yaml).
 
     \b
     validate -> format -> tokenize -> pack -> split -> publish

@@ -74,7 +74,7 @@ class SourceConfig(Section):
     """One source of raw rows."""
 
     path: Uri
-    """File, folder, glob, `s3://bucket/key` or `hf://datasets/org/name/file`."""
+    """File, folder, glob, `s3://bucket/key` (or `gs://`, `az://`) or `hf://datasets/org/name/file`."""
 
     name: Name | None = None
     """Name in lineage and statistics; by default the file's name without its endings."""

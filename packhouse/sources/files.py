@@ -1,8 +1,8 @@
-"""Find the files of a source and open them: local, `s3://`, `hf://`.
+"""Find the files of a source and open them: local, `s3://`, `gs://`, `az://`, `hf://`.
 
-Local paths use the standard library; s3fs and the Hub's client are imported when first needed, with
-credentials from the environment only. What is not a plain file (symbolic links, FIFOs, folders
-where a file is due) is refused: a link can change what a recipe means without changing it.
+Local paths use the standard library; s3fs, obstore and the Hub's client are imported when first
+needed, with credentials from the environment only. What is not a plain file (symbolic links, FIFOs,
+folders where a file is due) is refused: a link can change what a recipe means without changing it.
 """
 
 import os
@@ -21,8 +21,9 @@ from packhouse.recipe import SourceConfig
 from packhouse.sources import hub
 from packhouse.sources.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.store.objects import open_filesystem
+from packhouse.wording import first_line
 
-_SCHEMES = ("file", "s3", "hf")
+_SCHEMES = ("file", "s3", "gs", "az", "hf")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     elif scheme == "hf":
         files = _find_on_hub(path)
     else:
-        files = _find_on_s3(path)
+        files = _find_in_bucket(path)
     if not files:
         endings = [f".{ending}" for ending in FORMATS_BY_ENDING]
         raise SourceError(
@@ -114,8 +115,9 @@ def pin_of(uri: str) -> tuple[int, str]:
             return status.st_size, str(status.st_mtime_ns)
         if uri.startswith("hf://"):  # of a commit, so it cannot change
             return hub.fetch(uri).stat().st_size, hub.parse_uri(uri).revision
-        info = _s3(uri).info(uri)
-        return int(info["size"]), _s3_pin(info)
+        filesystem, path = open_filesystem(uri)
+        info = filesystem.info(path)
+        return int(info["size"]), _pin(info)
 
 
 def local_path(uri: str) -> Path | None:
@@ -130,7 +132,8 @@ def open_file(uri: str) -> IO[bytes]:
     path = local_path(uri)
     if path is not None:
         return path.open("rb", buffering=0)
-    opened: IO[bytes] = _s3(uri).open(uri, "rb", block_size=8 * 2**20)
+    filesystem, inside = open_filesystem(uri)  # the endpoint, style and checksums of our stores
+    opened: IO[bytes] = filesystem.open(inside, "rb", block_size=8 * 2**20)
     return opened
 
 
@@ -152,12 +155,21 @@ def file_errors(uri: str) -> Iterator[None]:
             raise SourceError(f"source file '{uri}' cannot be read: {error}", uri=uri) from None
         raise TransientError(f"storage did not give '{uri}': {error}", uri=uri) from None
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in _CLIENTS:
+        client = type(error).__module__.split(".")[0]
+        if client not in _CLIENTS:
             raise
-        raise TransientError(f"storage did not give '{uri}': {error}", uri=uri) from None
+        said = first_line(error)
+        if client == "obstore":  # it has no PermissionError, as s3fs has
+            from packhouse.store.cloud import status_of
+
+            if status_of(error) in (400, 401, 403, 404):
+                raise SourceError(f"source file '{uri}' may not be read: {said}", uri=uri) from None
+        raise TransientError(f"storage did not give '{uri}': {said}", uri=uri) from None
 
 
-_CLIENTS = ("aiobotocore", "aiohttp", "botocore", "httpx", "huggingface_hub", "s3fs", "urllib3")
+_CLIENTS = (
+    "aiobotocore", "aiohttp", "botocore", "httpx", "huggingface_hub", "obstore", "s3fs", "urllib3",
+)  # fmt: skip
 
 
 def _check_uri(path: str) -> str:
@@ -181,7 +193,7 @@ def _check_uri(path: str) -> str:
     if parts.scheme not in _SCHEMES:
         raise SourceError(
             f"source '{parts.scheme}://{parts.netloc}{parts.path}': scheme '{parts.scheme}' is not "
-            f"supported; use a local path, s3:// or hf://, or download the file first"
+            f"supported; use a local path, s3://, gs://, az:// or hf://, or download the file first"
         )
     return parts.scheme
 
@@ -269,35 +281,32 @@ def _find_on_hub(uri: str) -> list[SourceFile]:
     return [file for file in files if is_stated or _is_data(Path(file.name))]
 
 
-def _find_on_s3(uri: str) -> list[SourceFile]:
+def _find_in_bucket(uri: str) -> list[SourceFile]:
+    scheme = uri.partition("://")[0]
     with file_errors(uri):
-        filesystem = _s3(uri)
-        path = filesystem._strip_protocol(uri)
+        filesystem, path = open_filesystem(uri.rstrip("/"))
         folder = path.rsplit("/", 1)[0]
         if hub.GLOB.search(path):
             folder = hub.GLOB.split(path)[0].rsplit("/", 1)[0]
-            found = filesystem.glob(path, detail=True).values()
-            infos = [info for info in found if info["type"] == "file"]
+            found = filesystem.glob(path, detail=True)
+            infos = {name: info for name, info in found.items() if info["type"] == "file"}
         elif filesystem.isdir(path):
             folder = path
-            found = filesystem.find(path, detail=True).items()
-            infos = [info for name, info in found if _is_data(Path(name[len(path) :]))]
+            found = filesystem.find(path, detail=True)
+            infos = {n: info for n, info in found.items() if _is_data(Path(n[len(path) :]))}
         else:
-            infos = [filesystem.info(path)]
+            infos = {path: filesystem.info(path)}
     return [
         SourceFile(
-            uri=f"s3://{info['name']}",
-            name=info["name"].removeprefix(folder).lstrip("/"),
+            uri=f"{scheme}://{name}",
+            name=name.removeprefix(folder).lstrip("/"),
             size=int(info["size"]),
-            pin=_s3_pin(info),
+            pin=_pin(info),
         )
-        for info in infos
+        for name, info in infos.items()
     ]
 
 
-def _s3(uri: str) -> Any:
-    return open_filesystem(uri)[0]  # the endpoint, style and checksums of our stores
-
-
-def _s3_pin(info: Mapping[str, Any]) -> str:
-    return str(info.get("ETag") or info.get("LastModified") or "").strip('"')
+def _pin(info: Mapping[str, Any]) -> str:
+    tag = info.get("ETag") or info.get("e_tag") or info.get("LastModified")
+    return str(tag or "").strip('"')

@@ -197,9 +197,8 @@ class CloudStore(ObjectStore):
         except ValueError as error:
             raise ConfigError(f"{self.uri}/{key}: {error}") from None
         except (BaseError, FileNotFoundError) as error:
-            message = str(error).partition("\n")[0]
-            status, code = _STATUS.search(message), _CODE.search(str(error))
-            number = int(status[1]) if status else 404 * isinstance(error, FileNotFoundError)
+            message, code = str(error).partition("\n")[0], _CODE.search(str(error))
+            number = status_of(error)
             if "token request" in message and number < 429:
                 needed = _VARIABLES[self._scheme]
                 raise ConfigError(f"{self.uri}: no credentials; set {needed}") from error
@@ -212,6 +211,17 @@ class CloudStore(ObjectStore):
                 detail=message,
                 no_bucket=f"no {kind} '{self.bucket}'; make it, or correct publish.store",
             ) from error
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status of HTTP that an error of obstore is about; 0 if no answer came.
+
+    Example:
+        >>> status_of(BaseError("Server returned non-2xx status code: 503 Service Unavailable"))
+        503
+    """
+    status = _STATUS.search(str(error).partition("\n")[0])
+    return int(status[1]) if status else 404 * isinstance(error, FileNotFoundError)
 
 
 _process = 0  # the one that obstore's threads run in, once they do

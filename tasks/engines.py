@@ -31,7 +31,7 @@ log = logging.getLogger("packhouse.tasks")
 
 Runner = Literal["threads", "processes", "dask", "ray"]
 
-ENGINES: tuple[str, ...] = get_args(Runner)
+ENGINES: tuple[Runner, ...] = get_args(Runner)
 
 _LEAST_BYTES = {"threads": 2**20, "processes": 2**25, "dask": 2**25, "ray": 2**25}
 """Bytes of a task that keep handing it out under 5% of its time; see `engine.grouping`."""
@@ -67,9 +67,10 @@ def choose_engine(runner: str | None = None) -> Engine:
     Raises:
         ConfigError: no such engine, its package is not installed, or an address it cannot have.
     """
-    name = runner or os.environ.get("PACKHOUSE_RUNNER") or "threads"
-    if name not in ENGINES:
-        raise ConfigError(f"no runner '{name}'; known: {', '.join(ENGINES)}")
+    asked = runner or os.environ.get("PACKHOUSE_RUNNER") or "threads"
+    name = next((known for known in ENGINES if known == asked), None)
+    if name is None:
+        raise ConfigError(f"no runner '{asked}'; known: {', '.join(ENGINES)}")
     is_cluster = name in ("dask", "ray")
     if is_cluster and find_spec(f"prefect_{name}") is None:
         raise ConfigError(f"runner '{name}' needs pip install 'packhouse[{name}]'")
@@ -79,7 +80,7 @@ def choose_engine(runner: str | None = None) -> Engine:
     workers = os.environ.get("PACKHOUSE_WORKERS") or str(os.cpu_count() or 1)
     if not workers.isdecimal() or int(workers) < 1:
         raise ConfigError(f"PACKHOUSE_WORKERS is '{workers}'; it must be a number from 1 on")
-    return Engine(runner=name, workers=int(workers), address=address)  # type: ignore[arg-type]
+    return Engine(runner=name, workers=int(workers), address=address)
 
 
 @contextmanager
@@ -98,8 +99,8 @@ def _start(engine: Engine, stack: ExitStack) -> "TaskRunner[Any]":
     for tries_left in (2, 1, 0):
         try:
             runner = stack.enter_context(_task_runner(engine))
-            if engine.runner == "dask":  # connects, which it would do with the first task
-                runner.client  # type: ignore[attr-defined]  # noqa: B018
+            if engine.runner == "dask":
+                getattr(runner, "client")  # noqa: B009 - connects, as the first task would
             return runner
         except Exception as error:
             if tries_left and not engine.address:

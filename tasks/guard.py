@@ -177,9 +177,10 @@ def _take_secrets(places: Places) -> None:
 @cache
 def _secret(block: str) -> str:
     try:
-        value: object = Secret.load(block).get()  # type: ignore[union-attr]
+        secret = Secret.load(block)
     except ValueError:
         raise ConfigError(
             f"the server has no Secret block '{block}', which sources.yaml names"
         ) from None
-    return str(value)
+    assert isinstance(secret, Secret), "outside of an event loop Prefect loads at once"
+    return str(secret.get())

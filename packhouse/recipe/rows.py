@@ -39,15 +39,16 @@ class ValidateConfig(Section):
         return sorted(set(orders))  # the same orders are the same recipe
 
 
+CHAT_TEMPLATES = ("chat", "mistral_system")
+"""Built-in templates that are Jinja, and take `chat_template_kwargs`."""
 TEMPLATES = (
-    "chat",
+    *CHAT_TEMPLATES,
     "alpaca",
     "alpaca_newline",
     "completion",
     "classification",
     "sequence_classification",
     "text",
-    "mistral_system",
     "dart-math/qa",
     "dart-math/alpaca",
     "dart-math/wizardmath-cot",
@@ -145,10 +146,7 @@ class FormatConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.chat_template_kwargs and self.template in set(TEMPLATES) - {
-            "chat",
-            "mistral_system",
-        }:
+        if self.chat_template_kwargs and self.template in set(TEMPLATES) - set(CHAT_TEMPLATES):
             raise ValueError(
                 f"chat_template_kwargs are for chat templates, and template is {self.template}"
             )

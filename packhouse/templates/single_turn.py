@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.rows import TEMPLATES
+from packhouse.recipe.rows import CHAT_TEMPLATES, TEMPLATES
 from packhouse.templates.compiled import CompiledTemplate, Filling, Hole
 from packhouse.templates.conversations import Conversations, Shape, make_shape
 from packhouse.templates.field_columns import FieldColumns, Numbers
@@ -258,8 +258,7 @@ def _names(shape: Shape) -> str:
     return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
 
 
-_CHATS = ("chat", "mistral_system", "dart-math/")
-SINGLE_TURN = tuple(name for name in TEMPLATES if not name.startswith(_CHATS))
+SINGLE_TURN = tuple(n for n in TEMPLATES if not n.startswith((*CHAT_TEMPLATES, "dart-math/")))
 
 
 def make_single_turn(

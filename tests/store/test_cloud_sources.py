@@ -11,6 +11,7 @@ import pytest
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
+from packhouse.sources.files import find_files, pin_of
 from packhouse.store import open_store
 
 ROWS = [{"instruction": f"q{i}", "input": "", "output": "a" * 50} for i in range(200)]
@@ -57,8 +58,11 @@ def test_a_file_that_changed_since_the_scan_is_refused(root):
     tag = store.put_create("rows.jsonl", LINES)
     config = SourceConfig(path=f"{root}/rows.jsonl")
     [shard] = scan_source(config)
+    [listed] = find_files(SourceConfig(path=root))
+    assert pin_of(config.path) == (listed.size, listed.pin) == (len(LINES), listed.pin)
     store.put_if_match("rows.jsonl", LINES.replace(b"q1", b"Q1"), tag)
 
+    assert pin_of(config.path)[1] != listed.pin
     with pytest.raises(SourceError, match="changed since it was scanned"):
         read_shard(shard, config, ValidateConfig(), "prompt")
 

@@ -127,10 +127,10 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             bad = sum(sum(each.facts.quarantined.values()) for each in counts if each)
             counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe, num_bad=bad)
         else:
-            if shard.uri not in samples:
+            if shard.file not in samples:
                 found, read = sample_rows(recipe, source, shard.uri, workspace)
-                samples[shard.uri] = _Counted.of(found, recipe, **read)
-            sample = samples[shard.uri]
+                samples[shard.file] = _Counted.of(found, recipe, **read)
+            sample = samples[shard.file]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
             # By bytes; where the rows of the shard are known already, by these.
@@ -207,12 +207,12 @@ def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Lengths]]) -> tupl
 
 def bytes_needed(plan: Plan, workspace: Workspace) -> int:
     """Return about how many bytes a run will add to the cache, by what Alpaca took."""
-    num_shards = Counter(shard.uri for shard in plan.shards)
+    num_shards = Counter(shard.file for shard in plan.shards)
     raw = needed = 0.0
     for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
         shard, size = jobs[0].parameters.shard, float(jobs[0].size)
         if shard.file_format in TABULAR:  # each shard is given the file's whole size
-            size *= _COLUMNAR / num_shards[shard.uri]
+            size *= _COLUMNAR / num_shards[shard.file]
         raw += size
         todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)
         needed += sum(_WRITTEN[step] * size for step in todo)

@@ -149,7 +149,11 @@ def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) ->
             if first == (number, uri):
                 continue
             if first[1] == uri:
-                raise ConfigError(f"'{uri}' is in two sources: its rows would count twice", uri=uri)
+                raise ConfigError(
+                    f"'{uri}' is in two sources: its rows would count twice; if that is meant, or "
+                    "`where` gives each other rows, give each source a `name` of its own",
+                    uri=uri,
+                )
             raise ConfigError(
                 f"'{uri}' and '{first[1]}' are both called '{file}' in lineage; "
                 "give each source a `name` of its own",

@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + ROWS + "format: {template: mime.jinja}\n",
-            "no file at 'mime.jinja'; did you mean 'mine.jinja'? Built in are chat, mistral_system, ",
+            "no file at 'mime.jinja'; did you mean 'mine.jinja'? Built in are chat, ",
         ),
         (
             HEAD + "sources: [{path: talk.jsonl}]\n",

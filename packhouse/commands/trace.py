@@ -17,7 +17,6 @@ from packhouse.store.address import open_address
 from packhouse.terminal import echo
 from packhouse.views import read_view
 
-_COLUMNS = ("source", "row", "record_id", "split", "outcome", "num_tokens", "pack", "position")
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
 _FROM["line"] = "line (from 1)"
 _RULES = {
@@ -67,10 +66,12 @@ def trace(
         found = _of_row(opened, file, number, tokenizers)
     else:
         raise click.UsageError("give --pack and --token, or --file and --line (or --row)")
-    for each in found:
+    for number, each in enumerate(found):
         if as_json:
             echo(json.dumps(each))
         else:
+            if number:
+                echo("")
             named = {_FROM.get(name, name): value for name, value in each.items()}
             width = max(map(len, named))
             for name, value in named.items():
@@ -128,25 +129,36 @@ def _of_token(
 
 def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[dict[str, Any]]:
     """Where a row went: into packs, out of the data, or to the quarantine."""
-    found: list[dict[str, Any]] = []
-    for view, columns in (
-        ("records", _COLUMNS),
-        ("quarantine", ("source", "row", "step", "reason", "detail")),
-        ("dropped", ("source", "row", "reason", "detail")),
-    ):
-        rows = read_view(opened, view, columns, tokenizers, only={"row": row}).to_pylist()
-        for each in rows:
-            inner = each["source"].partition("/")[2]
-            is_of_file = file in (each["source"], inner) or file.endswith(f"/{inner}")
-            if is_of_file and each not in found:
-                outcome = {"outcome": "quarantined"} if view == "quarantine" else {}
-                found.append({**each, **outcome} if view != "dropped" else {**each})
+    files = {str(each.get("file", "")) for each in opened.manifest.lineage.get("sources", ())}
+    # `faq.jsonl`, or a path that ends so, may be in two sources; `team/faq.jsonl` is in one.
+    chosen = {file} & files or {
+        name
+        for name in files
+        if file == (inner := name.partition("/")[2]) or file.endswith(f"/{inner}")
+    }
+
+    def read(view: str, *columns: str) -> list[dict[str, Any]]:
+        rows = read_view(opened, view, ("source", "row", *columns), tokenizers, only={"row": row})
+        return [each for each in rows.to_pylist() if each["source"] in chosen]
+
+    found = read("records", "record_id", "split", "outcome", "num_tokens", "pack", "position")
+    for why in read("dropped", "record_id", "reason", "detail"):
+        dropped = [
+            record
+            for record in found
+            if record["source"] == why["source"]
+            and record["outcome"] != "kept"
+            and why["record_id"] in (None, record["record_id"])
+        ]
+        for record in dropped:
+            record.update(why)
+        if not dropped:
+            found.append({name: value for name, value in why.items() if value is not None})
+    for bad in read("quarantine", "step", "reason", "detail"):
+        found.append({**bad, "outcome": "quarantined"})
     if not found:
-        files = sorted({s.get("file", "") for s in opened.manifest.lineage.get("sources", ())})
         raise ConfigError(
             f"no row {row:,} (from 0) of '{file}' in {opened.dataset} {opened.version}; its files: "
-            f"{', '.join(files[:5])}"
+            f"{', '.join(sorted(files)[:5])}"
         )
-    if len(found) > 1 and "outcome" in found[0]:  # the record, and why it was dropped
-        found = [{name: v for each in found for name, v in each.items() if v is not None}]
     return found

@@ -97,6 +97,40 @@ def test_trace_names_the_answer_and_the_rule(version, call):
     assert line == row + 1
 
 
+def test_a_row_is_traced_in_each_source_and_to_each_window(tmp_path, call):
+    long = {
+        "messages": [turn for number in range(100, 124) for turn in talk(number)["messages"][:2]]
+    }
+    (tmp_path / "talks.jsonl").write_text(f"{json.dumps(talk(0))}\n{json.dumps(long)}\n")
+    (tmp_path / "recipe.yaml").write_text(
+        "dataset: talks\nsources:\n"
+        "  - {path: talks.jsonl, name: all}\n"
+        "  - {path: talks.jsonl, name: short, where: len(messages) < 9}\n"
+        f"tokenizer: {TOKENIZER}\ndedup: {{exact: drop}}\n"
+        "pack: {seq_len: 256, over_length: window}\n"
+    )
+    pytest.importorskip("duckdb")
+    made = prepare(
+        tmp_path / "recipe.yaml", store=tmp_path / "store", cache=tmp_path / "c", progress=False
+    )
+
+    def traced(file: str, row: str) -> list[dict[str, object]]:
+        lines = call("trace", made.uri, "--file", file, "--row", row, "--json").splitlines()
+        return [json.loads(line) for line in lines]
+
+    windows = traced("all/talks.jsonl", "1")
+    assert len(windows) > 1
+    assert {each["outcome"] for each in windows} == {"kept"}
+    assert len({(each["pack"], each["position"]) for each in windows}) == len(windows)
+    filtered = {"source": "short/talks.jsonl", "row": 1, "reason": "filtered"}
+    (gone,) = traced("short/talks.jsonl", "1")
+    assert gone == {**filtered, "detail": "len(messages) < 9"}
+    assert traced("talks.jsonl", "1") == [*windows, gone]
+    first, again = traced("talks.jsonl", "0")
+    assert [first["outcome"], again["outcome"]] == ["kept", "duplicate"]
+    assert again["detail"] == "repeats all/talks.jsonl row 0"
+
+
 def test_rows_that_went_elsewhere_are_traced(version, call):
     gone = call("trace", version.uri, "--file", "talks.jsonl", "--row", "20")
     assert "repeats talks/talks.jsonl row 4" in gone

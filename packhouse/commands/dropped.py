@@ -128,24 +128,28 @@ def _dropped_rows(
 
 def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
     """Add token counts and texts from the tokenized shards of the run that made the version."""
-    wanted = {(row["source"], row["row"]): row for row in rows}
+    wanted: dict[tuple[str, int, str], Rows] = {}  # windows of a row are records of their own
+    for row in rows:
+        wanted.setdefault((row["source"], row["row"], row["record_id"]), []).append(row)
     jobs = load_last_run(workspace.cache, opened.dataset).values()
     if not any(job["key"].startswith(opened.manifest.vid) for job in jobs):
         return
     ids: list[list[int]] = []
-    found: list[dict[str, Any]] = []
+    found: Rows = []
     for job in jobs:
         receipt = TOKENIZE.peek(job["key"], workspace) if job["step"] == "tokenize" else None
         if receipt is None or not wanted:
             continue
         table = read_table(receipt.path("tokenized.arrow"))
-        places = zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)
+        columns = (table[name].to_pylist() for name in ("source", "row", "record_id"))
+        places = [*zip(*columns, strict=True)]
         at = np.flatnonzero([place in wanted for place in places])
-        for line in table.select(["source", "row", "num_tokens", "input_ids"]).take(at).to_pylist():
-            row = wanted[line["source"], line["row"]]
-            row["num_tokens"] = line["num_tokens"]
-            ids.append(line["input_ids"])
-            found.append(row)
+        lines = table.select(["num_tokens", "input_ids"]).take(at).to_pylist()
+        for index, line in zip(at.tolist(), lines, strict=True):
+            for row in wanted[places[index]]:
+                row["num_tokens"] = line["num_tokens"]
+                ids.append(line["input_ids"])
+                found.append(row)
     load = tokenizer_of(opened, workspace.tokenizers) if found else None
     if load is not None:
         texts = run_tokenizer(partial(decode, load, ids), f"of {opened.dataset}")
@@ -161,9 +165,9 @@ def _add_raw(
     A shard of a file is read only where the manifest names its digest for that place, and reading
     checks the digest again: what is shown is what the version was made of.
     """
-    wanted: dict[str, dict[int, dict[str, Any]]] = {}
+    wanted: dict[str, dict[int, Rows]] = {}
     for row in rows:
-        wanted.setdefault(row["source"], {})[row["row"]] = row
+        wanted.setdefault(row["source"], {}).setdefault(row["row"], []).append(row)
     if recipe is None:
         shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
         missing = "no run on this machine says where it lies; --recipe RECIPE does"
@@ -180,7 +184,8 @@ def _add_raw(
         inside = [n for n in of_file if shard.row_start <= n < shard.row_start + num_rows]
         try:
             for number, (raw, _) in raw_rows(shard, _ANY_SIZE, inside).items():
-                of_file.pop(number)["raw"] = raw.decode("utf-8", "replace")
+                for row in of_file.pop(number):
+                    row["raw"] = raw.decode("utf-8", "replace")
         except PackhouseError as error:  # without what to do about it in a run
             notes.setdefault(shard.file, str(error).partition("; run again")[0])
     uris = {shard.file: shard.uri for shard in shards}
@@ -190,7 +195,7 @@ def _add_raw(
         if name in uris:
             why = f"'{uris[name]}' is not the file that the version was made of: its sha256 differs"
         if left:
-            num_rows_left = counted(len(left), "row")
+            num_rows_left = counted(sum(map(len, left.values())), "row")
             lines.append(f"no text of {num_rows_left} of {name}: {notes.get(name) or why}")
     return lines
 

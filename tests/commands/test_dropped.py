@@ -51,6 +51,31 @@ def test_rows_say_why_and_how_long_they_are(version, tmp_path):
     assert row["text"].endswith("one two <|im_end|>")
 
 
+def test_each_window_of_a_row_has_its_own_text(tmp_path):
+    turns = [(f"Say {n}.", f"It is {n}!") for n in range(24)]
+    talk = [
+        {"role": role, "content": content}
+        for turn in turns
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
+    (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 2)
+    (tmp_path / "recipe.yaml").write_text(
+        f"dataset: talks\nsources: [{{path: talks.jsonl}}]\ntokenizer: {TOKENIZER}\n"
+        "dedup: {exact: drop}\npack: {seq_len: 256, over_length: window}\n"
+    )
+    made = prepare(
+        tmp_path / "recipe.yaml", store=tmp_path / "store", cache=tmp_path / "cache", progress=False
+    )
+    windows = list(map(json.loads, call(made, tmp_path / "cache", "--json").stdout.splitlines()))
+    assert len(windows) > 1
+    assert {each["row"] for each in windows} == {1}
+    said = [[n for n in range(24) if f"It is {n}!" in each["text"]] for each in windows]
+    assert sorted(n for numbers in said for n in numbers) == list(range(24))
+    elsewhere = call(made, tmp_path / "c", "--json", "--recipe", str(tmp_path / "recipe.yaml"))
+    raw = [json.loads(line)["raw"] for line in elsewhere.stdout.splitlines()]
+    assert raw == [json.dumps({"messages": talk})] * len(windows)
+
+
 def test_another_machine_says_that_it_has_no_texts(version, tmp_path):
     done = call(version, tmp_path / "elsewhere")
     assert "rows/rows.jsonl row 20: repeats rows/rows.jsonl row 3" in done.stdout

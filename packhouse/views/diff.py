@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from packhouse.errors import ContractError
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion
 from packhouse.views.contents import CONTENTS
+from packhouse.views.locating import sum_before
 from packhouse.views.query import read_view
 from packhouse.wording import counted
 
@@ -173,9 +175,10 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     # A row of a duplicate is no pair: its content is there in both versions.
     unknown = both.filter(pc.and_(added, both["place"].is_null()))
     gone = both.filter(pc.and_(removed, both["place new"].is_null()))
-    olds = dict(zip(gone["place"].to_pylist(), gone["record_id"].to_pylist(), strict=True))
-    news = zip(unknown["record_id"].to_pylist(), unknown["place new"].to_pylist(), strict=True)
-    edited = [(new_id, olds[place]) for new_id, place in news if place and place in olds]
+    # Of several records of a row, such as windows, the first is paired with the first.
+    olds = dict(zip(gone["window"].to_pylist(), gone["record_id"].to_pylist(), strict=True))
+    news = zip(unknown["record_id"].to_pylist(), unknown["window new"].to_pylist(), strict=True)
+    edited = [(new_id, olds[window]) for new_id, window in news if window and window in olds]
     paired = pa.array([name for pair in edited for name in pair], pa.string())
     is_alone = pc.invert(pc.is_in(both["record_id"], paired))
     groups = {
@@ -194,8 +197,8 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         "moved": both.filter(is_other["split"]),
     }
     shown = {name: rows.slice(0, _MAX_EXAMPLES).to_pylist() for name, rows in groups.items()}
-    _set_outcomes(old, "outcome", [row for row in shown["added"] if not row["outcome"]])
-    _set_outcomes(new, "outcome new", [row for row in shown["removed"] if not row["outcome new"]])
+    _set_outcomes(old, "outcome", shown["added"], both["place"])
+    _set_outcomes(new, "outcome new", shown["removed"], both["place new"])
     examples = {
         name: [_change(name, row, row) for row in rows] for name, rows in shown.items() if rows
     }
@@ -220,35 +223,47 @@ def _contents(opened: OpenVersion) -> pa.Table:
     Columns of packs are null for a record that is in none, those of rows for one that has none.
     """
     contents = read_view(opened, "contents", CONTENTS.names)
-    names = ("record_id", "source", "row", "outcome")
-    read = read_view(opened, "records", names)
-    rows = pa.table({name: read[name].cast(pa.string()) for name in names})
-    is_late = pc.not_equal(rows["outcome"], "kept")
-    rows = rows.append_column("is_late", is_late).sort_by("is_late")  # a kept row first; stable
-    firsts = [(name, "first") for name in ("source", "row", "outcome")]
-    found = rows.group_by("record_id", use_threads=False).aggregate(firsts)
-    columns = [found[f"{name}_first"] for name in ("source", "row")]
-    places = pa.table(
+    read = read_view(opened, "records", ("record_id", "source", "row", "outcome"))
+    texts = [read[name].cast(pa.string()) for name in ("source", "row")]
+    place = pc.binary_join_element_wise(texts[0], "row", texts[1], " ").combine_chunks()
+    # Places a b b: windows a 0, b 0, b 1.
+    codes = place.dictionary_encode().indices.to_numpy().astype(np.int64)
+    number = pa.array(sum_before(codes, np.ones_like(codes))).cast(pa.string())
+    rows = pa.table(
         {
-            "record_id": found["record_id"],
-            "place": pc.binary_join_element_wise(columns[0], "row", columns[1], " "),
-            "outcome": found["outcome_first"],
+            "record_id": read["record_id"].cast(pa.string()),
+            "place": place,
+            "window": pc.binary_join_element_wise(place, number, " "),
+            "outcome": read["outcome"].cast(pa.string()),
+            "is_late": pc.not_equal(read["outcome"].cast(pa.string()), "kept"),
         }
-    )
-    return contents.join(places, "record_id", join_type="full outer")
+    ).sort_by("is_late")  # a kept row first; stable
+    firsts = [(name, "first") for name in ("place", "window", "outcome")]
+    found = rows.group_by("record_id", use_threads=False).aggregate(firsts)
+    found = found.rename_columns([name.removesuffix("_first") for name in found.column_names])
+    return contents.join(found, "record_id", join_type="full outer")
 
 
-def _set_outcomes(opened: OpenVersion, name: str, records: list[dict[str, Any]]) -> None:
-    """Say of rows that are no records of a version why: filtered, quarantined, or nothing."""
-    named = {row["place"] or row["place new"]: row for row in records}
-    places = {place: row for place, row in named.items() if place}
-    for view in ("dropped", "quarantine") if places else ():
+def _set_outcomes(
+    opened: OpenVersion, name: str, records: list[dict[str, Any]], places: pa.ChunkedArray
+) -> None:
+    """Say of examples that are no records of a version why.
+
+    Their row was filtered or quarantined there, or is among the `places` of its records.
+    """
+    wanted = {row["place"] or row["place new"] for row in records if not row[name]} - {None}
+    chosen = pa.array([*wanted], pa.string())
+    split = places.filter(pc.is_in(places, chosen)).to_pylist()
+    said = dict.fromkeys(split, "split to fewer records")
+    for view in ("dropped", "quarantine") if wanted else ():
         rows = read_view(opened, view, ("source", "row", "reason", "detail"))
         row = pc.cast(rows["row"], pa.string())
         place = pc.binary_join_element_wise(rows["source"].cast(pa.string()), "row", row, " ")
         found = rows.append_column("place", place)
-        for each in found.filter(pc.is_in(place, pa.array([*places], pa.string()))).to_pylist():
-            places[each["place"]][name] = f"{each['reason']}: {each['detail']}".removesuffix(": ")
+        for each in found.filter(pc.is_in(place, chosen)).to_pylist():
+            said[each["place"]] = f"{each['reason']}: {each['detail']}".removesuffix(": ")
+    for row in records:
+        row[name] = row[name] or said.get(row["place"] or row["place new"])
 
 
 def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:

@@ -233,7 +233,7 @@ def locate_records(
     # Tokens before the first sequence, and behind the last one, of each id.
     low = edges[np.searchsorted(code[order], np.arange(len(names)), "left")]
     high = edges[np.searchsorted(code[order], np.arange(len(names)), "right")]
-    start = low[row_code] + _before(row_code, num_tokens * times)
+    start = low[row_code] + sum_before(row_code, num_tokens * times)
     end = start + num_tokens
     is_packed = np.asarray((times > 0) & (num_tokens > 0) & (end <= high[row_code]))
     start, end = np.where(is_packed, start, 0), np.where(is_packed, end, 0)
@@ -276,11 +276,11 @@ def _codes(values: pa.Array, names: pa.Array) -> Ints:
     return np.asarray(codes.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _before(code: Ints, tokens: Ints) -> Ints:
+def sum_before(code: Ints, tokens: Ints) -> Ints:
     """Sum of `tokens` over the rows before each that have its code.
 
     Example:
-        >>> _before(np.array([0, 1, 0]), np.array([5, 7, 5])).tolist()
+        >>> sum_before(np.array([0, 1, 0]), np.array([5, 7, 5])).tolist()
         [0, 0, 5]
     """
     order = np.argsort(code, kind="stable")

@@ -61,6 +61,26 @@ def test_edited_added_and_removed_rows_are_told_apart(publish):
     assert "removed" not in text
 
 
+def test_windows_of_an_edited_row_are_paired_in_their_order(publish):
+    def talk(word: str, num_turns: int) -> list[dict[str, object]]:
+        messages = []
+        for number in range(num_turns):
+            messages.append({"role": "user", "content": f"{word} {number}."})
+            messages.append({"role": "assistant", "content": f"It is {number}!"})
+        return [{"messages": messages}]
+
+    windows = {"format": {"template": "chat"}, "pack": {"seq_len": 256, "over_length": "window"}}
+    old, new = (publish(talk(word, 24), **windows) for word in ("Say", "Tell"))
+    lines = printed(old, new)
+    (said,) = [line for line in lines if "edited" in line]
+    number = int(said.split()[0])
+    assert number > 1
+    assert not [line for line in lines if line.endswith((" added", " removed"))]
+    shorter = printed(old, publish(talk("Say", 6), **windows))
+    assert f"        {number - 1} removed" in shorter
+    assert "          rows/rows.jsonl row 0: now split to fewer records" in shorter
+
+
 def test_a_row_that_is_dropped_now_says_why(publish):
     long = {"instruction": "Count.", "output": " ".join(map(str, range(200)))}
     old = publish([*ROWS, long], pack={"seq_len": 2048, "over_length": "drop"})

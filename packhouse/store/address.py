@@ -1,6 +1,7 @@
 """Names of datasets and versions on the command line: `ROOT/DATASET@NAME`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from packhouse.errors import ConfigError
 from packhouse.store.layout import check_name
@@ -45,8 +46,14 @@ def open_address(text: str) -> OpenVersion:
     """Open the version that an address names.
 
     Raises:
+        ConfigError: it is a file of rows.
         VersionNotFoundError: it is not there.
     """
+    if Path(text).is_file():
+        raise ConfigError(
+            f"'{text}' is a file, not a version; `packhouse init {text} --tokenizer NAME` writes a "
+            "recipe that reads it, and `packhouse inspect` of the recipe shows its rows"
+        )
     address = parse_address(text)
     return open_version(address.root, address.dataset, address.name)
 

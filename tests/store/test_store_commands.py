@@ -211,6 +211,9 @@ def test_what_is_not_found_is_said_with_a_command_that_works(dataset, tmp_path):
         message = call("show", place, code=5)
         assert problem in message
         assert remedy in message
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    assert f"is a file, not a version; `packhouse init {rows}" in call("inspect", rows, code=2)
     assert f"packhouse ref ls {dataset}`" in call("ref", "log", dataset, "prod", code=5)
     assert f"packhouse ls {dataset}`" in call("ref", "rollback", dataset, "prod", code=5)
 

@@ -1,5 +1,6 @@
 """Read rows in a thread, ahead of training."""
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ def read_ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
     num_waiting = max(1, (depth + 1) // step - 1)
     waiting: deque[Future[list[Row]]] = deque()
     thread = ThreadPoolExecutor(1, "packhouse-prefetch")
+    is_exiting = sys.is_finalizing  # a local: modules are emptied before a last iterator closes
     try:
         while True:
             while len(waiting) <= num_waiting:
@@ -30,4 +32,5 @@ def read_ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
             if len(some) < step:
                 return
     finally:
-        thread.shutdown(cancel_futures=True)
+        if not is_exiting():  # Python has ended the thread by then
+            thread.shutdown(cancel_futures=True)

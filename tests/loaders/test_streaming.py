@@ -1,5 +1,7 @@
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from functools import partial
@@ -445,6 +447,17 @@ def test_the_reader_is_never_further_ahead_than_asked(depth):
         furthest = max(furthest, pulled - taken)
     assert pulled == 200
     assert 0 < furthest <= depth
+
+
+def test_an_iterator_that_is_left_open_says_nothing_when_python_ends():
+    script = (
+        "import torch\n"  # what comes before it is emptied later
+        "from packhouse.loaders.read_ahead import read_ahead\n"
+        "rows = read_ahead(iter(range(100)), 8)\n"
+        "print(next(rows))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_arguments_that_make_no_sense_are_refused(uri, cache, monkeypatch):

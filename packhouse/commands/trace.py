@@ -6,16 +6,24 @@ from typing import Any
 
 import click
 import numpy as np
+import pyarrow.compute as pc
 
 from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.report.samples import first_split, read_pack, records_in
+from packhouse.report.samples import (
+    first_split,
+    is_of_classes,
+    label_names,
+    read_pack,
+    records_in,
+)
 from packhouse.report.tokens import trained_ranges
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
 from packhouse.views import read_view
+from packhouse.wording import counted
 
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
 _FROM["line"] = "line (from 1)"
@@ -88,19 +96,30 @@ def _of_token(
         raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
     preferences = opened.manifest.preferences
     record_id, start, end, side = next(
-        each for each in records_in(row, preferences) if token < each.end
+        each
+        for each in records_in(row, preferences, label_names(opened.manifest))
+        if token < each.end
     )
     is_paired = preferences == "pairs"
     mask = np.asarray(row["trained"][start:end], np.bool_)
-    places = read_view(
-        opened, "records", ("source", "row", "outcome"), tokenizers, only={"record_id": [record_id]}
-    ).to_pylist()
+    columns, only = ("source", "row", "outcome", "num_tokens"), {"record_id": [record_id]}
+    places = read_view(opened, "records", columns, tokenizers, only=only).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
+    size = end - start
+    is_part = bool(kept) and not is_paired and size < kept[0]["num_tokens"]
+    before = 0
+    if is_part:
+        parts = [part for part in records_in(row) if part.record_id == record_id]
+        before = _tokens_before(opened, split, pack, record_id)
+        before += sum(part.end - part.start for part in parts if part.end <= start)
+        before %= kept[0]["num_tokens"]
     train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
     rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
     sources = opened.manifest.lineage["sources"]
     if kept and kept[0]["source"] in [s["file"] for s in sources if s.get("is_tokenized")]:
         rule = "the mask that the row came with (format: tokenized)"
+    if is_of_classes(opened.manifest):
+        rule = "a classifier learns the label of the record, and no token"
     # Mask 0 0 1 1 0 1 0: answers [2, 4] and [5, 6]. Token 4 is before answer 2 of 2, token 5 in
     # it, and token 6 behind the last.
     answers = trained_ranges(mask)
@@ -110,21 +129,33 @@ def _of_token(
     turn = f"before trained answer {answer} of {len(answers)}"
     if is_trained:
         turn = f"trained answer {answer} of {len(answers)}"
+    elif not answers:
+        turn = "no token is trained"
     elif answer > len(answers):
         turn = f"behind the last of {len(answers)} trained answers"
+    if is_part:
+        turn += f" (of the record's {counted(size, 'token')} in this pack)"
     return {
         "file": kept[0]["source"] if kept else None,
         "row": kept[0]["row"] if kept else None,
         "line": kept[0]["row"] + 1 if kept and kept[0]["source"].endswith(".jsonl") else None,
-        "rows of equal content": max(len(kept) - 1, 0),
+        "rows of equal content": max(len({(p["source"], p["row"]) for p in kept}) - 1, 0),
         "record": record_id,
-        **({"side": side} if is_paired else {}),
-        f"token of the {'side' if is_paired else 'record'}": inner,
+        **({"side" if is_paired else "label": side} if side else {}),
+        f"token of the {'side' if is_paired else 'record'}": before + inner,
         "token id": row["input_ids"][token],
         "turn": turn,
         "trained": "yes" if is_trained else "no",
         "rule": rule,
     }
+
+
+def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -> int:
+    """Tokens of a record in the packs before this one: `concat` cuts records at pack ends."""
+    columns = ("record_ids", "seq_lengths")
+    packs = read_view(opened, "packs", columns, only={"split": split}, limit=pack)
+    names, lengths = (pc.list_flatten(packs[name]) for name in columns)
+    return int(pc.sum(lengths.filter(pc.equal(names, record_id))).as_py() or 0)
 
 
 def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[dict[str, Any]]:
@@ -134,14 +165,15 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
     chosen = {file} & files or {
         name
         for name in files
-        if file == (inner := name.partition("/")[2]) or file.endswith(f"/{inner}")
+        if name.endswith(f"/{file}") or file.endswith(f"/{name.partition('/')[2]}")
     }
 
     def read(view: str, *columns: str) -> list[dict[str, Any]]:
         rows = read_view(opened, view, ("source", "row", *columns), tokenizers, only={"row": row})
         return [each for each in rows.to_pylist() if each["source"] in chosen]
 
-    found = read("records", "record_id", "split", "outcome", "num_tokens", "pack", "position")
+    columns = ("record_id", "split", "outcome", "num_tokens", "times", "pack", "position")
+    found = read("records", *columns)
     for why in read("dropped", "record_id", "reason", "detail"):
         dropped = [
             record
@@ -153,7 +185,8 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
         for record in dropped:
             record.update(why)
         if not dropped:
-            found.append({name: value for name, value in why.items() if value is not None})
+            row_itself = {name: value for name, value in why.items() if value is not None}
+            found.append({**row_itself, "outcome": why["reason"]})
     for bad in read("quarantine", "step", "reason", "detail"):
         found.append({**bad, "outcome": "quarantined"})
     if not found:

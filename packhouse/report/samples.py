@@ -167,6 +167,12 @@ def label_names(manifest: Manifest) -> list[str]:
     return [for_terminal(str(name)) for name in names] if isinstance(names, list) else []
 
 
+def is_of_classes(manifest: Manifest) -> bool:
+    """Return True if a classifier is trained on the labels of rows, and on no token."""
+    template = manifest.configuration.get("format", {}).get("template")
+    return bool(template == "sequence_classification")
+
+
 def label_text(label: int | None, names: Sequence[str]) -> str:
     """Return a label in words: its name where it has one, else its number; nothing for none.
 

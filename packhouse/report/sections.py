@@ -25,6 +25,7 @@ from packhouse.report.html import (
     table,
     tiles,
 )
+from packhouse.report.samples import is_of_classes
 from packhouse.store.counts import splits_of, totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.wording import counted
@@ -40,19 +41,11 @@ def heading(manifest: Manifest) -> str:
     seq_len, template = pack.get("seq_len", 0), form.get("template", "")
     said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
     said += f", template '{template}'" if template else ""
-    trained = "labels" if _is_of_classes(manifest) else form.get("train_on")
+    trained = "labels" if is_of_classes(manifest) else form.get("train_on")
     said += f", preferences as {manifest.preferences}" if manifest.preferences else ""
     said += f", trained on: {trained}." if trained else "."
     version = f"<code class=quiet>{html_text(manifest.version)}</code>"
     return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
-
-
-def _is_of_classes(manifest: Manifest) -> bool:
-    """Return True if a classifier is trained on the labels of rows, and on no token."""
-    return bool(manifest.configuration.get("format", {}).get("template") == _OF_CLASSES)
-
-
-_OF_CLASSES = "sequence_classification"
 
 
 def overview(manifest: Manifest) -> str:
@@ -71,7 +64,7 @@ def overview(manifest: Manifest) -> str:
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
             ("Trained", "labels", "no token is in the loss")
-            if _is_of_classes(manifest)
+            if is_of_classes(manifest)
             else ("Trained", _share(trained, tokens), counted(trained, "token")),
             (
                 "Fill",
@@ -104,7 +97,7 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
     """How a trainer and a shell read the version."""
     where = uri or f"STORE/{manifest.dataset}@{manifest.version}"
     split = next(iter(splits_of(manifest)), "train")
-    trainer = "transformers' Trainer" if _is_of_classes(manifest) else "TRL's SFTTrainer and others"
+    trainer = "transformers' Trainer" if is_of_classes(manifest) else "TRL's SFTTrainer and others"
     python = (
         "import packhouse\n\n"
         f"rows = packhouse.load_preferences({where.rpartition('@')[0]!r}, "
@@ -232,7 +225,7 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         tables.append(table(("loss weight", "trained tokens", "share"), told, "Loss weights"))
     said = "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
     figures: list[str] = []
-    if not _is_of_classes(manifest):
+    if not is_of_classes(manifest):
         said, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     part = _part(measured) if grid or tables else ""

@@ -161,7 +161,8 @@ def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
 
 def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     try:
-        before, after = _contents(old), _contents(new)
+        read = [_records(version) for version in (old, new)]
+        before, after = (_contents(*each) for each in zip((old, new), read, strict=True))
     except ContractError:
         return None
     both = before.join(after, "record_id", join_type="full outer", right_suffix=" new")
@@ -175,10 +176,8 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     # A row of a duplicate is no pair: its content is there in both versions.
     unknown = both.filter(pc.and_(added, both["place"].is_null()))
     gone = both.filter(pc.and_(removed, both["place new"].is_null()))
-    # Of several records of a row, such as windows, the first is paired with the first.
-    olds = dict(zip(gone["window"].to_pylist(), gone["record_id"].to_pylist(), strict=True))
-    news = zip(unknown["record_id"].to_pylist(), unknown["window new"].to_pylist(), strict=True)
-    edited = [(new_id, olds[window]) for new_id, window in news if window and window in olds]
+    olds, news = _numbered(gone, ""), _numbered(unknown, " new")
+    edited = [(new_id, olds[key]) for key, new_id in news.items() if key in olds]
     paired = pa.array([name for pair in edited for name in pair], pa.string())
     is_alone = pc.invert(pc.is_in(both["record_id"], paired))
     groups = {
@@ -197,8 +196,8 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         "moved": both.filter(is_other["split"]),
     }
     shown = {name: rows.slice(0, _MAX_EXAMPLES).to_pylist() for name, rows in groups.items()}
-    _set_outcomes(old, "outcome", shown["added"], both["place"])
-    _set_outcomes(new, "outcome new", shown["removed"], both["place new"])
+    _set_outcomes(old, "outcome", shown["added"], *read)
+    _set_outcomes(new, "outcome new", shown["removed"], *read[::-1])
     examples = {
         name: [_change(name, row, row) for row in rows] for name, rows in shown.items() if rows
     }
@@ -217,49 +216,73 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     )
 
 
-def _contents(opened: OpenVersion) -> pa.Table:
+def _records(opened: OpenVersion) -> pa.Table:
+    """Return each record of the sources: its id, place, number in its row, and outcome."""
+    read = read_view(opened, "records", ("record_id", "source", "row", "outcome"))
+    record_id, source, row, outcome = (read[name].cast(pa.string()) for name in read.column_names)
+    place = pc.binary_join_element_wise(source, "row", row, " ").combine_chunks()
+    # Places a b b: numbers 0, 0, 1.
+    codes = place.dictionary_encode().indices.to_numpy().astype(np.int64)
+    number = sum_before(codes, np.ones_like(codes))
+    names = ["record_id", "place", "number", "outcome"]
+    return pa.table([record_id, place, pa.array(number), outcome], names)
+
+
+def _contents(opened: OpenVersion, rows: pa.Table) -> pa.Table:
     """Join what the packs hold of each record with its first row and what became of that row.
 
     Columns of packs are null for a record that is in none, those of rows for one that has none.
     """
     contents = read_view(opened, "contents", CONTENTS.names)
-    read = read_view(opened, "records", ("record_id", "source", "row", "outcome"))
-    texts = [read[name].cast(pa.string()) for name in ("source", "row")]
-    place = pc.binary_join_element_wise(texts[0], "row", texts[1], " ").combine_chunks()
-    # Places a b b: windows a 0, b 0, b 1.
-    codes = place.dictionary_encode().indices.to_numpy().astype(np.int64)
-    number = pa.array(sum_before(codes, np.ones_like(codes))).cast(pa.string())
-    rows = pa.table(
-        {
-            "record_id": read["record_id"].cast(pa.string()),
-            "place": place,
-            "window": pc.binary_join_element_wise(place, number, " "),
-            "outcome": read["outcome"].cast(pa.string()),
-            "is_late": pc.not_equal(read["outcome"].cast(pa.string()), "kept"),
-        }
-    ).sort_by("is_late")  # a kept row first; stable
-    firsts = [(name, "first") for name in ("place", "window", "outcome")]
+    rows = rows.append_column("is_late", pc.not_equal(rows["outcome"], "kept"))
+    rows = rows.sort_by("is_late")  # a kept row first; stable
+    firsts = [(name, "first") for name in ("place", "number", "outcome")]
     found = rows.group_by("record_id", use_threads=False).aggregate(firsts)
     found = found.rename_columns([name.removesuffix("_first") for name in found.column_names])
     return contents.join(found, "record_id", join_type="full outer")
 
 
+def _numbered(changed: pa.Table, end: str) -> dict[tuple[str, int], str]:
+    """Ids of records by place and number, so that those of a row are paired in their order.
+
+    Of a row's windows a b c and a x c, b is paired with x: a and c are no changed records.
+    """
+    by_place: Counter[str] = Counter()
+    found = {}
+    for row in changed.sort_by(f"number{end}").to_pylist():
+        if place := row[f"place{end}"]:
+            found[place, by_place[place]] = row["record_id"]
+            by_place[place] += 1
+    return found
+
+
 def _set_outcomes(
-    opened: OpenVersion, name: str, records: list[dict[str, Any]], places: pa.ChunkedArray
+    opened: OpenVersion, name: str, records: list[dict[str, Any]], rows: pa.Table, others: pa.Table
 ) -> None:
     """Say of examples that are no records of a version why.
 
-    Their row was filtered or quarantined there, or is among the `places` of its records.
+    Args:
+        opened: the version.
+        name: of the column that says it.
+        records: examples; all of the other version.
+        rows: of the version.
+        others: rows of the other one.
     """
     wanted = {row["place"] or row["place new"] for row in records if not row[name]} - {None}
     chosen = pa.array([*wanted], pa.string())
-    split = places.filter(pc.is_in(places, chosen)).to_pylist()
-    said = dict.fromkeys(split, "split to fewer records")
+    num_records, num_others = (
+        Counter(each["place"].filter(pc.is_in(each["place"], chosen)).to_pylist())
+        for each in (rows, others)
+    )
+    said = {
+        place: "split to fewer records" if number < num_others[place] else "equal to another record"
+        for place, number in num_records.items()
+    }
     for view in ("dropped", "quarantine") if wanted else ():
-        rows = read_view(opened, view, ("source", "row", "reason", "detail"))
-        row = pc.cast(rows["row"], pa.string())
-        place = pc.binary_join_element_wise(rows["source"].cast(pa.string()), "row", row, " ")
-        found = rows.append_column("place", place)
+        left = read_view(opened, view, ("source", "row", "reason", "detail"))
+        row = pc.cast(left["row"], pa.string())
+        place = pc.binary_join_element_wise(left["source"].cast(pa.string()), "row", row, " ")
+        found = left.append_column("place", place)
         for each in found.filter(pc.is_in(place, chosen)).to_pylist():
             said[each["place"]] = f"{each['reason']}: {each['detail']}".removesuffix(": ")
     for row in records:

@@ -61,24 +61,53 @@ def test_edited_added_and_removed_rows_are_told_apart(publish):
     assert "removed" not in text
 
 
-def test_windows_of_an_edited_row_are_paired_in_their_order(publish):
-    def talk(word: str, num_turns: int) -> list[dict[str, object]]:
-        messages = []
-        for number in range(num_turns):
-            messages.append({"role": "user", "content": f"{word} {number}."})
-            messages.append({"role": "assistant", "content": f"It is {number}!"})
-        return [{"messages": messages}]
+WINDOWS = {"format": {"template": "chat"}, "pack": {"seq_len": 256, "over_length": "window"}}
 
-    windows = {"format": {"template": "chat"}, "pack": {"seq_len": 256, "over_length": "window"}}
-    old, new = (publish(talk(word, 24), **windows) for word in ("Say", "Tell"))
+
+def talk(word: str, num_turns: int) -> list[dict[str, object]]:
+    messages = []
+    for number in range(num_turns):
+        messages.append({"role": "user", "content": f"{word} {number}."})
+        messages.append({"role": "assistant", "content": f"It is {number}!"})
+    return [{"messages": messages}]
+
+
+def test_windows_of_an_edited_row_are_paired_in_their_order(publish):
+    old, new = (publish(talk(word, 24), **WINDOWS) for word in ("Say", "Tell"))
     lines = printed(old, new)
     (said,) = [line for line in lines if "edited" in line]
     number = int(said.split()[0])
     assert number > 1
     assert not [line for line in lines if line.endswith((" added", " removed"))]
-    shorter = printed(old, publish(talk("Say", 6), **windows))
+    shorter = printed(old, publish(talk("Say", 6), **WINDOWS))
     assert f"        {number - 1} removed" in shorter
     assert "          rows/rows.jsonl row 0: now split to fewer records" in shorter
+
+
+def test_a_window_that_another_takes_the_place_of_is_edited(publish):
+    def windows(*words: str) -> list[dict[str, object]]:
+        turns = [talk(" ".join([word] * 50), 1)[0]["messages"] for word in words]
+        return [{"messages": [message for turn in turns for message in turn]}]
+
+    settings = WINDOWS | {"pack": {"seq_len": 128, "over_length": "window"}}
+    old = publish(windows("a", "b", "c"), **settings)
+    new = publish(windows("b", "x", "c"), **settings)
+    lines = printed(old, new)
+    assert "records: 2 are the same" in lines
+    assert "        1 edited (the row's content changed)" in lines
+    assert not [line for line in lines if line.endswith((" added", " removed"))]
+
+
+def test_a_row_that_was_or_is_equal_to_another_one_is_not_said_to_be_split(publish):
+    """Content that another row has too is no pair with what the row has in the other version."""
+    keep = {"dedup": {"exact": "keep"}}
+    twice = publish([ROWS[0], *ROWS], **keep)
+    once = publish([{**ROWS[0], "output": "It is nothing!"}, *ROWS], **keep)
+    lines = printed(twice, once)
+    assert "          rows/rows.jsonl row 0: was equal to another record" in lines
+    assert "          rows/rows.jsonl row 1: 2 -> 1 copy" in lines
+    back = printed(once, twice)
+    assert "          rows/rows.jsonl row 0: now equal to another record" in back
 
 
 def test_a_row_that_is_dropped_now_says_why(publish):

@@ -122,13 +122,60 @@ def test_a_row_is_traced_in_each_source_and_to_each_window(tmp_path, call):
     assert len(windows) > 1
     assert {each["outcome"] for each in windows} == {"kept"}
     assert len({(each["pack"], each["position"]) for each in windows}) == len(windows)
-    filtered = {"source": "short/talks.jsonl", "row": 1, "reason": "filtered"}
+    filtered = {"source": "short/talks.jsonl", "row": 1, "outcome": "filtered"}
     (gone,) = traced("short/talks.jsonl", "1")
-    assert gone == {**filtered, "detail": "len(messages) < 9"}
+    assert gone == {**filtered, "reason": "filtered", "detail": "len(messages) < 9"}
     assert traced("talks.jsonl", "1") == [*windows, gone]
     first, again = traced("talks.jsonl", "0")
     assert [first["outcome"], again["outcome"]] == ["kept", "duplicate"]
     assert again["detail"] == "repeats all/talks.jsonl row 0"
+
+
+@pytest.fixture
+def publish(tmp_path):
+    def publish(rows, more: str = "", **source: object) -> Version:
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        recipe = {"dataset": "rows", "sources": [{"path": "rows.jsonl", **source}]}
+        settings = "".join(f"{name}: {json.dumps(value)}\n" for name, value in recipe.items())
+        (tmp_path / "recipe.yaml").write_text(f"{settings}tokenizer: {TOKENIZER}\n{more}")
+        return prepare(
+            tmp_path / "recipe.yaml", store=tmp_path / "store", cache=tmp_path / "c", progress=False
+        )
+
+    return publish
+
+
+def test_a_token_of_a_record_that_packs_cut_is_counted_from_the_records_start(publish, call):
+    rows = [talk(number) for number in range(6)]
+    more = "pack: {seq_len: 32, strategy: concat}\naudit: {max_untrained_packs: 1}\n"
+    made = publish(rows, more, weight=2)
+    query = "select record_id, input_ids from records"
+    lines = map(json.loads, call("sql", made.uri, query, "--json").splitlines())
+    ids = {line["record_id"]: line["input_ids"] for line in lines}
+    for pack in (1, 2, 5):
+        found = json.loads(call("trace", made.uri, "--pack", str(pack), "--token", "1", "--json"))
+        assert ids[found["record"]][found["token of the record"]] == found["token id"]
+        assert found["turn"].endswith("tokens in this pack)")
+    row = json.loads(call("trace", made.uri, "--file", "rows.jsonl", "--row", "3", "--json"))
+    assert row["times"] == 2
+
+
+def test_equal_windows_of_a_row_are_no_rows_of_equal_content(publish, call):
+    more = "pack: {seq_len: 128, over_length: window}\naudit: {max_duplicates: 1}\n"
+    made = publish([{"messages": talk(1)["messages"] * 20}], more)
+    found = json.loads(call("trace", made.uri, "--pack", "0", "--token", "3", "--json"))
+    assert found["rows of equal content"] == 0
+
+
+def test_a_token_of_a_classifier_is_traced_to_its_label(publish, call):
+    rows = [{"text": f"It is {word}.", "label": n} for n, word in enumerate(("bad", "good"))]
+    how = {"format": "classification", "label_names": ["negative", "positive"]}
+    more = "format: {template: sequence_classification}\npack: {strategy: none, seq_len: 64}\n"
+    made = publish(rows, more, **how)
+    found = json.loads(call("trace", made.uri, "--pack", "0", "--token", "0", "--json"))
+    assert found["label"] == ["negative", "positive"][found["row"]]
+    assert found["turn"] == "no token is trained"
+    assert found["rule"].startswith("a classifier learns the label")
 
 
 def test_rows_that_went_elsewhere_are_traced(version, call):

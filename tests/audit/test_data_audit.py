@@ -158,6 +158,60 @@ def test_padding_is_no_token(audited: Callable[..., packhouse.AuditReport], good
     assert report.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
 
 
+def padded(
+    rows: Rows, pad: int, label: int = -100, attention: int | None = None, in_front: bool = False
+) -> Rows:
+    """Rows of one length; without `attention`, they have no mask."""
+    fills = {"input_ids": pad, "labels": label}
+    fills |= {} if attention is None else {"attention_mask": attention}
+    longest = max(len(row["input_ids"]) for row in rows)
+    made = []
+    for row in rows:
+        number = longest - len(row["input_ids"])
+        filled = {name: [value] * number for name, value in fills.items()}
+        made.append({
+            name: values + row[name] if in_front else row[name] + values
+            for name, values in filled.items()
+        })  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("pad", [151643, END])
+@pytest.mark.parametrize("attention", [None, 0, 1])
+@pytest.mark.parametrize("in_front", [False, True])
+def test_padding_that_is_trained_is_found_and_nothing_beside_it(
+    audited: Callable[..., packhouse.AuditReport],
+    good: Rows,
+    pad: int,
+    attention: int | None,
+    in_front: bool,
+) -> None:
+    trained = audited(padded(good, pad, pad, attention, in_front))
+    longest = max(len(row["input_ids"]) for row in good)
+    number = sum(len(row["input_ids"]) < longest - (in_front and pad == END) for row in good)
+
+    assert numbers(trained) == {"padding": number}, trained
+    assert trained.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
+    untrained = numbers(audited(padded(good, pad, -100, attention, in_front)))
+    assert untrained == ({"padding": number} if in_front and not attention == 0 else {})
+
+
+def test_an_end_token_that_pads_too_ends_an_answer_once() -> None:
+    from packhouse.auditing.token_rows import Padding
+
+    def places(pad: Padding, ids: list[int], trained: list[int]) -> list[int]:
+        return pad.places(np.array(ids), np.array(trained, np.bool_)).astype(int).tolist()
+
+    own, other = Padding(2, frozenset({2})), Padding(0, frozenset({2}), bos_id=0)
+    assert places(own, [7, 8, 2, 2, 2], [0, 1, 1, 1, 1]) == [0, 0, 0, 1, 1]
+    assert places(own, [7, 8, 2], [0, 1, 1]) == [0, 0, 0]
+    assert places(other, [7, 8, 2, 0], [0, 1, 1, 1]) == [0, 0, 0, 1]
+    assert places(other, [7, 8, 0, 0], [0, 1, 1, 0]) == [0, 0, 0, 1]
+    assert places(other, [0, 0, 7, 8, 2, 2], [0] * 6) == [1, 0, 0, 0, 0, 1]
+    assert places(Padding(None), [7, 7], [0, 0]) == [0, 0]
+    assert places(own, [2, 2], [0, 0]) == [1, 1]
+
+
 def _untrained(rows: Rows) -> Rows:
     rows[3]["labels"] = [-100] * len(rows[3]["labels"])
     return rows
@@ -222,6 +276,28 @@ def _shifted(rows: Rows) -> Rows:
     return rows
 
 
+def _null_labels(rows: Rows) -> Rows:
+    rows[3]["labels"] = None
+    return rows
+
+
+def _no_labels(rows: Rows) -> Rows:
+    return [{name: row[name] for name in ("input_ids", "attention_mask")} for row in rows[:2]] + [
+        {**row, "labels": None} for row in rows[2:]
+    ]
+
+
+def _null_among_labels(rows: Rows) -> Rows:
+    rows[0]["labels"][5] = rows[1]["labels"][-3] = None
+    rows[2]["attention_mask"][5] = None
+    return rows
+
+
+def _far_below_zero(rows: Rows) -> Rows:
+    rows[0]["labels"] = [-200 if label == -100 else label for label in rows[0]["labels"]]
+    return rows
+
+
 def _uneven(rows: Rows) -> Rows:
     rows[0]["labels"].pop()
     return rows
@@ -256,7 +332,11 @@ def _repeated(rows: Rows) -> Rows:
         (_crossing, {"crossing": 1, "trained_prompts": 1}),
         (_shifted, {"mislabeled": 1}),
         (_minus_one, {"mislabeled": 1}),
+        (_far_below_zero, {"mislabeled": 1}),
         (_uneven, {"uneven": 1}),
+        (_null_labels, {"unmasked": 1, "trained_prompts": 1}),
+        (_no_labels, {"unmasked": 40, "trained_prompts": 40}),
+        (_null_among_labels, {"uneven": 3}),
         (_foreign, {"foreign_ids": 1}),
         (_repeated, {"duplicates": 2}),
     ],

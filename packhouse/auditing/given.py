@@ -28,7 +28,7 @@ _FINDINGS = {
     "missing_headers": ("missing_headers",),
     "untrained_starts": ("untrained_starts",),
     "leaks": ("leaks",),
-    "untrained_rows": ("untrained",),
+    "untrained_rows": ("untrained", "empty"),
     "double_bos": ("double_bos",),
     "missing_bos": ("missing_bos",),
 }

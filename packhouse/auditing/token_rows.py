@@ -1,10 +1,10 @@
 """Rows that another tool tokenized, as flat arrays: ids, what is trained, where records begin.
 
 A mask is whatever says so: `labels` (below 0: not trained, and wrong above -100), `loss_mask`,
-`completion_mask`, `assistant_masks`; a token is trained if all that are there say so. Without any
-of them every token is. Records of a row are parted by `seq_lengths`, else `cu_seqlens`, else
-`position_ids` that do not rise by one, else the segment numbers of an `attention_mask`; otherwise
-the row is one.
+`loss_weights`, `completion_mask`, `assistant_masks`; a token is trained if all that are there say
+so. Without any of them every token is. Records of a row are parted by `seq_lengths`, else
+`cu_seqlens`, else `position_ids` that do not rise by one, else the segment numbers of an
+`attention_mask`; otherwise the row is one.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,11 @@ from packhouse.packing.layout import MASK_COLUMNS, published_schema, to_layout
 Values = Float64s
 
 _CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
-MASKS = frozenset(("labels", *MASK_COLUMNS))
+_MASKS = (*MASK_COLUMNS, "loss_weights")
+MASKS = frozenset(("labels", *_MASKS))
 """Columns that say which tokens are trained."""
 
-_PER_TOKEN = ("labels", *MASK_COLUMNS, "attention_mask", "position_ids")
+_PER_TOKEN = ("labels", *_MASKS, "attention_mask", "position_ids")
 _WHOLE = ("input_ids", "labels", "position_ids", "seq_lengths", *_CU_SEQLENS)
 COLUMNS = ("input_ids", *_PER_TOKEN, "seq_lengths", *_CU_SEQLENS, "trained_ranges", "record_ids")
 """What is read of a row; `trained_ranges` is packhouse's own compact layout."""
@@ -85,6 +86,19 @@ class TokenRows:
     def is_last(self) -> Bools:
         """Return, for each record, if it is the last one of its row."""
         return np.append(self.rows[1:] != self.rows[:-1], True)[: len(self.rows)]
+
+    def runs(self) -> tuple[Int64s, Int64s]:
+        """Return where runs of trained tokens begin and end; none goes beyond its record.
+
+        Trained [0 1 1 1 0 1], records at [0 3]: [1, 3), [3, 4) and [5, 6).
+        """
+        is_first = np.zeros(len(self.ids) + 1, np.bool_)
+        is_first[self.starts] = True
+        before = np.append(False, self.trained[:-1])
+        after = np.append(self.trained[1:], False)
+        begins = np.flatnonzero(self.trained & (~before | is_first[:-1]))
+        stops = np.flatnonzero(self.trained & (~after | is_first[1:])) + 1
+        return begins, stops
 
 
 def read_token_rows(batch: pa.RecordBatch, first_row: int, pad: Padding) -> TokenRows:
@@ -188,27 +202,33 @@ class _Found:
             return 0
         is_whole = all(np.isfinite(each).all() for each in (values, *per_token))
         if not len(values) or not is_whole or values.min() < 0:
-            self.fault("uneven" if len(values) else "untrained", number, -1)
+            self.fault("uneven" if len(values) else "empty", number, -1)
             return 0
         ids = values.astype(np.int64)
         trained = np.ones(len(ids), np.bool_)
         labels = row.get("labels", values[:0])
         if len(labels):
             trained &= labels >= 0
-        for name in MASK_COLUMNS:
+        for name in _MASKS:
             if len(row.get(name, ())):
                 trained &= row[name] != 0
         attention = row.get("attention_mask", values[:0])
         is_masked = attention <= 0 if len(attention) else np.zeros(len(ids), np.bool_)
-        is_token = ~(is_masked | pad.places(ids, trained))
+        is_padding = pad.places(ids, trained)
+        is_token = ~(is_masked | is_padding)
         if not is_token.any():
-            self.fault("padding" if trained.any() else "untrained", number, -1)
+            name = "hidden" if is_masked.all() and not is_padding.all() else "empty"
+            self.fault("padding" if is_padding.all() and trained.any() else name, number, -1)
             return 0
+        places = np.flatnonzero(is_token)
+        holes = ~is_token & (ids != pad.id)
+        holes[: places[0]] = holes[places[-1] :] = False
+        if holes.any():
+            self.fault("hidden", number, at + int(np.searchsorted(places, np.argmax(holes))))
         if not any(len(row.get(name, ())) for name in MASKS):
             self.fault("unmasked", number, at)
-        begin = int(np.argmax(is_token))
-        is_wrong = trained & ~is_token
-        is_wrong[:begin] |= ~is_masked[:begin]
+        is_wrong = trained & ~is_token & ~holes
+        is_wrong[: places[0]] |= ~is_masked[: places[0]]
         if is_wrong.any():
             before = int(is_token[: np.argmax(is_wrong)].sum())
             self.fault("padding", number, at + max(before - 1, 0))
@@ -249,7 +269,9 @@ class _Found:
             starts = starts[starts < num_tokens]
         elif len(own.attention) and own.attention.max() > 1:
             starts = np.flatnonzero(np.diff(own.attention, prepend=-1) != 0)
-        if len(positions):
+        if len(positions) > 1 and (positions == positions[0]).all():  # they count nothing
+            self.fault("positions", own.number, own.at)
+        elif len(positions):
             restarts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
             wrong = np.setxor1d(restarts, restarts if starts is None else starts)
             wrong = np.union1d(wrong, restarts[positions[restarts] != 0])

@@ -172,7 +172,7 @@ class _Scan:
         """Runs of trained tokens that do not end with an end token, and why."""
         if not self.turns.end_ids:
             return
-        begins, stops = _runs(rows)
+        begins, stops = rows.runs()
         ends = np.flatnonzero(self.is_end[rows.ids])
         blanks = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         record_ends = rows.starts[self._record_of(rows, begins) + 1]
@@ -243,7 +243,7 @@ class _Scan:
         if not self.turns.answer_opens:
             return
         answers = AnswerPlaces.of(rows, data, edges, self.turns, self.table)
-        cut = answers.cut_prompts(_runs(rows)[0], self.bos_id)
+        cut = answers.cut_prompts(rows.runs()[0], self.bos_id)
         self.cut = self._more(self.cut, rows, cut)
         if not len(answers.headers):
             return
@@ -351,20 +351,6 @@ def _first_of_each(owners: Int64s, places: Int64s) -> tuple[Int64s]:
     return (places[np.append(True, owners[1:] != owners[:-1])[: len(places)]],)
 
 
-def _runs(rows: TokenRows) -> tuple[Int64s, Int64s]:
-    """Where runs of trained tokens begin and end; none goes beyond its record.
-
-    Trained [0 1 1 1 0 1], records at [0 3]: [1, 3), [3, 4) and [5, 6).
-    """
-    is_first = np.zeros(len(rows.ids) + 1, np.bool_)
-    is_first[rows.starts] = True
-    before = np.append(False, rows.trained[:-1])
-    after = np.append(rows.trained[1:], False)
-    begins = np.flatnonzero(rows.trained & (~before | is_first[:-1]))
-    stops = np.flatnonzero(rows.trained & (~after | is_first[1:])) + 1
-    return begins, stops
-
-
 def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
     """Return which of `size` places lie in ranges that do not overlap.
 
@@ -379,7 +365,7 @@ def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
 def _as_tokens(rows: TokenRows, pipeline: Pipeline) -> Tokens:
     """The rows as the audit of a shard sees them, with no content that is known."""
     nothing = np.zeros(0, np.int64)
-    begins, stops = _runs(rows)
+    begins, stops = rows.runs()
     zeros = np.zeros(len(rows.ids), np.int64)
     num_records = len(rows.rows)
     return Tokens(

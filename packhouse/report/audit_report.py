@@ -12,6 +12,11 @@ from packhouse.wording import counted
 # Finding -> what is wrong, what to do.
 MEANINGS = {
     "untrained": ("no trained token", "drop them, or mend their mask: their loss is 0 or NaN"),
+    "empty": ("no token, or padding alone", "drop them"),
+    "hidden": (
+        "attention_mask is 0 at tokens that are no padding",
+        "write 1 there, or cut these tokens off: the model would not see them",
+    ),
     "unmasked": (
         "nothing says which tokens are trained, as in other rows",
         "write labels of -100 where a token is not; or drop them",
@@ -84,6 +89,8 @@ _OF_ROWS = {
     "crossing",
     "unmasked",
     "padding",
+    "empty",
+    "hidden",
 }
 _OF_TOKENS = {"untrained_answers", "unknown_tokens"}
 

@@ -127,7 +127,7 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
 def test_masks_of_other_names_say_what_is_trained(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:
-    for name in ("completion_mask", "assistant_masks", "loss_mask"):
+    for name in ("completion_mask", "assistant_masks", "loss_mask", "loss_weights"):
         rows = [
             {"input_ids": row["input_ids"], name: [int(label != -100) for label in row["labels"]]}
             for row in good
@@ -298,6 +298,26 @@ def _far_below_zero(rows: Rows) -> Rows:
     return rows
 
 
+def _hidden(rows: Rows) -> Rows:
+    rows[0]["attention_mask"][5] = 0
+    rows[1]["attention_mask"] = [0] * len(rows[1]["attention_mask"])
+    return rows
+
+
+def _same_positions(rows: Rows) -> Rows:
+    return [
+        joined(rows[:3], "position_ids") | {"position_ids": [0] * len(joined(rows[:3])["labels"])}
+    ]
+
+
+def _empty(rows: Rows) -> Rows:
+    return [
+        *rows,
+        {"input_ids": [], "labels": []},
+        {"input_ids": [151643] * 3, "labels": [-100] * 3},
+    ]
+
+
 def _uneven(rows: Rows) -> Rows:
     rows[0]["labels"].pop()
     return rows
@@ -334,6 +354,9 @@ def _repeated(rows: Rows) -> Rows:
         (_minus_one, {"mislabeled": 1}),
         (_far_below_zero, {"mislabeled": 1}),
         (_uneven, {"uneven": 1}),
+        (_hidden, {"hidden": 2}),
+        (_same_positions, {"positions": 1, "leaks": 1}),
+        (_empty, {"empty": 2}),
         (_null_labels, {"unmasked": 1, "trained_prompts": 1}),
         (_no_labels, {"unmasked": 40, "trained_prompts": 40}),
         (_null_among_labels, {"uneven": 3}),
@@ -512,6 +535,24 @@ def test_columns_that_hold_no_whole_numbers_are_refused_by_name(
     empty = {name: [] for name in row}
     with pytest.raises(SourceError, match=re.escape(said)):
         audited([empty, row])
-    assert numbers(audited([empty, {"input_ids": None}]))["untrained"] == 2
+    assert numbers(audited([empty, {"input_ids": None}])) == {"empty": 2}
     masked = {"input_ids": [5, 6, END], "assistant_masks": [False, True, True]}
     assert audited([masked]).counts["trained_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([[5], [6]], "row 1: column 'labels' holds a list with [5], not a list of numbers"),
+        ("56", "row 1: column 'labels' holds '56', not a list of numbers"),
+        (5, "row 1: column 'labels' holds 5, not a list of numbers"),
+    ],
+)
+def test_a_row_of_another_kind_than_the_others_is_named(
+    audited: Callable[..., packhouse.AuditReport], value: object, said: str, tmp_path: Path
+) -> None:
+    rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [5, 6], "labels": value}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (rows, tmp_path / "rows.jsonl"):
+        with pytest.raises(SourceError, match=re.escape(said)):
+            audited(data)

@@ -114,7 +114,7 @@ def audit(
         )
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
-    if turns.answer_opens and not found.has_turns:
+    if turns.answer_opens and not found.has_turns and found.counts["records"]:
         notes.append(
             "no row holds what the template writes before an answer, so prompts and headers were "
             "not looked at: is it the template that the rows were made with?"

@@ -51,7 +51,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "type": Reason(
             "a value has another type than it must",
-            "write text where text is due, in `select` by `cast(... as varchar)`",
+            "write text where text is due, in `select` by `cast(... as varchar)`; and whole "
+            "numbers where ids and labels are",
         ),
         "media": Reason(
             "the row holds an image, a video or sound",
@@ -82,7 +83,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "an id that the tokenizer does not have", "name the tokenizer that made the rows"
         ),
         "padding": Reason(
-            "pad tokens at the end that no mask leaves out",
+            "pad tokens at either end that no mask leaves out",
             "write an `attention_mask`, or cut them off",
         ),
         "arguments": Reason(

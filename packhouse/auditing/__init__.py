@@ -37,5 +37,5 @@ __all__ = [
     "run_check",
 ]
 
-VERSION = 11
+VERSION = 12
 """Raised whenever the same tables give another result: it is published, so it is in the key."""

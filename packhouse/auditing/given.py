@@ -24,11 +24,11 @@ _BATCH_ROWS = 1000
 _FINDINGS = {
     "unterminated_turns": ("untrained_ends", "unended", "truncated"),
     "leaked_headers": ("trained_headers",),
-    "trained_prompt_bytes": ("trained_prompts",),
+    "trained_prompt_bytes": ("trained_prompts", "padding"),
     "missing_headers": ("missing_headers",),
     "untrained_starts": ("untrained_starts",),
     "leaks": ("leaks",),
-    "untrained_rows": ("untrained",),
+    "untrained_rows": ("untrained", "empty"),
     "double_bos": ("double_bos",),
     "missing_bos": ("missing_bos",),
 }
@@ -61,7 +61,8 @@ def audit_given(
         "double_ends": 0,
         "unknown_tokens": found.counts["unknown_tokens"],
         **{name: sum(found.counts[own] for own in names) for name, names in _FINDINGS.items()},
-        "trained_prompt_bytes": found.counts["trained_prompt_bytes"],
+        # At least a byte of each record in which padding is trained.
+        "trained_prompt_bytes": found.counts["trained_prompt_bytes"] + found.counts["padding"],
     }
     worst = {}
     for name, names in _FINDINGS.items():

@@ -87,12 +87,25 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         plain = [{name: _plain(row.get(name)) for name in names} for row in taken]
         try:
             yield pa.RecordBatch.from_pylist(plain)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             said = " ".join(map(str, error.args))[:200]
-            raise SourceError(
-                f"rows {number:,} to {number + len(taken) - 1:,} are no lists of numbers ({said})"
-            ) from None
+            strange = _strange_value(plain, number)
+            where = f"rows {number:,} to {number + len(taken) - 1:,} are no lists of numbers"
+            raise SourceError(strange or f"{where} ({said})") from None
         number += len(taken)
+
+
+def _strange_value(rows: Sequence[dict[str, Any]], first_row: int) -> str:
+    """Say which value is no list of numbers, of rows that Arrow cannot hold."""
+    for number, row in enumerate(rows, first_row):
+        for name, value in row.items():
+            is_list = isinstance(value, list)
+            strange = [v for v in value if not isinstance(v, int | float | None)] if is_list else []
+            if strange or not (is_list or value is None or name == "label"):
+                held = f"{strange[0] if strange else value!r}"[:40]
+                what = "a list with " if strange else ""
+                return f"row {number:,}: column '{name}' holds {what}{held}, not a list of numbers"
+    return ""
 
 
 def _plain(value: object) -> object:

@@ -1,10 +1,10 @@
 """Rows that another tool tokenized, as flat arrays: ids, what is trained, where records begin.
 
 A mask is whatever says so: `labels` (below 0: not trained, and wrong above -100), `loss_mask`,
-`completion_mask`, `assistant_masks`; a token is trained if all that are there say so. Without any
-of them every token is. Records of a row are parted by `seq_lengths`, else `cu_seqlens`, else
-`position_ids` that do not rise by one, else the segment numbers of an `attention_mask`; otherwise
-the row is one.
+`loss_weights`, `completion_mask`, `assistant_masks`; a token is trained if all that are there say
+so. Without any of them every token is. Records of a row are parted by `seq_lengths`, else
+`cu_seqlens`, else `position_ids` that do not rise by one, else the segment numbers of an
+`attention_mask`; otherwise the row is one.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,11 @@ from packhouse.packing.layout import MASK_COLUMNS, published_schema, to_layout
 Values = Float64s
 
 _CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
-_PER_TOKEN = ("labels", *MASK_COLUMNS, "attention_mask", "position_ids")
+_MASKS = (*MASK_COLUMNS, "loss_weights")
+MASKS = frozenset(("labels", *_MASKS))
+"""Columns that say which tokens are trained."""
+
+_PER_TOKEN = ("labels", *_MASKS, "attention_mask", "position_ids")
 _WHOLE = ("input_ids", "labels", "position_ids", "seq_lengths", *_CU_SEQLENS)
 COLUMNS = ("input_ids", *_PER_TOKEN, "seq_lengths", *_CU_SEQLENS, "trained_ranges", "record_ids")
 """What is read of a row; `trained_ranges` is packhouse's own compact layout."""
@@ -29,11 +33,37 @@ COLUMNS = ("input_ids", *_PER_TOKEN, "seq_lengths", *_CU_SEQLENS, "trained_range
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The token at the end of rows that stands for nothing where it is not trained."""
+    """What fills rows up to one length: pad tokens, or end tokens behind the end of an answer."""
 
     id: int | None
-    is_end: bool = False
-    """True if it ends answers, too: then the first of several is no padding."""
+    end_ids: frozenset[int] = frozenset()
+    bos_id: int | None = None
+    """If it is the pad token, too, the last one in front is no padding."""
+
+    def places(self, ids: Int64s, trained: Bools) -> Bools:
+        """Return which tokens are padding: the pad or end tokens at either end of a row.
+
+        With end 2 and pad 0: [7 8 2 0 0] -> [0 0 0 1 1], and [7 8 2 2 2] -> [0 0 0 1 1]. In
+        [7 8 0 0], of which the first pad alone is trained, it stands for an end: [0 0 0 1].
+        """
+        found = np.zeros(len(ids), np.bool_)
+        first, last = ids[0], ids[-1]
+        if self._fills(first):
+            number = int(np.argmin(np.append(ids == first, False)))
+            is_own = first == self.id or number > 1
+            found[: (number - (first == self.bos_id)) * is_own] = True
+        if self._fills(last) and not found[-1]:
+            begin = len(ids) - int(np.argmin(np.append(ids[::-1] == last, False)))
+            is_end = int(last) in self.end_ids
+            is_alone = begin + 1 == len(ids)
+            is_behind_end = not self.end_ids.isdisjoint(ids[max(begin - 2, 0) : begin].tolist())
+            stands_for_end = is_end or (trained[begin] and not trained[begin + 1 :].any())
+            keeps = stands_for_end and (not is_behind_end or (is_end and is_alone))
+            found[begin + keeps :] = True
+        return found
+
+    def _fills(self, token: np.int64) -> bool:
+        return token == self.id or int(token) in self.end_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +86,19 @@ class TokenRows:
     def is_last(self) -> Bools:
         """Return, for each record, if it is the last one of its row."""
         return np.append(self.rows[1:] != self.rows[:-1], True)[: len(self.rows)]
+
+    def runs(self) -> tuple[Int64s, Int64s]:
+        """Return where runs of trained tokens begin and end; none goes beyond its record.
+
+        Trained [0 1 1 1 0 1], records at [0 3]: [1, 3), [3, 4) and [5, 6).
+        """
+        is_first = np.zeros(len(self.ids) + 1, np.bool_)
+        is_first[self.starts] = True
+        before = np.append(False, self.trained[:-1])
+        after = np.append(self.trained[1:], False)
+        begins = np.flatnonzero(self.trained & (~before | is_first[:-1]))
+        stops = np.flatnonzero(self.trained & (~after | is_first[1:])) + 1
+        return begins, stops
 
 
 def read_token_rows(batch: pa.RecordBatch, first_row: int, pad: Padding) -> TokenRows:
@@ -81,7 +124,7 @@ def read_token_rows(batch: pa.RecordBatch, first_row: int, pad: Padding) -> Toke
     columns = {name: _numbers(batch[name]) for name in COLUMNS if name in batch.schema.names}
     read = {name: column for name, column in columns.items() if column is not None}
     for name in columns:
-        if name in _WHOLE or name in MASK_COLUMNS:
+        if name in _WHOLE or name in MASKS:
             _check_numbers(name, batch[name], read.get(name), first_row)
     found = _Found({}, [], [], [], [])
     total = 0
@@ -104,7 +147,7 @@ def _check_numbers(
     name: str, column: pa.Array, read: tuple[Values, Int64s] | None, first_row: int
 ) -> None:
     """Refuse a column that would be left out, or read as other numbers than it holds."""
-    if read is None and name in ("input_ids", "labels", *MASK_COLUMNS):
+    if read is None and name in ("input_ids", *MASKS):
         held = str(column.type)[:80]
         raise SourceError(f"column '{name}' holds {held}, not a list of numbers in each row")
     if read is None or name not in _WHOLE or column.null_count == len(column):
@@ -157,24 +200,39 @@ class _Found:
         if any(len(each) not in (0, len(values)) for each in per_token):
             self.fault("uneven", number, -1)
             return 0
-        if not len(values) or not np.isfinite(values).all() or values.min() < 0:
-            self.fault("uneven" if len(values) else "untrained", number, -1)
+        is_whole = all(np.isfinite(each).all() for each in (values, *per_token))
+        if not len(values) or not is_whole or values.min() < 0:
+            self.fault("uneven" if len(values) else "empty", number, -1)
             return 0
         ids = values.astype(np.int64)
         trained = np.ones(len(ids), np.bool_)
         labels = row.get("labels", values[:0])
         if len(labels):
             trained &= labels >= 0
-        for name in MASK_COLUMNS:
+        for name in _MASKS:
             if len(row.get(name, ())):
                 trained &= row[name] != 0
         attention = row.get("attention_mask", values[:0])
-        is_token = attention > 0 if len(attention) else np.ones(len(ids), np.bool_)
-        is_token[_padding(ids, trained, pad) :] = False
+        is_masked = attention <= 0 if len(attention) else np.zeros(len(ids), np.bool_)
+        is_padding = pad.places(ids, trained)
+        is_token = ~(is_masked | is_padding)
         if not is_token.any():
-            self.fault("untrained", number, -1)
+            name = "hidden" if is_masked.all() and not is_padding.all() else "empty"
+            self.fault("padding" if is_padding.all() and trained.any() else name, number, -1)
             return 0
-        stated = trained | ((labels < 0) & (labels > -100)) if len(labels) else trained
+        places = np.flatnonzero(is_token)
+        holes = ~is_token & (ids != pad.id)
+        holes[: places[0]] = holes[places[-1] :] = False
+        if holes.any():
+            self.fault("hidden", number, at + int(np.searchsorted(places, np.argmax(holes))))
+        if not any(len(row.get(name, ())) for name in MASKS):
+            self.fault("unmasked", number, at)
+        is_wrong = trained & ~is_token & ~holes
+        is_wrong[: places[0]] |= ~is_masked[: places[0]]
+        if is_wrong.any():
+            before = int(is_token[: np.argmax(is_wrong)].sum())
+            self.fault("padding", number, at + max(before - 1, 0))
+        stated = trained | ((labels < 0) & (labels != -100)) if len(labels) else trained
         if len(labels) and (wrong := stated & is_token & (labels != ids)).any():
             self.fault("mislabeled", number, at + int(np.argmax(wrong[is_token])))
         positions = row.get("position_ids", values[:0])
@@ -211,7 +269,9 @@ class _Found:
             starts = starts[starts < num_tokens]
         elif len(own.attention) and own.attention.max() > 1:
             starts = np.flatnonzero(np.diff(own.attention, prepend=-1) != 0)
-        if len(positions):
+        if len(positions) > 1 and (positions == positions[0]).all():  # they count nothing
+            self.fault("positions", own.number, own.at)
+        elif len(positions):
             restarts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
             wrong = np.setxor1d(restarts, restarts if starts is None else starts)
             wrong = np.union1d(wrong, restarts[positions[restarts] != 0])
@@ -232,12 +292,3 @@ class _Own:
     at: int
     is_token: Bools
     attention: Values
-
-
-def _padding(ids: Int64s, trained: Bools, pad: "Padding") -> int:
-    """Where a row's padding begins; the first of it may be an end token with the same id."""
-    if pad.id is None or ids[-1] != pad.id or trained[-1]:
-        return len(ids)
-    others = np.flatnonzero((ids != pad.id) | trained)
-    begin = int(others[-1]) + 1 if len(others) else 0
-    return min(begin + pad.is_end, len(ids))

@@ -19,7 +19,7 @@ import pyarrow as pa
 from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.answer_places import AnswerPlaces
 from packhouse.auditing.ends import bos_and_unknown
-from packhouse.auditing.token_rows import Padding, TokenRows, read_token_rows
+from packhouse.auditing.token_rows import MASKS, Padding, TokenRows, read_token_rows
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.auditing.turns import TokenBytes, Turns
 from packhouse.tokenization.pipeline import Pipeline
@@ -77,10 +77,10 @@ class _Scan:
         self.snapshot, self.turns, self.pipeline = snapshot, turns, pipeline
         self.table = TokenBytes.of(pipeline)
         pad = snapshot.special_tokens.get("pad_token", "")
-        pad_id = snapshot.added_tokens.get(pad)
-        self.pad = Padding(pad_id, pad_id in turns.end_ids)
         bos = snapshot.special_tokens.get("bos_token", "")
-        self.bos_id = snapshot.added_tokens.get(bos, -1) if turns.bos_opens else -1
+        bos_id = snapshot.added_tokens.get(bos, -1)
+        self.pad = Padding(snapshot.added_tokens.get(pad), turns.end_ids, bos_id)
+        self.bos_id = bos_id if turns.bos_opens else -1
         self.is_end = np.zeros(len(pipeline.is_control), np.bool_)
         self.is_end[[i for i in turns.end_ids if i < len(self.is_end)]] = True
         self.thought_tags = tuple(
@@ -97,6 +97,8 @@ class _Scan:
         self.cut: tuple[int, list[Sample]] = (0, [])
         self.other: tuple[int, list[Sample]] = (0, [])
         self.num_alike = 0
+        self.unmasked: tuple[int, list[Sample]] = (0, [])
+        self.names_mask = False
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -111,8 +113,11 @@ class _Scan:
         longest = max([counts["longest_row"], *rows.row_lengths.tolist()])
         counts["longest_row"] = longest
         joined = rows.faults.get("joined", [])
+        unmasked = np.array([token for _, token in rows.faults.get("unmasked", [])], np.int64)
+        self.unmasked = self._more(self.unmasked, rows, unmasked)
+        self.names_mask |= not MASKS.isdisjoint(batch.schema.names)
         for name, faults in rows.faults.items():
-            if name != "joined":
+            if name not in ("joined", "unmasked"):
                 self._note(rows, name, [token for _, token in faults], [r for r, _ in faults])
         size = len(self.table.texts)
         is_strange = rows.ids >= size
@@ -167,7 +172,7 @@ class _Scan:
         """Runs of trained tokens that do not end with an end token, and why."""
         if not self.turns.end_ids:
             return
-        begins, stops = _runs(rows)
+        begins, stops = rows.runs()
         ends = np.flatnonzero(self.is_end[rows.ids])
         blanks = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         record_ends = rows.starts[self._record_of(rows, begins) + 1]
@@ -238,7 +243,7 @@ class _Scan:
         if not self.turns.answer_opens:
             return
         answers = AnswerPlaces.of(rows, data, edges, self.turns, self.table)
-        cut = answers.cut_prompts(_runs(rows)[0], self.bos_id)
+        cut = answers.cut_prompts(rows.runs()[0], self.bos_id)
         self.cut = self._more(self.cut, rows, cut)
         if not len(answers.headers):
             return
@@ -319,6 +324,8 @@ class _Scan:
     def finish(self) -> TokenAudit:
         """Say which answers without an end are cut: those of rows as long as the longest."""
         counts, samples = self.found.counts, self.found.samples
+        if self.names_mask:  # else all rows are meant to be trained whole
+            counts["unmasked"], samples["unmasked"] = self.unmasked
         number, kept = self.unended.get(counts["longest_row"], (0, []))
         others = [each for length, each in self.unended.items() if length != counts["longest_row"]]
         if number == 1 and others:
@@ -344,20 +351,6 @@ def _first_of_each(owners: Int64s, places: Int64s) -> tuple[Int64s]:
     return (places[np.append(True, owners[1:] != owners[:-1])[: len(places)]],)
 
 
-def _runs(rows: TokenRows) -> tuple[Int64s, Int64s]:
-    """Where runs of trained tokens begin and end; none goes beyond its record.
-
-    Trained [0 1 1 1 0 1], records at [0 3]: [1, 3), [3, 4) and [5, 6).
-    """
-    is_first = np.zeros(len(rows.ids) + 1, np.bool_)
-    is_first[rows.starts] = True
-    before = np.append(False, rows.trained[:-1])
-    after = np.append(rows.trained[1:], False)
-    begins = np.flatnonzero(rows.trained & (~before | is_first[:-1]))
-    stops = np.flatnonzero(rows.trained & (~after | is_first[1:])) + 1
-    return begins, stops
-
-
 def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
     """Return which of `size` places lie in ranges that do not overlap.
 
@@ -372,7 +365,7 @@ def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
 def _as_tokens(rows: TokenRows, pipeline: Pipeline) -> Tokens:
     """The rows as the audit of a shard sees them, with no content that is known."""
     nothing = np.zeros(0, np.int64)
-    begins, stops = _runs(rows)
+    begins, stops = rows.runs()
     zeros = np.zeros(len(rows.ids), np.int64)
     num_records = len(rows.rows)
     return Tokens(

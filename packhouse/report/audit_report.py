@@ -12,6 +12,15 @@ from packhouse.wording import counted
 # Finding -> what is wrong, what to do.
 MEANINGS = {
     "untrained": ("no trained token", "drop them, or mend their mask: their loss is 0 or NaN"),
+    "empty": ("no token, or padding alone", "drop them"),
+    "hidden": (
+        "attention_mask is 0 at tokens that are no padding",
+        "write 1 there, or cut these tokens off: the model would not see them",
+    ),
+    "unmasked": (
+        "nothing says which tokens are trained, as in other rows",
+        "write labels of -100 where a token is not; or drop them",
+    ),
     "untrained_ends": (
         "the end token of an answer is not trained",
         "train it: the model would not learn to stop",
@@ -23,6 +32,10 @@ MEANINGS = {
     "truncated": (
         "cut in the middle of an answer; the row is as long as the longest",
         "drop them or raise the limit of tokens: the model would not learn to stop",
+    ),
+    "padding": (
+        "padding (pad tokens, or end tokens behind the end) is trained, or in front and not masked",
+        "write labels of -100 and an attention_mask of 0 there",
     ),
     "untrained_starts": (
         "the first tokens of an answer are not trained",
@@ -61,13 +74,24 @@ MEANINGS = {
         "a label is neither its token nor -100",
         "do not shift labels, trainers do; or the ids are of another row",
     ),
-    "uneven": ("columns differ in length, or ids are below 0", "write them again"),
+    "uneven": ("columns differ in length, ids are below 0, or a value is null", "write them again"),
     "foreign_ids": ("ids that the tokenizer does not have", "is it the right tokenizer?"),
     "unknown_tokens": ("tokens are unknown to the tokenizer", "is it the right tokenizer?"),
     "duplicates": ("repeat an earlier record", "drop them"),
     "quarantined": ("`prepare` would refuse them", "mend them; below is why"),
 }
-_OF_ROWS = {"positions", "boundaries", "leaks", "mislabeled", "uneven", "crossing"}
+_OF_ROWS = {
+    "positions",
+    "boundaries",
+    "leaks",
+    "mislabeled",
+    "uneven",
+    "crossing",
+    "unmasked",
+    "padding",
+    "empty",
+    "hidden",
+}
 _OF_TOKENS = {"untrained_answers", "unknown_tokens"}
 
 

@@ -123,6 +123,8 @@ def _numbers(row: Mapping[str, Any], name: str, kinds: Collection[type]) -> npt.
         hint = ""
         if isinstance(value, list):
             hint = "; a row holds one list of numbers, so write each of these as a row of its own"
+        elif isinstance(value, float):
+            hint = f": {value}, and must hold whole numbers, written as such"
         at = values.index(value)
         raise BadRowError("type", f"{name} holds {kind_of(value)} at place {at:,}{hint}")
     try:
@@ -203,6 +205,10 @@ def _starts(
         said["attention_mask"] = np.flatnonzero(np.diff(segments[places], prepend=-1))
     if "position_ids" in per_token and len(places):
         positions = per_token["position_ids"][places]
+        if len(positions) > 1 and not np.diff(positions).any():
+            raise BadRowError(
+                "boundaries", f"position_ids are {positions[0]} everywhere, so they count nothing"
+            )
         # Positions 0 1 2 0 1 -> records begin at 0 and 3; the first always does.
         begins = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
         if positions[begins].any():

@@ -20,7 +20,7 @@ from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.texts import decode_lists
 from packhouse.tokenization.tokenizing import Tokenized
 
-GIVEN_VERSION = 1
+GIVEN_VERSION = 2
 """Rises whenever the same ids would give other tables."""
 
 
@@ -44,7 +44,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         snapshot: the tokenizer that the ids are of.
 
     Reasons of bad records are `vocabulary`, an id that the tokenizer does not have, and `padding`,
-    pad tokens at the end that no mask names.
+    pad tokens at either end that no mask names.
     """
     flat = FlatMessages.of(validated["messages"])
     data, bounds = zero_based(*string_bytes(flat.fields["content"]))
@@ -140,18 +140,10 @@ def _faults(
     """Record -> reason and detail, of those that the tokenizer cannot have made."""
     faults: dict[int, tuple[str, str]] = {}
     pad_id = snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), -1)
-    last = flat.offsets[1:] - 1  # message of each record
-    is_padded = ids[bounds[1:][last] - 1] == pad_id
-    is_padded &= (flat.role_codes() != ASSISTANT)[last]
-    for row in np.flatnonzero(is_padded).tolist():
-        tail = ids[bounds[last[row]] : of_record[row + 1]]
-        number = int(np.argmin(np.append(tail[::-1] == pad_id, False)))
-        if number > 1:  # one may be the end of a turn
-            faults[row] = (
-                "padding",
-                f"the record ends with {number:,} pad tokens; write an attention_mask that is 0 "
-                "there, or cut them off",
-            )
+    for row in np.flatnonzero(ids[of_record[1:] - 1] == pad_id).tolist():
+        _check_padding(faults, row, ids[of_record[row] : of_record[row + 1]][::-1], "ends")
+    for row in np.flatnonzero(ids[of_record[:-1]] == pad_id).tolist():
+        _check_padding(faults, row, ids[of_record[row] : of_record[row + 1]], "begins")
     token_bytes = read_pipeline(snapshot.backend).token_bytes
     is_known = np.ones(snapshot.vocab_size, np.bool_)
     if token_bytes is not None:  # ids that the vocabulary leaves out have no text
@@ -167,3 +159,14 @@ def _faults(
             f"not have (its ids are under {snapshot.vocab_size:,}): did it make the row?",
         )
     return faults
+
+
+def _check_padding(faults: dict[int, tuple[str, str]], row: int, ids: Int32s, where: str) -> None:
+    """Refuse a record by the pad tokens that its ids begin with."""
+    number = int(np.argmin(np.append(ids == ids[0], False)))
+    if number > 1:  # one may be the end of a turn, or BOS
+        faults[row] = (
+            "padding",
+            f"the record {where} with {number:,} pad tokens; write an attention_mask that is 0 "
+            "and labels that are -100 there, or cut them off",
+        )

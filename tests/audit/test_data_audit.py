@@ -127,7 +127,7 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
 def test_masks_of_other_names_say_what_is_trained(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:
-    for name in ("completion_mask", "assistant_masks", "loss_mask"):
+    for name in ("completion_mask", "assistant_masks", "loss_mask", "loss_weights"):
         rows = [
             {"input_ids": row["input_ids"], name: [int(label != -100) for label in row["labels"]]}
             for row in good
@@ -156,6 +156,60 @@ def test_padding_is_no_token(audited: Callable[..., packhouse.AuditReport], good
 
     assert report.is_clean, report
     assert report.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
+
+
+def padded(
+    rows: Rows, pad: int, label: int = -100, attention: int | None = None, in_front: bool = False
+) -> Rows:
+    """Rows of one length; without `attention`, they have no mask."""
+    fills = {"input_ids": pad, "labels": label}
+    fills |= {} if attention is None else {"attention_mask": attention}
+    longest = max(len(row["input_ids"]) for row in rows)
+    made = []
+    for row in rows:
+        number = longest - len(row["input_ids"])
+        filled = {name: [value] * number for name, value in fills.items()}
+        made.append({
+            name: values + row[name] if in_front else row[name] + values
+            for name, values in filled.items()
+        })  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("pad", [151643, END])
+@pytest.mark.parametrize("attention", [None, 0, 1])
+@pytest.mark.parametrize("in_front", [False, True])
+def test_padding_that_is_trained_is_found_and_nothing_beside_it(
+    audited: Callable[..., packhouse.AuditReport],
+    good: Rows,
+    pad: int,
+    attention: int | None,
+    in_front: bool,
+) -> None:
+    trained = audited(padded(good, pad, pad, attention, in_front))
+    longest = max(len(row["input_ids"]) for row in good)
+    number = sum(len(row["input_ids"]) < longest - (in_front and pad == END) for row in good)
+
+    assert numbers(trained) == {"padding": number}, trained
+    assert trained.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
+    untrained = numbers(audited(padded(good, pad, -100, attention, in_front)))
+    assert untrained == ({"padding": number} if in_front and not attention == 0 else {})
+
+
+def test_an_end_token_that_pads_too_ends_an_answer_once() -> None:
+    from packhouse.auditing.token_rows import Padding
+
+    def places(pad: Padding, ids: list[int], trained: list[int]) -> list[int]:
+        return pad.places(np.array(ids), np.array(trained, np.bool_)).astype(int).tolist()
+
+    own, other = Padding(2, frozenset({2})), Padding(0, frozenset({2}), bos_id=0)
+    assert places(own, [7, 8, 2, 2, 2], [0, 1, 1, 1, 1]) == [0, 0, 0, 1, 1]
+    assert places(own, [7, 8, 2], [0, 1, 1]) == [0, 0, 0]
+    assert places(other, [7, 8, 2, 0], [0, 1, 1, 1]) == [0, 0, 0, 1]
+    assert places(other, [7, 8, 0, 0], [0, 1, 1, 0]) == [0, 0, 0, 1]
+    assert places(other, [0, 0, 7, 8, 2, 2], [0] * 6) == [1, 0, 0, 0, 0, 1]
+    assert places(Padding(None), [7, 7], [0, 0]) == [0, 0]
+    assert places(own, [2, 2], [0, 0]) == [1, 1]
 
 
 def _untrained(rows: Rows) -> Rows:
@@ -222,6 +276,48 @@ def _shifted(rows: Rows) -> Rows:
     return rows
 
 
+def _null_labels(rows: Rows) -> Rows:
+    rows[3]["labels"] = None
+    return rows
+
+
+def _no_labels(rows: Rows) -> Rows:
+    return [{name: row[name] for name in ("input_ids", "attention_mask")} for row in rows[:2]] + [
+        {**row, "labels": None} for row in rows[2:]
+    ]
+
+
+def _null_among_labels(rows: Rows) -> Rows:
+    rows[0]["labels"][5] = rows[1]["labels"][-3] = None
+    rows[2]["attention_mask"][5] = None
+    return rows
+
+
+def _far_below_zero(rows: Rows) -> Rows:
+    rows[0]["labels"] = [-200 if label == -100 else label for label in rows[0]["labels"]]
+    return rows
+
+
+def _hidden(rows: Rows) -> Rows:
+    rows[0]["attention_mask"][5] = 0
+    rows[1]["attention_mask"] = [0] * len(rows[1]["attention_mask"])
+    return rows
+
+
+def _same_positions(rows: Rows) -> Rows:
+    return [
+        joined(rows[:3], "position_ids") | {"position_ids": [0] * len(joined(rows[:3])["labels"])}
+    ]
+
+
+def _empty(rows: Rows) -> Rows:
+    return [
+        *rows,
+        {"input_ids": [], "labels": []},
+        {"input_ids": [151643] * 3, "labels": [-100] * 3},
+    ]
+
+
 def _uneven(rows: Rows) -> Rows:
     rows[0]["labels"].pop()
     return rows
@@ -256,7 +352,14 @@ def _repeated(rows: Rows) -> Rows:
         (_crossing, {"crossing": 1, "trained_prompts": 1}),
         (_shifted, {"mislabeled": 1}),
         (_minus_one, {"mislabeled": 1}),
+        (_far_below_zero, {"mislabeled": 1}),
         (_uneven, {"uneven": 1}),
+        (_hidden, {"hidden": 2}),
+        (_same_positions, {"positions": 1, "leaks": 1}),
+        (_empty, {"empty": 2}),
+        (_null_labels, {"unmasked": 1, "trained_prompts": 1}),
+        (_no_labels, {"unmasked": 40, "trained_prompts": 40}),
+        (_null_among_labels, {"uneven": 3}),
         (_foreign, {"foreign_ids": 1}),
         (_repeated, {"duplicates": 2}),
     ],
@@ -432,6 +535,24 @@ def test_columns_that_hold_no_whole_numbers_are_refused_by_name(
     empty = {name: [] for name in row}
     with pytest.raises(SourceError, match=re.escape(said)):
         audited([empty, row])
-    assert numbers(audited([empty, {"input_ids": None}]))["untrained"] == 2
+    assert numbers(audited([empty, {"input_ids": None}])) == {"empty": 2}
     masked = {"input_ids": [5, 6, END], "assistant_masks": [False, True, True]}
     assert audited([masked]).counts["trained_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([[5], [6]], "row 1: column 'labels' holds a list with [5], not a list of numbers"),
+        ("56", "row 1: column 'labels' holds '56', not a list of numbers"),
+        (5, "row 1: column 'labels' holds 5, not a list of numbers"),
+    ],
+)
+def test_a_row_of_another_kind_than_the_others_is_named(
+    audited: Callable[..., packhouse.AuditReport], value: object, said: str, tmp_path: Path
+) -> None:
+    rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [5, 6], "labels": value}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (rows, tmp_path / "rows.jsonl"):
+        with pytest.raises(SourceError, match=re.escape(said)):
+            audited(data)

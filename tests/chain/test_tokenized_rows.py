@@ -154,6 +154,29 @@ def test_bad_rows_are_quarantined_with_their_bytes(project: Project, made: Rows)
     assert published(project, done) == as_given(good)
 
 
+def test_padding_that_is_trained_or_in_front_is_refused(project: Project, made: Rows) -> None:
+    snapshot = load_snapshot(str(DEMO / "tokenizer"))
+    pad = snapshot.added_tokens[snapshot.special_tokens["pad_token"]]
+    rows = [dict(row) for row in made]
+    rows[1] = {name: [*values, pad, pad, pad] for name, values in made[1].items()}
+    rows[2] = {"input_ids": [pad, pad, *made[2]["input_ids"]],
+               "labels": [-100, -100, *made[2]["labels"]]}  # fmt: skip
+
+    done = prepared(project, rows, "validate.max_quarantined=0.2")
+
+    (path,) = (project.folder(done) / "quarantine").glob("*.parquet")
+    assert [
+        (row["row"], row["reason"], row["detail"][:32]) for row in pq.read_table(path).to_pylist()
+    ] == [
+        (1, "padding", "the record ends with 3 pad token"),
+        (2, "padding", "the record begins with 2 pad tok"),
+    ]
+    end = next(label for label in reversed(made[4]["labels"]) if label != -100)
+    rows = [*made[:3], {name: [*values, end, end] for name, values in made[3].items()}]
+    with pytest.raises(AuditError, match="1 byte of prompts trained"):
+        prepared(project, rows)
+
+
 def test_weights_of_the_mask_are_published(project: Project, made: Rows) -> None:
     rows = [
         {"input_ids": row["input_ids"], "loss_mask": [0.5 * (x >= 0) for x in row["labels"]]}

@@ -130,6 +130,8 @@ def test_padding_behind_packed_records_is_of_none_of_them() -> None:
     ("change", "reason", "says"),
     [
         ({"labels": [*LABELS[1:], -100]}, "labels", "each is the token behind its own"),
+        ({"position_ids": [0] * 6}, "boundaries", "are 0 everywhere"),
+        ({"input_ids": [float(n) for n in IDS]}, "type", "and must hold whole numbers"),
         ({"labels": [-100, *LABELS[:-1]]}, "labels", "each is the token before its own"),
         ({"labels": [-100, -100, -100, 7, 9, 2]}, "labels", "label 4 is 9, and the token there 8"),
         ({"labels": [-1, -1, -1, 7, 8, 2]}, "labels", "label 0 is -1"),

@@ -43,7 +43,13 @@ Rows = list[dict[str, Any]]
 @click.argument("target", metavar="VERSION")
 @click.option("--reason", help="Only rows of this reason.")
 @click.option("--source", help="Only rows of this source, or of this `source/file`.")
-@click.option("--limit", default=5, show_default=True, help="Rows to print of each reason; 0: all.")
+@click.option(
+    "--limit",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Rows to print of each reason; 0: all.",
+)
 @click.option("--recipe", type=click.Path(), help="Says where the source files lie now.")
 @cache_option("Folder of tokenizers and finished steps.")
 @json_option("Print JSON, a line for each row.")

@@ -18,6 +18,7 @@ from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import (
+    check_split,
     first_split,
     label_names,
     label_text,
@@ -62,16 +63,31 @@ class _Wanted:
     def limit(self) -> int:
         return self.records or 5
 
+    def note_more(self, number: int, of: str = "") -> None:
+        """Say so if more of `number` records match than are shown, and nobody said how many."""
+        if self.records is None and number > self.limit:
+            print_note(f"note: more records match{of} than the first {self.limit}; see --records")
+
 
 @click.command()
 @click.argument("target", metavar="VERSION|RECIPE")
 @click.option("--split", help="Which split. [default: train, else the first there is]")
-@click.option("--packs", default=1, show_default=True, help="How many packs.")
-@click.option("--skip", default=0, show_default=True, help="Packs to skip first.")
+@click.option(
+    "--packs", default=1, show_default=True, type=click.IntRange(min=1), help="How many packs."
+)
+@click.option(
+    "--skip", default=0, show_default=True, type=click.IntRange(min=0), help="Packs to skip first."
+)
 @click.option("--pack", type=click.IntRange(min=0), help="The pack of this number, from 0.")
-@click.option("--records", type=int, help="So many records, each by itself. [default: 5]")
+@click.option(
+    "--records",
+    type=click.IntRange(min=1),
+    help="So many records, each by itself. [default: 5]",
+)
 @click.option("--source", help="Records of this source, or of this `source/file`.")
-@click.option("--row", type=int, help="Records of this row of their file, from 0.")
+@click.option(
+    "--row", type=click.IntRange(min=0), help="Records of this row of their file, from 0."
+)
 @click.option("--record", help="The record with this id.")
 @click.option("--grep", metavar="TEXT", help="Records whose text holds this.")
 @click.option("--quarantined", is_flag=True, help="Bad rows, and why.")
@@ -230,6 +246,8 @@ def _of_version(
 ) -> list[dict[str, Any]]:
     from packhouse.views import read_view
 
+    if split is not None:
+        check_split(opened, split)
     columns = ["source", "row", "record_id", "split", "pack", "position", "label"]
     columns += ["input_ids", "trained", "loss_weights"]
     only = {
@@ -243,8 +261,9 @@ def _of_version(
     if wanted.source:
         only["source" if "/" in wanted.source else "source/"] = wanted.source
     tokenizers = Workspace(cache=cache).tokenizers
-    table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit)
-    rows: list[dict[str, Any]] = [r for r in table.to_pylist() if r["input_ids"] is not None]
+    table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit + 1)
+    wanted.note_more(table.num_rows)
+    rows = [row for row in table.slice(0, wanted.limit).to_pylist() if row["input_ids"] is not None]
     labels = label_names(opened.manifest)
     for row in rows:
         about = [f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"]
@@ -294,6 +313,7 @@ def _of_recipe(
     for source in recipe.sources:
         tokenized, refused = try_first_rows(recipe, source, tokenizers)
         rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
+        wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
         sampled = [_sampled(row, recipe.pack.seq_len) for row in rows[: wanted.limit]]
         is_paired = recipe.preferences == "pairs"
         found += [s for row in sampled for s in _sides_of(row)] if is_paired else sampled

@@ -62,7 +62,13 @@ def quarantine() -> None:
 
 @quarantine.command(help=f"Count bad rows by reason, with samples.\n\n{_TARGET_HELP}")
 @_target
-@click.option("--samples", default=3, show_default=True, help="Rows to name for each reason.")
+@click.option(
+    "--samples",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Rows to name for each reason.",
+)
 @_cache
 @json_option()
 def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
@@ -88,10 +94,21 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
 @click.option("--reason", help="Only rows of this reason.")
 @click.option("--source", help="Only rows of this source, or of this `source/file`.")
 @click.option(
-    "--row", type=int, help="Only the row of this number in its file, from 0 (not its line)."
+    "--row",
+    type=click.IntRange(min=0),
+    help="Only the row of this number in its file, from 0 (not its line).",
 )
-@click.option("--limit", default=5, show_default=True, help="Rows to print.")
-@click.option("--bytes", "num_bytes", default=2000, show_default=True, help="Raw bytes of each.")
+@click.option(
+    "--limit", default=5, show_default=True, type=click.IntRange(min=0), help="Rows to print."
+)
+@click.option(
+    "--bytes",
+    "num_bytes",
+    default=2000,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Raw bytes of each.",
+)
 @_cache
 @json_option()
 def show(

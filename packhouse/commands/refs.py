@@ -79,7 +79,9 @@ def set_(
 @ref.command("rollback")
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
-@click.option("--steps", default=1, show_default=True, help="How many moves back.")
+@click.option(
+    "--steps", default=1, show_default=True, type=click.IntRange(min=1), help="How many moves back."
+)
 @json_option()
 def rollback(dataset: str, name: str, steps: int, as_json: bool) -> None:
     """Point ref NAME to where it pointed before."""

@@ -27,7 +27,13 @@ _CELL = 400
 @click.argument("query", metavar="QUERY")
 @json_option("Print JSON, a line a row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option("--limit", default=50, show_default=True, help="Rows of the table; 0: all.")
+@click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Rows of the table; 0: all.",
+)
 @cache_option("Folder of tokenizers and finished steps.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
     """Ask a VERSION in SQL (DuckDB's).

@@ -208,7 +208,9 @@ def verify(address: str, as_json: bool) -> None:
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @click.argument("dest", type=click.Path(file_okay=False))
-@click.option("--threads", default=8, show_default=True, help="Files in flight.")
+@click.option(
+    "--threads", default=8, show_default=True, type=click.IntRange(min=1), help="Files in flight."
+)
 @click.option("--data-only", is_flag=True, help="Leave out records and quarantine.")
 @json_option()
 def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:

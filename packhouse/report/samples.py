@@ -37,6 +37,15 @@ def first_split(opened: OpenVersion) -> str:
     return "train" if "train" in splits or not splits else splits[0]
 
 
+def check_split(opened: OpenVersion, split: str) -> None:
+    """Raise `ConfigError` if a version has no such split."""
+    if not opened.files("data", split):
+        splits = ", ".join(opened.manifest.splits())
+        raise ConfigError(
+            f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
+        )
+
+
 def read_packs(
     opened: OpenVersion, split: str, skip: int, count: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -46,18 +55,13 @@ def read_packs(
     layout the files have.
 
     Raises:
-        ConfigError: there is no such split.
+        ConfigError: there is no such split, or `skip` is beyond its last pack.
         ContractError: the rows of a file are no packs.
         IntegrityError: a file is damaged.
     """
-    entries = opened.files("data", split)
-    if not entries:
-        splits = ", ".join(opened.manifest.splits())
-        raise ConfigError(
-            f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
-        )
+    check_split(opened, split)
     first = 0
-    for entry in entries:
+    for entry in opened.files("data", split):
         low, high = max(skip, first), min(skip + count, first + entry.rows)
         if low < high:
             with temporary_folder("inspect") as folder:  # gone before a reader may stop listening
@@ -76,6 +80,8 @@ def read_packs(
                 )
             yield from zip(range(low, high), rows, strict=True)
         first += entry.rows
+    if skip >= first:
+        raise ConfigError(f"{split} has no pack {skip:,}: its last pack is {first - 1:,}")
 
 
 def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
@@ -85,10 +91,8 @@ def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
         ConfigError: there is no such split or pack.
         IntegrityError: a file is damaged.
     """
-    for _, row in read_packs(opened, split, number, 1):
-        return row
-    total = sum(entry.rows for entry in opened.files("data", split))
-    raise ConfigError(f"{split} has no pack {number:,}: its last pack is {total - 1:,}")
+    ((_, row),) = read_packs(opened, split, number, 1)
+    return row
 
 
 def _read_rows(tables: Tables, start: int, count: int) -> list[dict[str, Any]]:

@@ -189,6 +189,24 @@ def test_rows_that_went_elsewhere_are_traced(version, call):
     assert done.exit_code == 2
 
 
+def test_what_cannot_be_shown_is_said(version, call, publish):
+    def said(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["inspect", version.uri, *words])
+        return done.exit_code, done.stderr
+
+    number, mistake = said("--split", "evil", "--row", "3")
+    assert (number, "no split 'evil'" in mistake) == (2, True)
+    number, mistake = said("--skip", "99")
+    assert (number, "train has no pack 99: its last pack is " in mistake) == (2, True)
+    for words in (("--records", "0"), ("--packs", "0"), ("--skip", "-1"), ("--row", "-1")):
+        assert said(*words)[0] == 2
+    assert "more records match than the first 5; see --records" in said("--grep", "Say")[1]
+    assert said("--grep", "Say", "--records", "2") == (0, "")
+    recipe = str(Path(version._cache).parent / "recipe.yaml")
+    done = CliRunner().invoke(cli, ["inspect", recipe, "--grep", "Say"])
+    assert "talks.jsonl' than the first 5; see --records" in done.stderr
+
+
 def test_a_pack_that_is_not_there_is_a_mistake(version):
     for words in (["inspect", "--pack", "99"], ["trace", "--pack", "99", "--token", "0"]):
         done = CliRunner().invoke(cli, [words[0], version.uri, *words[1:]])

@@ -52,6 +52,10 @@ _PREPARED = {
     "double_ends": "double_ends",
     "unknown_tokens": "unknown_tokens",
     "duplicates": "duplicates",
+    # Of rows that are tokenized, in files that the audit does not read as they are.
+    "leaks": "leaks",
+    "missing_headers": "missing_headers",
+    "untrained_starts": "untrained_starts",
 }
 
 

@@ -287,6 +287,12 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
     given = list(data) if several else [data]
     if not given:
         raise ConfigError("data is an empty list; give rows, or at least one file")
+    if several and any(map(_is_row, given)):
+        number = next(number for number, each in enumerate(given) if not _is_row(each))
+        raise ConfigError(
+            f"item {number} of the list is {type(given[number]).__name__}, no row as others are; "
+            "give rows alone, or files and their settings alone"
+        )
     sources = [_source(each, cache) for each in given]
     in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
     if len(in_memory) > 1:  # their files in the cache are all called `rows`

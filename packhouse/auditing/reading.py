@@ -6,6 +6,7 @@ Files are decoded in a child process: some kilobytes of Parquet may stand for gi
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from glob import glob
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ import pyarrow.parquet as pq
 from packhouse.auditing.token_rows import COLUMNS
 from packhouse.errors import ConfigError, SourceError
 from packhouse.runtime.confine import stream_confined
+from packhouse.sources.file_formats import BOM, compression_of
+from packhouse.sources.streams import FileStream
 
 _KNOWN = (*COLUMNS, "label")
 _BATCH_ROWS = 1000
-_HEAD_BYTES = 2**20  # of a JSON file, in which its first row names its fields
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".ndjson")
+_COMPRESSED = (".gz", ".zst")
+_EXPANDED = 20  # bytes of a row that a compressed byte stands for; only memory depends on it
+_PATH = b"path"
+"""In the metadata of a batch without ids: the file that it is of."""
 
 
 def token_batches(data: object) -> Iterator[pa.RecordBatch] | None:
@@ -40,7 +46,15 @@ def token_batches(data: object) -> Iterator[pa.RecordBatch] | None:
     first = next(batches, None)
     if first is None or "input_ids" not in first.schema.names:
         return None
-    return chain([first], batches)
+    return chain([first], map(_with_ids, batches))
+
+
+def _with_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if "input_ids" not in batch.schema.names:
+        metadata = batch.schema.metadata or {}
+        where = f"'{metadata[_PATH].decode()}' has" if _PATH in metadata else "some rows have"
+        raise SourceError(f"{where} no `input_ids`, which others have; audit each kind by itself")
+    return batch
 
 
 def _read(data: Any) -> Iterable[pa.RecordBatch]:
@@ -117,43 +131,71 @@ def _plain(value: object) -> object:
 
 
 def _files(path: Path) -> Sequence[Path]:
-    """The files of a path, in order; those of a saved dataset as it lists them."""
+    """The files of a path or pattern, in order; those of a saved dataset as it lists them."""
     if path.is_file():
-        return [path] if path.suffix in _ENDINGS else []
+        return [path]
+    if not path.exists():
+        found = glob(str(path), recursive=True)  # noqa: PTH207 - of any root
+        return sorted(file for file in map(Path, found) if file.is_file())
     if (path / "dataset_dict.json").is_file():
         return [
             file for split in sorted(path.iterdir()) if split.is_dir() for file in _files(split)
         ]
     if (path / "state.json").is_file():
         return sorted(path.glob("data-*.arrow"))
-    return sorted(file for file in path.rglob("*") if file.suffix in _ENDINGS)
+    return sorted(file for file in path.rglob("*") if _ending(file) in _ENDINGS)
+
+
+def _ending(path: Path) -> str:
+    """The ending of a name, without that of a compression."""
+    name = path.name.lower()
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    return Path(name).suffix
 
 
 def _read_confined(path: Path) -> Iterator[pa.RecordBatch]:
     size = path.stat().st_size
+    expanded = size * (_EXPANDED if path.name.lower().endswith(_COMPRESSED) else 1)
     return stream_confined(
         partial(_read_file, path),
         what=f"file '{path}'",
         blames=SourceError,
-        num_bytes=size,
-        more_memory=2 * size,
+        num_bytes=expanded,
+        more_memory=2 * expanded,
     )
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """In a child: rows of a file."""
+    """In a child: rows of a file; one batch without `input_ids` where it has none."""
+    with path.open("rb") as file:
+        head = file.read(8)
     try:
-        if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as file:
-                columns = [name for name in file.schema_arrow.names if name in _KNOWN]
-                yield from file.iter_batches(_BATCH_ROWS, columns=columns)
-        elif path.suffix == ".arrow":
+        if head.startswith(b"PAR1") or _ending(path) == ".parquet":
+            with pq.ParquetFile(path) as parquet:
+                columns = [name for name in parquet.schema_arrow.names if name in _KNOWN]
+                batches = parquet.iter_batches(_BATCH_ROWS, columns=columns)
+                yield from batches if "input_ids" in columns else _without_ids(path)
+        elif head.startswith((b"ARROW1", b"\xff\xff\xff\xff")) or _ending(path) == ".arrow":
             with pa.memory_map(str(path)) as source:
-                yield from _selected(_arrow_batches(source))
+                batches = _selected(_arrow_batches(source))
+                for batch in batches:
+                    yield from [batch] if "input_ids" in batch.schema.names else _without_ids(path)
         else:
-            yield from _of_rows(_json_rows(path))
+            is_empty = True
+            for batch in _of_rows(_json_rows(path, head)):
+                is_empty = False
+                yield batch
+            if is_empty and _ending(path) != ".json":  # what tools write beside rows is one
+                yield from _without_ids(path)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"'{path}' cannot be read: {error}") from None
+
+
+def _without_ids(path: Path) -> Iterator[pa.RecordBatch]:
+    """A batch that says of which file it is, and nothing else."""
+    schema = pa.schema([("raw", pa.bool_())], {_PATH: str(path)})
+    yield pa.RecordBatch.from_arrays([pa.array([True])], schema=schema)
 
 
 def _arrow_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
@@ -168,26 +210,41 @@ def _arrow_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
         yield reader.get_batch(number)
 
 
-def _json_rows(path: Path) -> Iterator[object]:
+def _json_rows(path: Path, head: bytes) -> Iterator[object]:
     """Rows of JSON Lines or of an array; nothing of a file that is neither."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-        file.seek(0)
-        if b'"input_ids"' not in head:
+    compression, _ = compression_of(head, path.name)
+    chunks = iter(FileStream(str(path), compression))
+    first = next(chunks, b"").removeprefix(BOM)
+    if first.lstrip().startswith(b"["):
+        if b'"input_ids"' in first:
+            yield from _json_array(chain([first], chunks))
+        return
+    for number, line in enumerate(_lines(chain([first], chunks)), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            if number > 1:
+                raise SourceError(f"'{path}' line {number:,} is not JSON") from None
             return
-        if head.lstrip().startswith(b"["):
-            try:
-                rows = json.load(file)
-            except ValueError:
-                return
-            yield from rows
-            return
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield json.loads(line)
-            except ValueError:
-                if number > 1:
-                    raise SourceError(f"'{path}' line {number:,} is not JSON") from None
-                return
+        yield row
+
+
+def _json_array(chunks: Iterator[bytes]) -> Iterator[object]:
+    try:
+        yield from json.loads(b"".join(chunks))
+    except ValueError:
+        return
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    r"""Lines of chunks: b"ab\nc" and b"d\n" -> b"ab" and b"cd"."""
+    rest: list[bytes] = []  # a line of many chunks is joined once
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        rest.append(first)
+        for other in others:
+            yield b"".join(rest)
+            rest = [other]
+    yield b"".join(rest)

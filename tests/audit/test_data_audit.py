@@ -1,5 +1,6 @@
 """`packhouse.audit`: rows of TRL, Axolotl, LLaMA-Factory and people; one test for each fault."""
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -111,6 +112,13 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
 
     tokens = sum(len(row["input_ids"]) for row in good)
     files = [tmp_path / name for name in ("rows.parquet", "rows.jsonl", "rows.json", "saved")]
+    (tmp_path / "zipped").mkdir()
+    for name, part in (("a.jsonl.gz", lines.encode()), ("b.json.gz", b'{"num_rows": 40}')):
+        (tmp_path / "zipped" / name).write_bytes(gzip.compress(part))
+    (tmp_path / "rows").write_text(lines.replace("\n", "\r\n"))
+    first = json.dumps({"text": "x" * 2**23, **good[0]})
+    (tmp_path / "long.jsonl").write_text(first + lines.removeprefix(json.dumps(good[0])))
+    files += [tmp_path / name for name in ("zipped", "rows", "long.jsonl", "*.parquet")]
     for data in (*files, good, table, Dataset.from_list(good), Torchlike(), table.to_pandas()):
         report = audited(data)
         assert report.is_clean, (data, report)
@@ -556,3 +564,21 @@ def test_a_row_of_another_kind_than_the_others_is_named(
     for data in (rows, tmp_path / "rows.jsonl"):
         with pytest.raises(SourceError, match=re.escape(said)):
             audited(data)
+
+
+def test_files_without_ids_beside_others_are_named_and_not_left_out(
+    audited: Callable[..., packhouse.AuditReport], good: Rows, tmp_path: Path
+) -> None:
+    pq.write_table(pa.Table.from_pylist(good), tmp_path / "a.parquet")
+    for name in ("b.parquet", "c.jsonl"):
+        if name == "b.parquet":
+            pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / name)
+        else:
+            (tmp_path / name).write_text('{"text": "a"}\n')
+        with pytest.raises(SourceError, match=f"{name}' has no `input_ids`, which others have"):
+            audited([tmp_path / "a.parquet", tmp_path / name])
+        with pytest.raises(SourceError, match=f"{name}' has no `input_ids`, which others have"):
+            audited(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "stats.json").write_text('{"rows": 40}')
+    assert audited(tmp_path).is_clean

@@ -234,6 +234,7 @@ def test_odd_data_is_refused_with_what_to_give(prepare, tmp_path, monkeypatch):
         (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), r"one: data\['train'\]"),
         ([*ROWS, {"output": b"x"}], "row 60 of the list cannot be written as JSON"),
         ([{1: "x"}], "Dict key must be str"),
+        ([*ROWS, None], "item 60 of the list is NoneType, no row as others are"),
     ):
         with pytest.raises(ConfigError, match=said):
             prepare(data)

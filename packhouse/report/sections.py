@@ -146,12 +146,15 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         over[length > 0] += count
         if length:  # versions of older steps do not say it
             by_split.setdefault(split, Counter())[length] += count
-    choices = try_seq_lens(
-        list(by_split.values()),
-        seq_len,
-        str(pack.get("strategy", "best_fit")),
-        int(pack.get("seed", 0)),
-    )
+    choices = []
+    if pack.get("over_length") != "window":  # other sizes make other windows
+        choices = try_seq_lens(
+            list(by_split.values()),
+            seq_len,
+            str(pack.get("strategy", "best_fit")),
+            int(pack.get("seed", 0)),
+            int(pack.get("pad_record_to_multiple_of", 1)),
+        )
     note = ""
     if over[True]:
         note = f"Counts the {counted(over[True], 'row')} that this version left out as too long."

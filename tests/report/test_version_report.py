@@ -120,23 +120,28 @@ def test_other_sizes_are_planned_as_a_run_plans() -> None:
     assert (found[256].rows_too_long, found[256].tokens_too_long) == (40, 12000)
     assert found[256].num_tokens == 100 * 90 + 500 * 17
 
+    padded = {each.seq_len: each for each in try_seq_lens([lengths], 512, "best_fit", 3, 256)}
+    assert sorted(padded) == [256, 512, 768, 1024, 2048]  # multiples
+    assert padded[512].num_packs == plan_packs(flat, 512, "best_fit", 3, 256).num_packs
+
 
 def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> None:
     rows = [{"instruction": "Count.", "output": "1 " * n} for n in (5, 40, 300, 300)]
-    made = {
-        size: packhouse.prepare(
+
+    def publish(size: int, over_length: str) -> packhouse.Version:
+        return packhouse.prepare(
             rows,
             tokenizer=TOKENIZER,
             dataset="numbers",
             seq_len=size,
             format={"template": "alpaca"},
-            pack={"over_length": "drop"},
+            pack={"over_length": over_length},
             store=tmp_path / str(size),
             cache=tmp_path / "cache",
             progress=False,
         )
-        for size in (256, 1024)
-    }
+
+    made = {size: publish(size, "drop") for size in (256, 1024)}
     table = re.search(r"Other seq_len</caption>(.*?)</table>", made[256].report(), re.S)
     assert table
     counts = dict(re.findall(r"<tr><td>([\d,]+)[^<]*</td>(.*?)</tr>", table[1]))
@@ -148,6 +153,8 @@ def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> N
     assert "Counts the 2 rows that this version left out as too long." in made[256].report()
     kept = made[1024].sql("select num_tokens from records where row > 1").to_pylist()
     assert dropped == [row["num_tokens"] for row in kept]
+    windows = publish(256, "window").report()  # other sizes make other windows
+    assert "Other seq_len</caption>" not in windows
 
 
 def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Path) -> None:

@@ -54,13 +54,25 @@ def overview(manifest: Manifest) -> str:
         manifest
     ).values()
     splits = splits_of(manifest)
+    made = sum(
+        number
+        for line in manifest.counts.get("ledger", [])
+        for reason, number in line.get("added", {}).items()
+        if reason != "repeated"
+    )
+
+    def lost(number: int) -> str:
+        """Its share of the rows; of rows that became several records, of these."""
+        share = _share(number, rows + made)
+        return f"{share} of {counted(rows + made, 'record')}" if made else share
+
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
             ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
             ("Records packed", f"{records:,}", ""),
-            ("Quarantined", f"{quarantined:,}", _share(quarantined, rows)),
-            ("Dropped", f"{dropped:,}", _share(dropped, rows)),
+            ("Quarantined", f"{quarantined:,}", lost(quarantined)),
+            ("Dropped", f"{dropped:,}", lost(dropped)),
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
             ("Trained", "labels", "no token is in the loss")

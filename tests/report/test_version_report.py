@@ -363,6 +363,35 @@ def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strateg
     )
 
 
+def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 300)]
+    version = _prepared(tmp_path, rows, "alpaca", pack={"seq_len": 64, "strategy": "concat"})
+    assert version.statistics["train"]["num_sequences"] > 3
+    assert "<dt>Records packed</dt><dd>3</dd>" in version.report()
+    assert "; 3 records, " in version._repr_html_()
+    done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])
+    assert json.loads(done.stdout)["splits"][0]["records"] == 3
+    words = [str(tmp_path / "rows.jsonl"), "--set", "pack.seq_len=64"]
+    words += ["--set", "pack.strategy=concat", "--set", f"publish.store={tmp_path / 'other'}"]
+    words += ["--tokenizer", str(TOKENIZER), "--cache", str(tmp_path / "cache")]
+    again = CliRunner().invoke(cli, ["prepare", *words])
+    assert re.search(r"^train +[0-9]+ +3 ", again.stdout, re.M), again.output
+
+
+def test_what_was_left_out_of_rows_that_were_split_is_a_share_of_their_records(
+    tmp_path: Path,
+) -> None:
+    turns = [("user", "Say it."), ("assistant", "a " * 60)] * 6
+    rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
+    each = {"one_example_per_turn": True}
+    version = _prepared(tmp_path, rows, "chat", format=each, pack={"seq_len": 256})
+    ((left_out, share),) = re.findall(
+        r"<dt>Dropped</dt><dd>(\d)</dd><dd class=note>(.*?)</dd>", version.report()
+    )
+    assert int(left_out) > 1
+    assert share == f"{int(left_out) / 6:.1%} of 6 records"
+
+
 def _prepared(
     folder: Path, rows: list[dict[str, Any]], row_format: str, **settings: Any
 ) -> packhouse.Version:

@@ -140,9 +140,11 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     by_source: dict[str, Counter[int]] = {}
     by_split: dict[str, Counter[int]] = {}
     totals: Counter[str] = Counter()
+    eval_by_source = manifest.configuration.get("split", {}).get("eval_by_source")
     for source, split, length, count in measured["lengths"]:
         totals[source] += count
-        by_split.setdefault(split, Counter())[length] += count
+        packed_as = f"{split} {source}" if split == "eval" and eval_by_source else split
+        by_split.setdefault(packed_as, Counter())[length] += count
     named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1)}
     if len(totals) <= _MOST_SOURCES:
         named = set(totals)
@@ -260,8 +262,12 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
         for name, records, tokens, trained in measured["trained"]
     ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
-    said = "Charts count the chosen and the rejected answer of a pair each by itself."
-    note = f"<p class=quiet>{said}</p>" if manifest.preferences == "pairs" else ""
+    said = ""
+    if manifest.preferences == "pairs":
+        said = "Charts count the chosen and the rejected answer of a pair each by itself."
+    if manifest.configuration.get("pack", {}).get("strategy") == "concat":
+        said = "Charts count each part of a record that is cut at the end of a pack by itself."
+    note = f"<p class=quiet>{said}</p>" if said else ""
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 

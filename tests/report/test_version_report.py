@@ -368,6 +368,7 @@ def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> N
     version = _prepared(tmp_path, rows, "alpaca", pack={"seq_len": 64, "strategy": "concat"})
     assert version.statistics["train"]["num_sequences"] > 3
     assert "<dt>Records packed</dt><dd>3</dd>" in version.report()
+    assert "Charts count each part of a record that is cut" in version.report()
     assert "; 3 records, " in version._repr_html_()
     done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])
     assert json.loads(done.stdout)["splits"][0]["records"] == 3
@@ -376,6 +377,18 @@ def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> N
     words += ["--tokenizer", str(TOKENIZER), "--cache", str(tmp_path / "cache")]
     again = CliRunner().invoke(cli, ["prepare", *words])
     assert re.search(r"^train +[0-9]+ +3 ", again.stdout, re.M), again.output
+
+
+def test_packs_of_eval_by_source_are_planned_by_source_for_other_sizes(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Say {n}", "output": "a " * 20} for n in range(3)]
+    (tmp_path / "more.jsonl").write_text(json.dumps({"instruction": "Go", "output": "b"}) + "\n")
+    sources = [
+        {"path": str(tmp_path / name), "eval_only": True} for name in ("rows.jsonl", "more.jsonl")
+    ]
+    split = {"eval_by_source": True}
+    version = _prepared(tmp_path, rows, "alpaca", sources=sources, split=split)
+    assert version.statistics["eval"]["num_packs"] == 2
+    assert re.search(r"<td>512 \(this version\)</td><td class=number>2</td>", version.report())
 
 
 def test_what_was_left_out_of_rows_that_were_split_is_a_share_of_their_records(

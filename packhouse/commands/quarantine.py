@@ -134,7 +134,8 @@ def show(
             continue
         at = "" if bad["byte_offset"] is None else f", byte {bad['byte_offset']:,}"
         at = f", row {bad['row']:,}{at}" if (bad["source"], bad["row"]) in lines else at
-        echo(f"{place_of(bad, lines)}{at}: {bad['step']} / {bad['reason']}")
+        place = for_terminal(place_of(bad, lines))
+        echo(f"{place}{at}: {bad['step']} / {bad['reason']}")
         echo(f"  {for_terminal(bad['detail'])}")
         echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
         echo(f"  {raw}\n")
@@ -340,7 +341,7 @@ def _write_retried(
     echo(f"{counted(retried.num_passed, 'row')} passed, {len(retried.still_bad):,} still bad")
     for line in retried.still_bad[:5]:
         reason = for_terminal(str(line.get("detail", "")))
-        echo(f"  {line['source']} row {line['row']:,}: {reason}")
+        echo(f"  {for_terminal(str(line['source']))} row {line['row']:,}: {reason}")
     if retried.still_bad:
         echo(f"  all of them: {left}")
     if retried.passed:

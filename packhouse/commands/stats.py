@@ -42,7 +42,8 @@ def _by_source(opened: OpenVersion) -> list[dict[str, object]]:
     columns = ("source", "split", "num_tokens", "times", "num_trained")
     table = read_view(opened, "records", columns)
     table = table.filter(pc.greater(table["times"], 0))
-    names = pc.replace_substring_regex(table["source"], "/.*", "")  # chats/chats.jsonl -> chats
+    # chats/chats.jsonl -> chats
+    names = pc.list_element(pc.split_pattern(table["source"], "/", max_splits=1), 0)
     table = table.set_column(0, "source", names)
     keys = table.group_by(["source", "split"]).aggregate([])
     found = []

@@ -23,7 +23,7 @@ from packhouse.records.tables import PACKED
 from packhouse.report.figures import class_counts, compare_figure
 from packhouse.report.html import page
 from packhouse.report.measure import measure
-from packhouse.report.tokens import plain, runs_of, token_texts
+from packhouse.report.tokens import Run, plain, runs_of, token_texts
 from packhouse.report.version_report import MAX_BYTES, version_report
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
@@ -208,6 +208,11 @@ def test_runs_end_where_tokens_are_trained_or_special() -> None:
     assert [run.is_special for run in runs] == [False, False, True, False]
     assert plain(runs) == "4{+2<|im_end|>+}\n[1000000]"
     assert runs_of([], np.zeros(0, bool), pipeline) == ()
+
+
+def test_text_cannot_pass_for_the_signs_of_trained_text() -> None:
+    own = [Run(0, 1, "{+a", False), Run(1, 2, "b+}{+c", True), Run(2, 3, "d", True)]
+    assert plain(own) == r"{\+a{+b+\}{\+cd+}"
 
 
 def test_tokens_of_a_word_piece_vocabulary_are_words(shared: Path) -> None:

@@ -384,6 +384,18 @@ def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> N
     assert re.search(r"^train +[0-9]+ +3 ", again.stdout, re.M), again.output
 
 
+def test_a_sample_is_of_the_row_that_is_packed(tmp_path: Path) -> None:
+    rows = [{"instruction": "Go", "output": "b"}]
+    (tmp_path / "more.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    sources = [
+        {"path": str(tmp_path / "rows.jsonl"), "name": "a", "max_records": 0},
+        {"path": str(tmp_path / "more.jsonl")},
+    ]
+    version = _prepared(tmp_path, rows, "alpaca", sources=sources, audit={"max_duplicates": 1})
+    (pack,) = island(version.report(), "samples-data")[0]["packs"]
+    assert [record["place"] for record in pack["records"]] == ["more/more.jsonl:0"]
+
+
 def test_packs_of_eval_by_source_are_planned_by_source_for_other_sizes(tmp_path: Path) -> None:
     rows = [{"instruction": f"Say {n}", "output": "a " * 20} for n in range(3)]
     (tmp_path / "more.jsonl").write_text(json.dumps({"instruction": "Go", "output": "b"}) + "\n")

@@ -193,9 +193,13 @@ def outcome_markdown(
         ]
         columns: tuple[str, ...] = ("step", "rows in", "rows out", "bad", "dropped")
         lines += ["", *markdown_table(columns, steps)]
+        published = prepared.published
         splits = [
-            (split, side.num_packs, side.num_sequences, side.num_tokens, f"{side.fill:.2%}")
-            for split, side in sorted(prepared.published.statistics.items(), reverse=True)
+            (
+                *(split, side.num_packs, published.sides[split].records),
+                *(side.num_tokens, f"{side.fill:.2%}"),
+            )
+            for split, side in sorted(published.statistics.items(), reverse=True)
         ]
         columns = ("split", "packs", "records", "tokens", "fill")
         lines += ["", *markdown_table(columns, splits)]

@@ -65,7 +65,8 @@ class Estimate:
     filters: tuple[Filter, ...] = ()
     """Rows that each expression of `where` leaves out, by source."""
     seq_lens: tuple[SeqLenTrial, ...] = ()
-    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`."""
+    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
+    for windows, which follow `seq_len`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,12 +198,15 @@ def _refusals(
 
 
 def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Lengths]]) -> tuple[SeqLenTrial, ...]:
+    pack = recipe.pack
+    if pack.over_length == "window":  # other sizes make other windows
+        return ()
     counts: Counter[int] = Counter()
     for lengths in _mixed(recipe, every):
         values, numbers = np.unique(lengths, return_counts=True)
         counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
-    pack = recipe.pack
-    return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed))
+    multiple = pack.pad_record_to_multiple_of
+    return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed, multiple))
 
 
 def bytes_needed(plan: Plan, workspace: Workspace) -> int:
@@ -254,6 +258,8 @@ def _notes(
             f"{_OVER_LENGTH[policy]}"
         )
     policies = {"exact": recipe.dedup.exact, "near": recipe.dedup.near}
+    if recipe.audit.benchmarks and recipe.audit.on_match == "drop":
+        yield "contaminated rows are not subtracted, though audit.on_match will drop them"
     dropped = [f"dedup.{name}" for name, policy in policies.items() if policy == "drop"]
     if dropped:
         yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"

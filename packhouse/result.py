@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
-from packhouse.packing import PackStatistics
 from packhouse.quality import quality_lines
 from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.eval_side import SplitCounts
-from packhouse.steps.pack import Side
 from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.validate import ValidateFacts
@@ -82,7 +80,7 @@ def print_report(prepared: Prepared) -> None:
     _print_mixing(published)
     _print_repeats(published)
     _print_uneven_split(published.split)
-    print_table(_splits_table(published.statistics))
+    print_table(_splits_table(published))
     print_table(audit_table(published.audit))
     print_quality(published.audit)
     for found in published.audit.get("checks", {}).values():
@@ -354,17 +352,16 @@ def is_uneven(split: SplitCounts) -> bool:
     return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
 
 
-def _splits_table(statistics: Mapping[Side, PackStatistics]) -> "Table":
+def _splits_table(published: Published) -> "Table":
     numbers = ("packs", "records", "tokens", "trained", "fill", "lower bound")
     table = _table("\nsplits", "split", numbers)
-    for split in sorted(statistics, reverse=True):  # train before eval
-        side = statistics[split]
+    for split, side in sorted(published.statistics.items(), reverse=True):  # train before eval
         if not side.num_packs:
             continue
         table.add_row(
             split,
             f"{side.num_packs:,}",
-            f"{side.num_sequences:,}",
+            f"{published.sides[split].records:,}",
             f"{side.num_tokens:,}",
             f"{side.num_trained:,}",
             f"{side.fill:.2%}",

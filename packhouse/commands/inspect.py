@@ -16,6 +16,7 @@ from rich.text import Text
 
 from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
+from packhouse.escaping import for_terminal
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.report.samples import (
     check_split,
@@ -203,7 +204,7 @@ def _show_records(
     def blocks() -> Iterator[RenderableType]:
         for row in rows:
             counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
-            yield Rule(Text(f"{row['source']} row {row['row']:,}: {counts}"))
+            yield Rule(Text(f"{for_terminal(row['source'])} row {row['row']:,}: {counts}"))
             yield Text(f"{row['about']}\n", "cyan")
             yield _drawn(_runs(row, pipeline))
 

@@ -11,6 +11,7 @@ from packhouse.cache.limits import cache_room, in_mb
 from packhouse.commands.explain import explain_plan
 from packhouse.commands.options import recipe_options
 from packhouse.engine.workspace import Workspace
+from packhouse.escaping import for_terminal
 from packhouse.estimate import Estimate, bytes_needed, estimate
 from packhouse.given import read_recipe
 from packhouse.sources.files import source_name
@@ -76,9 +77,10 @@ def _print(
         print_text(f"the run would be refused: {refusal}", 2)
     table = Table(box=None, pad_edge=False)
     for name in ("source", "rows", "tokens"):
-        table.add_column(name, justify="left" if name == "source" else "right")
+        is_name = name == "source"
+        table.add_column(name, justify="left" if is_name else "right", overflow="fold")
     for source, line in facts.sources.items():
-        table.add_row(source, f"{about}{line['rows']:,}", f"{line['tokens']:,}")
+        table.add_row(for_terminal(source), f"{about}{line['rows']:,}", f"{line['tokens']:,}")
     print_table(table)
     if facts.seq_lens:
         table = Table(box=None, pad_edge=False)

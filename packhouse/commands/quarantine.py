@@ -134,7 +134,8 @@ def show(
             continue
         at = "" if bad["byte_offset"] is None else f", byte {bad['byte_offset']:,}"
         at = f", row {bad['row']:,}{at}" if (bad["source"], bad["row"]) in lines else at
-        echo(f"{place_of(bad, lines)}{at}: {bad['step']} / {bad['reason']}")
+        place = for_terminal(place_of(bad, lines))
+        echo(f"{place}{at}: {bad['step']} / {bad['reason']}")
         echo(f"  {for_terminal(bad['detail'])}")
         echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
         echo(f"  {raw}\n")
@@ -175,7 +176,7 @@ def retry(
     if edit is not None:
         if mended or out:
             raise ConfigError("give --edit alone, mend the file, then give it as --from with --out")
-        rows = _chosen(read_quarantine(target, cache), reason).to_pylist()
+        rows = _rows_to_mend(target, cache, reason)
         edit.write_bytes(b"".join(orjson.dumps(editable(row)) + b"\n" for row in rows))
         if as_json:
             echo(json.dumps({"rows": len(rows), "file": str(edit)}))
@@ -187,12 +188,35 @@ def retry(
     if recipe_path is None and not is_recipe_path(target):
         raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
     recipe = read_recipe(recipe_path or target)
-    rows = None if mended else _chosen(read_quarantine(target, cache), reason).to_pylist()
-    lines = _read_lines(mended) if mended else [editable(row) for row in rows or ()]
+    lines = (
+        _read_lines(mended)
+        if mended
+        else [editable(row) for row in _rows_to_mend(target, cache, reason)]
+    )
     retried = check_mended(lines, recipe)
-    _write_retried(lines, retried, out, as_json)
+    passed = _write_retried(lines, retried, out, as_json)
+    if _splits_rows(recipe) and any(line["step"] != "validate" for line in passed):
+        print_note(
+            "note: records of these rows that passed before are in the mended rows, too; "
+            "`dedup.exact: drop` leaves one of both out"
+        )
     if retried.still_bad:
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
+
+
+def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str, Any]]:
+    """Bad rows, each once: several windows or paths of one row may be bad."""
+    rows = _chosen(read_quarantine(target, cache), reason).to_pylist()
+    first: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for row in rows:
+        first.setdefault((row["source"], row["row"], row["raw_sha256"]), row)
+    return [*first.values()]
+
+
+def _splits_rows(recipe: Recipe) -> bool:
+    """Return True if a row may become several records, of which some are bad."""
+    is_split = recipe.pack.over_length == "window" or recipe.format.one_example_per_turn
+    return is_split or any(source.oasst_paths == "all" for source in recipe.sources)
 
 
 def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
@@ -287,8 +311,14 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _write_retried(lines: list[dict[str, Any]], retried: Retried, out: Path, as_json: bool) -> None:
-    """Write rows that pass, those that are still bad, and which bad rows the former replace."""
+def _write_retried(
+    lines: list[dict[str, Any]], retried: Retried, out: Path, as_json: bool
+) -> list[dict[str, Any]]:
+    """Write rows that pass, those that are still bad, and which bad rows the former replace.
+
+    Returns:
+        The lines of those that pass.
+    """
     out.mkdir(parents=True, exist_ok=True)
     sources = []
     for source in retried.passed:
@@ -307,11 +337,11 @@ def _write_retried(lines: list[dict[str, Any]], retried: Retried, out: Path, as_
     if as_json:
         facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
         echo(json.dumps({**facts, "sources": sources}))
-        return
+        return mended
     echo(f"{counted(retried.num_passed, 'row')} passed, {len(retried.still_bad):,} still bad")
     for line in retried.still_bad[:5]:
         reason = for_terminal(str(line.get("detail", "")))
-        echo(f"  {line['source']} row {line['row']:,}: {reason}")
+        echo(f"  {for_terminal(str(line['source']))} row {line['row']:,}: {reason}")
     if retried.still_bad:
         echo(f"  all of them: {left}")
     if retried.passed:
@@ -319,3 +349,4 @@ def _write_retried(lines: list[dict[str, Any]], retried: Retried, out: Path, as_
         for source in retried.passed:
             entry = {"path": str((out / f"{source.name}.jsonl").absolute()), **source.settings}
             echo(textwrap.indent(yaml.safe_dump([entry], sort_keys=False).rstrip(), "  "))
+    return mended

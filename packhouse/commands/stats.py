@@ -42,7 +42,8 @@ def _by_source(opened: OpenVersion) -> list[dict[str, object]]:
     columns = ("source", "split", "num_tokens", "times", "num_trained")
     table = read_view(opened, "records", columns)
     table = table.filter(pc.greater(table["times"], 0))
-    names = pc.replace_substring_regex(table["source"], "/.*", "")  # chats/chats.jsonl -> chats
+    # chats/chats.jsonl -> chats
+    names = pc.list_element(pc.split_pattern(table["source"], "/", max_splits=1), 0)
     table = table.set_column(0, "source", names)
     keys = table.group_by(["source", "split"]).aggregate([])
     found = []
@@ -72,16 +73,20 @@ def _by_source(opened: OpenVersion) -> list[dict[str, object]]:
 
 
 def _by_split(opened: OpenVersion) -> list[dict[str, object]]:
-    columns = ("split", "num_records", "num_tokens", "num_trained", "fill")
+    columns = ("split", "num_tokens", "num_trained", "fill")
     packs = read_view(opened, "packs", columns)
-    sums = [("num_records", "sum"), ("num_tokens", "sum"), ("num_trained", "sum")]
+    records = read_view(opened, "records", ("split", "times")).group_by("split")
+    num_records = dict(
+        zip(*records.aggregate([("times", "sum")]).to_pydict().values(), strict=True)
+    )
+    sums = [("num_tokens", "sum"), ("num_trained", "sum")]
     grouped = packs.group_by("split").aggregate([*sums, ("fill", "count"), ("fill", "mean")])
     return [
         {
             "split": row["split"],
             "packs": row["fill_count"],
             "fill": round(row["fill_mean"], 4),
-            "records": row["num_records_sum"],
+            "records": num_records.get(row["split"], 0),
             "tokens": row["num_tokens_sum"],
             "trained": round(row["num_trained_sum"] / max(row["num_tokens_sum"], 1), 4),
         }

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
+from packhouse.escaping import for_terminal
 from packhouse.report.samples import (
     first_split,
     is_of_classes,
@@ -83,8 +84,8 @@ def trace(
             named = {_FROM.get(name, name): value for name, value in each.items()}
             width = max(map(len, named))
             for name, value in named.items():
-                said = f"{value:,}" if type(value) is int else "-" if value is None else value
-                echo(f"{name:{width}}  {said}")
+                text = "-" if value is None else for_terminal(str(value))
+                echo(f"{name:{width}}  {f'{value:,}' if type(value) is int else text}")
 
 
 def _of_token(

@@ -43,7 +43,11 @@ class SeqLenTrial:
 
 
 def try_seq_lens(
-    splits: Sequence[Mapping[int, int]], seq_len: int, strategy: str, seed: int = 0
+    splits: Sequence[Mapping[int, int]],
+    seq_len: int,
+    strategy: str,
+    seed: int = 0,
+    multiple: int = 1,
 ) -> list[SeqLenTrial]:
     """Plan the packs of each split again, with other sizes.
 
@@ -52,10 +56,11 @@ def try_seq_lens(
         seq_len: of the version.
         strategy: as the recipe names it.
         seed: of the recipe.
+        multiple: `pad_record_to_multiple_of` of the recipe.
 
     Returns:
-        Sizes from a quarter to four times `seq_len`; none where the plan takes too long, or its
-        plug-in is not here.
+        Sizes from a quarter to four times `seq_len` that are such multiples; none where the plan
+        takes too long, or its plug-in is not here.
 
     Example:
         >>> [(a.seq_len, a.num_packs, a.rows_too_long) for a in try_seq_lens([{6: 2, 2: 2}],
@@ -65,14 +70,15 @@ def try_seq_lens(
     if sum(sum(each.values()) for each in splits) > _MAX_RECORDS:
         return []
     sizes = sorted({max(int(seq_len * factor), 1) for factor in _FACTORS})
+    sizes = [size for size in sizes if size % multiple == 0]
     try:
-        return [_planned(splits, size, strategy, seed) for size in sizes]
+        return [_planned(splits, size, strategy, seed, multiple) for size in sizes]
     except PackhouseError:
         return []
 
 
 def _planned(
-    splits: Sequence[Mapping[int, int]], seq_len: int, strategy: str, seed: int
+    splits: Sequence[Mapping[int, int]], seq_len: int, strategy: str, seed: int, multiple: int
 ) -> SeqLenTrial:
     packs = tokens = rows = long_rows = long_tokens = 0
     for counts in splits:
@@ -84,7 +90,7 @@ def _planned(
         long_tokens += int((values * numbers)[~fits].sum())
         if fits.any():
             lengths = np.repeat(values[fits], numbers[fits])
-            plan = plan_packs(lengths, seq_len, strategy, seed)
+            plan = plan_packs(lengths, seq_len, strategy, seed, multiple)
             packs, tokens = packs + plan.num_packs, tokens + plan.num_tokens
     return SeqLenTrial(
         seq_len=seq_len,

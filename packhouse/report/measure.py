@@ -109,7 +109,7 @@ def _read_records(
         sizes = pc.coalesce(sizes, own["num_tokens"].take(found))
         over = part.filter(pc.is_in(part["outcome"], _TOO_LONG)).select(["split", "num_tokens"])
         too_long.update((row["split"], row["num_tokens"]) for row in over.to_pylist())
-        for row in part.filter(pc.is_in(part["record_id"], wanted)).to_pylist():
+        for row in own.filter(pc.is_in(own["record_id"], wanted)).to_pylist():
             for record in shown[row["record_id"]]:
                 record.setdefault("place", f"{row['source']}:{row['row']}")
     names = pc.list_element(pc.split_pattern(sources, "/", max_splits=1), 0)

@@ -54,13 +54,25 @@ def overview(manifest: Manifest) -> str:
         manifest
     ).values()
     splits = splits_of(manifest)
+    made = sum(
+        number
+        for line in manifest.counts.get("ledger", [])
+        for reason, number in line.get("added", {}).items()
+        if reason != "repeated"
+    )
+
+    def lost(number: int) -> str:
+        """Its share of the rows; of rows that became several records, of these."""
+        share = _share(number, rows + made)
+        return f"{share} of {counted(rows + made, 'record')}" if made else share
+
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
             ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
             ("Records packed", f"{records:,}", ""),
-            ("Quarantined", f"{quarantined:,}", _share(quarantined, rows)),
-            ("Dropped", f"{dropped:,}", _share(dropped, rows)),
+            ("Quarantined", f"{quarantined:,}", lost(quarantined)),
+            ("Dropped", f"{dropped:,}", lost(dropped)),
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
             ("Trained", "labels", "no token is in the loss")
@@ -128,9 +140,11 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     by_source: dict[str, Counter[int]] = {}
     by_split: dict[str, Counter[int]] = {}
     totals: Counter[str] = Counter()
+    eval_by_source = manifest.configuration.get("split", {}).get("eval_by_source")
     for source, split, length, count in measured["lengths"]:
         totals[source] += count
-        by_split.setdefault(split, Counter())[length] += count
+        packed_as = f"{split} {source}" if split == "eval" and eval_by_source else split
+        by_split.setdefault(packed_as, Counter())[length] += count
     named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1)}
     if len(totals) <= _MOST_SOURCES:
         named = set(totals)
@@ -146,12 +160,15 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         over[length > 0] += count
         if length:  # versions of older steps do not say it
             by_split.setdefault(split, Counter())[length] += count
-    choices = try_seq_lens(
-        list(by_split.values()),
-        seq_len,
-        str(pack.get("strategy", "best_fit")),
-        int(pack.get("seed", 0)),
-    )
+    choices = []
+    if pack.get("over_length") != "window":  # other sizes make other windows
+        choices = try_seq_lens(
+            list(by_split.values()),
+            seq_len,
+            str(pack.get("strategy", "best_fit")),
+            int(pack.get("seed", 0)),
+            int(pack.get("pad_record_to_multiple_of", 1)),
+        )
     note = ""
     if over[True]:
         note = f"Counts the {counted(over[True], 'row')} that this version left out as too long."
@@ -245,8 +262,12 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
         for name, records, tokens, trained in measured["trained"]
     ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
-    said = "Charts count the chosen and the rejected answer of a pair each by itself."
-    note = f"<p class=quiet>{said}</p>" if manifest.preferences == "pairs" else ""
+    said = ""
+    if manifest.preferences == "pairs":
+        said = "Charts count the chosen and the rejected answer of a pair each by itself."
+    if manifest.configuration.get("pack", {}).get("strategy") == "concat":
+        said = "Charts count each part of a record that is cut at the end of a pack by itself."
+    note = f"<p class=quiet>{said}</p>" if said else ""
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 

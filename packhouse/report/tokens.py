@@ -10,7 +10,7 @@ a page gets spans. Whoever wrote a row chose its text: runs hold it as it is, an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,14 +114,19 @@ def trained_ranges(trained: Mask) -> list[list[int]]:
 
 
 def plain(runs: Sequence[Run]) -> str:
-    """Return runs as text without colours.
+    r"""Return runs as text without colours; signs of the text that look like ours get a backslash.
 
     Example:
         >>> plain([Run(0, 4, "2+2?", False), Run(4, 5, "4", True), Run(5, 6, "<|end|>", True)])
         '2+2?{+4<|end|>+}'
+        >>> print(plain([Run(0, 3, "{+x+}", False)]))
+        {\+x+\}
     """
-    text = "".join(f"{{+{run.text}+}}" if run.is_trained else run.text for run in runs)
-    return for_terminal(text.replace("+}{+", ""), keep_lines=True)
+    text = ""
+    for is_trained, alike in groupby(runs, key=lambda run: run.is_trained):
+        own = "".join(run.text for run in alike).replace("{+", r"{\+").replace("+}", r"+\}")
+        text += f"{{+{own}+}}" if is_trained else own
+    return for_terminal(text, keep_lines=True)
 
 
 def coloured(runs: Sequence[Run]) -> "Text":

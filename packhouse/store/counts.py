@@ -48,10 +48,14 @@ def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
 def splits_of(manifest: Manifest) -> dict[str, PackStatistics]:
     """Return the statistics of the splits that have packs, train before eval.
 
-    What another program's manifest does not say is 0.
+    What another program's manifest does not say is 0. `num_sequences` counts a record that `concat`
+    cuts once.
     """
     splits = {}
+    sides = manifest.counts.get("sides", {})
     for name, said in sorted(manifest.counts.get("statistics", {}).items(), reverse=True):
+        records = sides.get(name, {}).get("records", said.get("num_sequences"))
+        said = {**said, "num_sequences": records}
         known = {key: said[key] for key in _NUMBERS if type(said.get(key)) is int}
         bars = [(length, count) for length, count in said.get("length_histogram", [])]
         side = PackStatistics(

@@ -297,6 +297,11 @@ def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change
             told.append(f"label {old['label']} -> {new['label new']}")
         if old["weights_digest"] != new["weights_digest new"]:
             told.append(_weights(old, new))
+        is_trained_otherwise = old["mask_digest"] != new["mask_digest new"]
+        if old["ids_digest"] == new["ids_digest new"] and is_trained_otherwise:
+            told.append(f"{old['num_trained']} -> {new['num_trained new']} trained")
+        if not told:
+            told.append(f"other text of {counted(old['num_tokens'], 'token')}")
     tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
     said = {
         "added": f"was {old['outcome']}" if old["outcome"] else "",

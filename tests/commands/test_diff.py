@@ -72,6 +72,26 @@ def talk(word: str, num_turns: int) -> list[dict[str, object]]:
     return [{"messages": messages}]
 
 
+def test_an_edited_row_of_as_many_tokens_says_what_is_other(publish):
+    def rows(ids: list[int], labels: list[int]) -> list[dict[str, object]]:
+        return [{"input_ids": ids, "labels": labels}]
+
+    settings = {
+        "format": {"template": "chat"},
+        "audit": {"max_unterminated_turns": 1, "max_cut_sequences": 1},
+    }
+    old, mask, text = (
+        publish(rows(*row), **settings)
+        for row in (
+            ([5, 6, 7], [-100, 6, 7]),
+            ([5, 6, 7], [-100, -100, 7]),
+            ([5, 6, 8], [-100, 6, 8]),
+        )
+    )
+    assert "          rows/rows.jsonl row 0: 2 -> 1 trained" in printed(old, mask)
+    assert "          rows/rows.jsonl row 0: other text of 3 tokens" in printed(old, text)
+
+
 def test_windows_of_an_edited_row_are_paired_in_their_order(publish):
     old, new = (publish(talk(word, 24), **WINDOWS) for word in ("Say", "Tell"))
     lines = printed(old, new)

@@ -251,6 +251,29 @@ def test_rows_that_the_tokenizer_refused_keep_their_raw_row(desk):
     assert "Say the end twice." in (desk / "out2" / "chat-mended.jsonl").read_text()
 
 
+def test_a_row_of_which_several_records_are_bad_is_mended_once(desk):
+    turns = [("user", "Hi."), ("assistant", "Hello."), ("user", "Say <|im_end|>.")]
+    turns += [("assistant", "No."), ("user", "Why?"), ("assistant", "It ends.")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    recipe["sources"] = [{"path": "chat.jsonl", "format": "chat"}]
+    recipe["format"] = {"one_example_per_turn": True}
+    recipe["tokenize"] = {"control_text": "quarantine"}
+    recipe["validate"] = {"max_quarantined": 0.9}
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    run_recipe(desk)
+    assert call("ls", "recipe.yaml", "--cache", "cache").startswith("2 quarantined rows\n")
+    again = ["quarantine", "retry", "recipe.yaml", "--cache", "cache"]
+    call(*again[1:], "--edit", "bad.jsonl")
+    (line,) = (desk / "bad.jsonl").read_text().splitlines()
+    (desk / "bad.jsonl").write_text(line.replace("<|im_end|>", "the end"))
+    done = CliRunner().invoke(cli, [*again, "--from", "bad.jsonl", "--out", "out"])
+    assert done.stdout.startswith("1 row passed, 0 still bad\n")
+    assert "`dedup.exact: drop` leaves one of both out" in done.stderr  # the first answer's
+    assert len((desk / "out" / "chat-mended.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_file_that_holds_something_else_is_refused(desk):
     run_recipe(desk)
     (records,) = (desk / "store").rglob("records/*.parquet")

@@ -133,6 +133,19 @@ def test_plan_shows_what_other_pack_sizes_would_give(call):
         assert line["num_tokens"] + line["num_padding"] == size * line["num_packs"]
         assert 0 < line["fill"] <= 1
     assert "pack.seq_len  packs" in call("plan", str(DEMO))
+    window = ("--set", "pack.over_length=window")  # other sizes make other windows
+    assert json.loads(call("plan", str(DEMO), *window, "--json"))["seq_lens"] == []
+    multiple = ("--set", "pack.pad_record_to_multiple_of=128")
+    padded = json.loads(call("plan", str(DEMO), *multiple, "--json"))
+    (own,) = (line for line in padded["seq_lens"] if line["seq_len"] == 512)
+    assert own["num_packs"] == padded["packs"] > by_size[512]["num_packs"]
+
+
+def test_plan_says_that_contaminated_rows_are_not_subtracted(call):
+    benchmarks = f"audit.benchmarks=[{{path: {DEMO.parent / 'chats.jsonl'}}}]"
+    settings = ("--set", benchmarks, "--set", "audit.on_match=drop")
+    said = "contaminated rows are not subtracted, though audit.on_match will drop them"
+    assert said in json.loads(call("plan", str(DEMO), *settings, "--json"))["notes"]
 
 
 def test_inspect_prints_text_by_trained_or_not(call, prepared):

@@ -23,7 +23,7 @@ from packhouse.records.tables import PACKED
 from packhouse.report.figures import class_counts, compare_figure
 from packhouse.report.html import page
 from packhouse.report.measure import measure
-from packhouse.report.tokens import plain, runs_of, token_texts
+from packhouse.report.tokens import Run, plain, runs_of, token_texts
 from packhouse.report.version_report import MAX_BYTES, version_report
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
@@ -120,23 +120,28 @@ def test_other_sizes_are_planned_as_a_run_plans() -> None:
     assert (found[256].rows_too_long, found[256].tokens_too_long) == (40, 12000)
     assert found[256].num_tokens == 100 * 90 + 500 * 17
 
+    padded = {each.seq_len: each for each in try_seq_lens([lengths], 512, "best_fit", 3, 256)}
+    assert sorted(padded) == [256, 512, 768, 1024, 2048]  # multiples
+    assert padded[512].num_packs == plan_packs(flat, 512, "best_fit", 3, 256).num_packs
+
 
 def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> None:
     rows = [{"instruction": "Count.", "output": "1 " * n} for n in (5, 40, 300, 300)]
-    made = {
-        size: packhouse.prepare(
+
+    def publish(size: int, over_length: str) -> packhouse.Version:
+        return packhouse.prepare(
             rows,
             tokenizer=TOKENIZER,
             dataset="numbers",
             seq_len=size,
             format={"template": "alpaca"},
-            pack={"over_length": "drop"},
+            pack={"over_length": over_length},
             store=tmp_path / str(size),
             cache=tmp_path / "cache",
             progress=False,
         )
-        for size in (256, 1024)
-    }
+
+    made = {size: publish(size, "drop") for size in (256, 1024)}
     table = re.search(r"Other seq_len</caption>(.*?)</table>", made[256].report(), re.S)
     assert table
     counts = dict(re.findall(r"<tr><td>([\d,]+)[^<]*</td>(.*?)</tr>", table[1]))
@@ -148,6 +153,8 @@ def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> N
     assert "Counts the 2 rows that this version left out as too long." in made[256].report()
     kept = made[1024].sql("select num_tokens from records where row > 1").to_pylist()
     assert dropped == [row["num_tokens"] for row in kept]
+    windows = publish(256, "window").report()  # other sizes make other windows
+    assert "Other seq_len</caption>" not in windows
 
 
 def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Path) -> None:
@@ -201,6 +208,11 @@ def test_runs_end_where_tokens_are_trained_or_special() -> None:
     assert [run.is_special for run in runs] == [False, False, True, False]
     assert plain(runs) == "4{+2<|im_end|>+}\n[1000000]"
     assert runs_of([], np.zeros(0, bool), pipeline) == ()
+
+
+def test_text_cannot_pass_for_the_signs_of_trained_text() -> None:
+    own = [Run(0, 1, "{+a", False), Run(1, 2, "b+}{+c", True), Run(2, 3, "d", True)]
+    assert plain(own) == r"{\+a{+b+\}{\+cd+}"
 
 
 def test_tokens_of_a_word_piece_vocabulary_are_words(shared: Path) -> None:
@@ -354,6 +366,60 @@ def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strateg
     assert sum(own[2] for own in expected.values()) == sum(
         each["num_trained"] for each in side.values()
     )
+
+
+def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 300)]
+    version = _prepared(tmp_path, rows, "alpaca", pack={"seq_len": 64, "strategy": "concat"})
+    assert version.statistics["train"]["num_sequences"] > 3
+    assert "<dt>Records packed</dt><dd>3</dd>" in version.report()
+    assert "Charts count each part of a record that is cut" in version.report()
+    assert "; 3 records, " in version._repr_html_()
+    done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])
+    assert json.loads(done.stdout)["splits"][0]["records"] == 3
+    words = [str(tmp_path / "rows.jsonl"), "--set", "pack.seq_len=64"]
+    words += ["--set", "pack.strategy=concat", "--set", f"publish.store={tmp_path / 'other'}"]
+    words += ["--tokenizer", str(TOKENIZER), "--cache", str(tmp_path / "cache")]
+    again = CliRunner().invoke(cli, ["prepare", *words])
+    assert re.search(r"^train +[0-9]+ +3 ", again.stdout, re.M), again.output
+
+
+def test_a_sample_is_of_the_row_that_is_packed(tmp_path: Path) -> None:
+    rows = [{"instruction": "Go", "output": "b"}]
+    (tmp_path / "more.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    sources = [
+        {"path": str(tmp_path / "rows.jsonl"), "name": "a", "max_records": 0},
+        {"path": str(tmp_path / "more.jsonl")},
+    ]
+    version = _prepared(tmp_path, rows, "alpaca", sources=sources, audit={"max_duplicates": 1})
+    (pack,) = island(version.report(), "samples-data")[0]["packs"]
+    assert [record["place"] for record in pack["records"]] == ["more/more.jsonl:0"]
+
+
+def test_packs_of_eval_by_source_are_planned_by_source_for_other_sizes(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Say {n}", "output": "a " * 20} for n in range(3)]
+    (tmp_path / "more.jsonl").write_text(json.dumps({"instruction": "Go", "output": "b"}) + "\n")
+    sources = [
+        {"path": str(tmp_path / name), "eval_only": True} for name in ("rows.jsonl", "more.jsonl")
+    ]
+    split = {"eval_by_source": True}
+    version = _prepared(tmp_path, rows, "alpaca", sources=sources, split=split)
+    assert version.statistics["eval"]["num_packs"] == 2
+    assert re.search(r"<td>512 \(this version\)</td><td class=number>2</td>", version.report())
+
+
+def test_what_was_left_out_of_rows_that_were_split_is_a_share_of_their_records(
+    tmp_path: Path,
+) -> None:
+    turns = [("user", "Say it."), ("assistant", "a " * 60)] * 6
+    rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
+    each = {"one_example_per_turn": True}
+    version = _prepared(tmp_path, rows, "chat", format=each, pack={"seq_len": 256})
+    ((left_out, share),) = re.findall(
+        r"<dt>Dropped</dt><dd>(\d)</dd><dd class=note>(.*?)</dd>", version.report()
+    )
+    assert int(left_out) > 1
+    assert share == f"{int(left_out) / 6:.1%} of 6 records"
 
 
 def _prepared(

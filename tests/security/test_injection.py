@@ -179,6 +179,37 @@ def test_pages_hold_no_link_image_or_html_of_data(text: str) -> None:
     assert not ACTIVE.search(to_junit("d", gates))
 
 
+def test_a_file_name_cannot_pass_for_lines_of_a_command(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(4)] + [{"a": "b"}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("a\nfaked: 1.jsonl", "b\nfaked: 1.jsonl"):
+        (tmp_path / name).write_text(text.replace("Say", f"Say {name[0]}"))
+    settings = {
+        "sources": [{"path": str(tmp_path / "*.jsonl"), "name": "names", "format": "alpaca"}],
+        "validate": {"max_quarantined": 0.5},
+    }
+    (tmp_path / "recipe.yaml").write_text(
+        json.dumps({"dataset": "tiny", "tokenizer": str(TOKENIZER), **settings})
+    )
+    place, recipe = tmp_path / "store" / "tiny", tmp_path / "recipe.yaml"
+    cache = ("--cache", tmp_path / "cache")
+    call("prepare", recipe, "--set", f"publish.store={tmp_path / 'store'}", *cache)
+    for code, *words in (
+        (0, "trace", place, "--pack", "0", "--token", "3", *cache),
+        (0, "trace", place, "--file", tmp_path / "a\nfaked: 1.jsonl", "--row", "1", *cache),
+        (0, "inspect", place, "--row", "1", *cache),
+        (0, "inspect", recipe, "--row", "1", *cache),
+        (0, "quarantine", "show", place),
+        (4, "quarantine", "retry", recipe, "--out", tmp_path / "out", "--recipe", recipe, *cache),
+        (0, "plan", recipe, *cache),
+    ):
+        shown = call(*words, code=code)
+        assert not [line for line in shown.split("\n") if line.lstrip().startswith("faked")]
+        assert "nfaked: 1.jsonl" in shown or words[0] == "quarantine"
+    (line,) = json.loads(call("stats", place, "--json"))["sources"]
+    assert (line["source"], line["rows"]) == ("names", 8)
+
+
 def test_commands_print_through_one_module() -> None:
     """A command that prints by itself could forget to escape."""
     calls = r"click\.s?echo\(|\bConsole\(|sys\.std(out|err)\.write|(?<![.\w])(?<!def )print\("

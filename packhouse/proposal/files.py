@@ -23,6 +23,7 @@ from packhouse.proposal.remedies import (
     remedy_for_text,
     remedy_for_transcripts,
 )
+from packhouse.proposal.selections import select_messages
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.sources.decoding import decode_head
@@ -110,6 +111,8 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
     else:
         if remedy := remedy_for_answers_elsewhere(rows, file_format, file.uri):
             raise _refusal(file, remedy)
+        if found := select_messages(rows):
+            return _selected(file, file_format, settings | found, rows)
         shape = _shape_of_all(rows, file, file_format)
         talks = {"text": [shape.fields.get("text", "text")], "preference": ["chosen"]}
         names = [n for n in shape.fields.values() if all(map(is_whole_talk, _texts_of(rows, n)))]
@@ -124,6 +127,29 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
         num_files=1,
         size=file.size,
         fields=_describe(rows, shape),
+    )
+
+
+def _selected(
+    file: SourceFile,
+    file_format: FileFormat,
+    settings: dict[str, Any],
+    rows: Sequence[Any],
+) -> Look:
+    """A file whose rows get their messages by `select`, which leaves other fields out."""
+    described = _describe(rows, Shape("text", {"text": ""}))
+    for ours, expression in settings["select"].items():
+        for name in described:
+            if f'"{name}"' in expression:
+                described[name] = described[name].removesuffix("not read") + f"read as {ours}"
+    return Look(
+        path=file.uri,
+        settings=settings,
+        is_guess=False,
+        file_format=file_format,
+        num_files=1,
+        size=file.size,
+        fields=described,
     )
 
 

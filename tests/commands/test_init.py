@@ -70,6 +70,11 @@ def chats(speaker: str, content: str, user: str, bot: str) -> list[list[dict[str
     ]
 
 
+def chats_of(talk: Talk) -> list[dict[str, str]]:
+    said = zip(("user", "assistant"), talk, strict=True)
+    return [{"role": role, "content": content} for role, content in said]
+
+
 def squad(talks: list[Talk]) -> dict[str, Any]:
     asked = [
         {"id": str(n), "question": t.question, "answers": [{"text": t.answer, "answer_start": 0}]}
@@ -276,6 +281,21 @@ def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
 
 # Public data sets by the names of their fields.
 PUBLIC: dict[str, bytes] = {
+    "TRL's prompt and completion": each(
+        lambda t: {
+            "prompt": [{"role": "user", "content": t.question}],
+            "completion": [{"role": "assistant", "content": t.answer}],
+        }
+    ),
+    "messages in an object": each(
+        lambda t: {"talk": {"id": 7, "messages": chats_of(t), "system": "Help."}, "meta": {"a": 1}}
+    ),
+    "an answer beside messages": each(
+        lambda t: {"id": "7", "messages": chats_of(t)[:1], "answer": t.answer}
+    ),
+    "an answer beside ShareGPT's": each(
+        lambda t: {"input": [{"from": "human", "value": t.question}], "reply": t.answer}
+    ),
     "OpenOrca": each(
         lambda t: {"id": "flan.1", "system_prompt": "Help.", "question": t[0], "response": t[1]}
     ),
@@ -489,6 +509,21 @@ def test_a_field_that_no_name_tells_may_be_named(project):
     code, said = project.init("a.jsonl", "--question", "y", "--answer", "x")
 
     assert code == 0, said
+    check(project.prepare(), TALKS)
+
+
+def test_a_list_of_answers_is_not_left_out_for_the_question(project):
+    rows = [{"prompt": t.question, "responses": [t.answer, "No."], "best": 0} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 3
+    assert "'responses' holds several answers to 'prompt'" in said
+    select = said.partition("`select: ")[2].partition("`")[0]
+    Path("recipe.yaml").write_text(
+        f"dataset: a\nsources: [{{path: a.jsonl, select: {select}}}]\ntokenizer: {TOKENIZER}\n"
+    )
     check(project.prepare(), TALKS)
 
 

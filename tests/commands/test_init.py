@@ -527,6 +527,19 @@ def test_a_list_of_answers_is_not_left_out_for_the_question(project):
     check(project.prepare(), TALKS)
 
 
+def test_a_part_of_the_conversation_that_is_not_read_is_said_to_be_lost(project):
+    rows = [{"messages": chats_of(t), "response": "Another.", "prompt": t[0]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    lost = "response: text, 8 characters (median); not read, so what it says is not trained\n"
+    assert lost in said
+    assert lost in Path("recipe.yaml").read_text()
+    assert "(median); not read\n" in said  # the prompt is the first message
+
+
 def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(project):
     Path("chats").mkdir()
     for name in ("a", "b"):

@@ -39,9 +39,11 @@ class Padding:
     end_ids: frozenset[int] = frozenset()
     bos_id: int | None = None
     """If it is the pad token, too, the last one in front is no padding."""
+    unk_id: int | None = None
+    """Where a tokenizer has no pad token, this one often fills rows."""
 
     def places(self, ids: Int64s, trained: Bools) -> Bools:
-        """Return which tokens are padding: the pad or end tokens at either end of a row.
+        """Return which tokens are padding: pad, end or unknown tokens at either end of a row.
 
         With end 2 and pad 0: [7 8 2 0 0] -> [0 0 0 1 1], and [7 8 2 2 2] -> [0 0 0 1 1]. In
         [7 8 0 0], of which the first pad alone is trained, it stands for an end: [0 0 0 1].
@@ -56,6 +58,8 @@ class Padding:
             begin = len(ids) - int(np.argmin(np.append(ids[::-1] == last, False)))
             is_end = int(last) in self.end_ids
             is_alone = begin + 1 == len(ids)
+            if is_alone and last == self.unk_id != self.id:
+                return found
             is_behind_end = not self.end_ids.isdisjoint(ids[max(begin - 2, 0) : begin].tolist())
             stands_for_end = is_end or (trained[begin] and not trained[begin + 1 :].any())
             keeps = stands_for_end and (not is_behind_end or (is_end and is_alone))
@@ -63,7 +67,7 @@ class Padding:
         return found
 
     def _fills(self, token: np.int64) -> bool:
-        return token == self.id or int(token) in self.end_ids
+        return token in (self.id, self.unk_id) or int(token) in self.end_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +153,8 @@ def _check_numbers(
     """Refuse a column that would be left out, or read as other numbers than it holds."""
     if read is None and name in ("input_ids", *MASKS):
         held = str(column.type)[:80]
-        raise SourceError(f"column '{name}' holds {held}, not a list of numbers in each row")
+        hint = "; a class of the whole row goes by `label`" if name == "labels" else ""
+        raise SourceError(f"column '{name}' holds {held}, not a list of numbers in each row{hint}")
     if read is None or name not in _WHOLE or column.null_count == len(column):
         return
     if pa.types.is_boolean(column.type.value_type):
@@ -225,9 +230,10 @@ class _Found:
         holes[: places[0]] = holes[places[-1] :] = False
         if holes.any():
             self.fault("hidden", number, at + int(np.searchsorted(places, np.argmax(holes))))
-        if not any(len(row.get(name, ())) for name in MASKS):
+        is_masked_row = any(len(row.get(name, ())) for name in MASKS)
+        if not is_masked_row:
             self.fault("unmasked", number, at)
-        is_wrong = trained & ~is_token & ~holes
+        is_wrong = trained & ~is_token & ~holes & is_masked_row
         is_wrong[: places[0]] |= ~is_masked[: places[0]]
         if is_wrong.any():
             before = int(is_token[: np.argmax(is_wrong)].sum())

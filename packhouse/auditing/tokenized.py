@@ -76,11 +76,11 @@ class _Scan:
     def __init__(self, snapshot: TokenizerSnapshot, turns: Turns, pipeline: Pipeline) -> None:
         self.snapshot, self.turns, self.pipeline = snapshot, turns, pipeline
         self.table = TokenBytes.of(pipeline)
-        pad = snapshot.special_tokens.get("pad_token", "")
-        bos = snapshot.special_tokens.get("bos_token", "")
-        bos_id = snapshot.added_tokens.get(bos, -1)
-        self.pad = Padding(snapshot.added_tokens.get(pad), turns.end_ids, bos_id)
-        self.bos_id = bos_id if turns.bos_opens else -1
+        named = {name: snapshot.added_tokens.get(t) for name, t in snapshot.special_tokens.items()}
+        pad_id, bos_id = named.get("pad_token"), named.get("bos_token")
+        unk_id = named.get("unk_token") if pad_id is None else None
+        self.pad = Padding(pad_id, turns.end_ids, bos_id, unk_id)
+        self.bos_id = -1 if bos_id is None or not turns.bos_opens else bos_id
         self.is_end = np.zeros(len(pipeline.is_control), np.bool_)
         self.is_end[[i for i in turns.end_ids if i < len(self.is_end)]] = True
         self.thought_tags = tuple(

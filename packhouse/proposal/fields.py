@@ -239,6 +239,9 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
         if len(numbered) == 2:  # message_1 and message_2, whatever stands beside them
             likely = sorted(numbered)
         if len(likely) == 1:
+            others = {n for n in rows[0] if n not in texts and not isinstance(rows[0][n], int)}
+            if _rank(likely[0], _QUESTION[: _QUESTION.index("task")]) is not None and others:
+                return None  # the answer may be there: a list of responses
             return Shape("text", {} if likely[0] == "text" else {"text": likely[0]})
         if len(likely) != 2:
             return None

@@ -23,9 +23,11 @@ from packhouse.proposal.remedies import (
     remedy_for_text,
     remedy_for_transcripts,
 )
+from packhouse.proposal.selections import select_messages
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.sources.decoding import decode_head
+from packhouse.sources.extra_fields import CONVERSATIONAL, left_out_of
 from packhouse.sources.file_formats import (
     BOM,
     compression_of,
@@ -43,6 +45,8 @@ from packhouse.sources.text_files import Parsing
 from packhouse.wording import counted
 
 _SAMPLE_ROWS = 1000
+_LOOKED_AT = 50
+"""Rows that are searched for what no field that is read says."""
 _MAX_FILES = 200
 """Files of one path that are looked at."""
 _BAD_SHARE = 0.1
@@ -110,6 +114,8 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
     else:
         if remedy := remedy_for_answers_elsewhere(rows, file_format, file.uri):
             raise _refusal(file, remedy)
+        if found := select_messages(rows):
+            return _selected(file, file_format, settings | found, rows)
         shape = _shape_of_all(rows, file, file_format)
         talks = {"text": [shape.fields.get("text", "text")], "preference": ["chosen"]}
         names = [n for n in shape.fields.values() if all(map(is_whole_talk, _texts_of(rows, n)))]
@@ -124,6 +130,29 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
         num_files=1,
         size=file.size,
         fields=_describe(rows, shape),
+    )
+
+
+def _selected(
+    file: SourceFile,
+    file_format: FileFormat,
+    settings: dict[str, Any],
+    rows: Sequence[Any],
+) -> Look:
+    """A file whose rows get their messages by `select`, which leaves other fields out."""
+    described = _describe(rows, Shape("text", {"text": ""}))
+    for ours, expression in settings["select"].items():
+        for name in described:
+            if f'"{name}"' in expression:
+                described[name] = f"{described[name].partition('; not read')[0]}; read as {ours}"
+    return Look(
+        path=file.uri,
+        settings=settings,
+        is_guess=False,
+        file_format=file_format,
+        num_files=1,
+        size=file.size,
+        fields=described,
     )
 
 
@@ -309,6 +338,8 @@ def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
     if shape.format in ROW_FORMATS:
         names = ROW_FORMATS[shape.format].names(list(counts), shape.fields)
         read = {name: ours for ours, name in names.items()}
+    suspects = CONVERSATIONAL.intersection(counts) - read.keys()
+    lost = {name for row in objects[:_LOOKED_AT] for name in left_out_of(row, suspects)}
     described = {}
     for name, number in counts.most_common(40):
         values = [row[name] for row in objects if name in row]
@@ -318,7 +349,7 @@ def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
         some = "" if number == len(rows) else f", in {number:,} of {counted(len(rows), 'row')}"
         as_what = f"; read as {read[name]}" if name in read else ""
         if shape.format != "mixed" and name not in read:
-            as_what = "; not read"
+            as_what = "; not read" + ", so what it says is not trained" * (name in lost)
         described[name] = f"{what}{size}{some}{as_what}"
     return described
 

@@ -15,6 +15,7 @@ _WHY = {
     "file_format": "what the file's name does not say",
     "rows_at": "the rows are the list in this field of the file's one object",
     "unwrap": "each row stands in a list of its own",
+    "select": "the fields of a row, made of the file's by SQL",
     "fields": "our field: the file's field",
     "roles": "who speaks: user or assistant",
     "label_names": "the classes, in the order of their numbers",

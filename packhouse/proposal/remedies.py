@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.proposal.fields import shape_of
+from packhouse.sources.extra_fields import PARTS
 
 _MAX_CHARS = 20_000
 """Of a line that is tried as Python: its parser takes 1,000 times the memory of its text."""
@@ -84,18 +85,29 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
         if not isinstance(value, list) or not value:
             continue
         texts = None
-        if len(value) > 1 and all(isinstance(item, str) for item in value):
+        is_texts = len(value) > 1 and all(isinstance(item, str) for item in value)
+        if is_texts and (question := _question_beside(row)):
+            return (
+                f"'{name}' holds several answers to '{question}'. A recipe trains the first "
+                f'with `select: {{question: {question}, answer: "{name}[1]"}}` for its source'
+            )
+        if is_texts:
             why, texts = f"'{name}' holds what is said in turn, without speakers", f"row[{name!r}]"
         shape = shape_of(value) if all(isinstance(item, dict) for item in value) else None
         if shape is not None and len(shape.fields) == 2 and "messages" not in shape.fields:
-            question, answer = shape.fields.values()
+            keys = tuple(shape.fields.values())
             why = f"'{name}' holds pairs of question and answer"
-            texts = f"[pair[key] for pair in row[{name!r}] for key in ({question!r}, {answer!r})]"
+            texts = f"[pair[key] for pair in row[{name!r}] for key in {keys!r}]"
         if texts is not None:
             message = "{'role': ('user', 'assistant')[n % 2], 'content': text}"
             said = f"{{'messages': [{message} for n, text in enumerate({texts})]}}"
             return _rewriting(why, said, each, path)
     return None
+
+
+def _question_beside(row: dict[str, Any]) -> str | None:
+    """The field of a text that goes by the name of a question."""
+    return next((n for n in row if n in PARTS["question"] and isinstance(row[n], str)), None)
 
 
 def remedy_for_answers_elsewhere(rows: Sequence[Any], file_format: str, path: str) -> str | None:

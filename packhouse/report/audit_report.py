@@ -34,7 +34,7 @@ MEANINGS = {
         "drop them or raise the limit of tokens: the model would not learn to stop",
     ),
     "padding": (
-        "padding (pad tokens, or end tokens behind the end) is trained, or in front and not masked",
+        "pad tokens, or end tokens behind the end, are trained, or in front and not masked",
         "write labels of -100 and an attention_mask of 0 there",
     ),
     "untrained_starts": (

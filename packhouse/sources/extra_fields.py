@@ -7,7 +7,7 @@ without it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
@@ -156,16 +156,23 @@ def check_nothing_is_left_out(
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             continue
-        unread = suspects[tuple(row)]
-        read = "\n".join(text for name in row if name not in unread for text in _texts(row[name]))
-        for name in sorted(unread):
-            if any(text not in read for text in _texts(row[name])):
-                raise SourceError(
-                    f"source file '{uri}': {name_of(index)} says something in the field '{name}', "
-                    f"which the format '{row_format}' does not read, so it would not be trained. "
-                    f"{_remedy(row, name, row_format)}",
-                    uri=uri,
-                )
+        for name in left_out_of(row, suspects[tuple(row)]):
+            raise SourceError(
+                f"source file '{uri}': {name_of(index)} says something in the field '{name}', "
+                f"which the format '{row_format}' does not read, so it would not be trained. "
+                f"{_remedy(row, name, row_format)}",
+                uri=uri,
+            )
+
+
+def left_out_of(row: Mapping[str, object], unread: Collection[str]) -> list[str]:
+    """Return those of a row's unread fields that say what no other field of it says."""
+    read = "\n".join(text for name in row if name not in unread for text in _texts(row[name]))
+    return [
+        name
+        for name in sorted(unread)
+        if name in row and any(text not in read for text in _texts(row[name]))
+    ]
 
 
 def _texts(value: object) -> Iterator[str]:

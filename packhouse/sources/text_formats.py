@@ -47,7 +47,11 @@ class TextFields(RowFormat):
         check_present(row, fields, names, config)
         for ours in fields:
             if type(row[names[ours]]) is not str:
-                raise BadRowError("type", f"{names[ours]} is {kind_of(row[names[ours]])}, not text")
+                value = row[names[ours]]
+                hint = ""
+                if isinstance(value, list) and value and isinstance(value[0], dict):
+                    hint = "; `packhouse init` looks at the file and proposes how messages are read"
+                raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")
         context = optional_text(row, names, self.context) or None
         reasoning = optional_text(row, names, "reasoning") or None
         system = optional_text(row, names, "system")

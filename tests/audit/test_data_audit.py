@@ -204,6 +204,17 @@ def test_padding_that_is_trained_is_found_and_nothing_beside_it(
     assert untrained == ({"padding": number} if in_front and not attention == 0 else {})
 
 
+def test_padding_of_rows_without_a_mask_is_not_said_to_be_trained(
+    audited: Callable[..., packhouse.AuditReport], good: Rows
+) -> None:
+    for attention in (0, 1):
+        rows = [
+            {name: row[name] for name in ("input_ids", "attention_mask")} | {"label": number % 2}
+            for number, row in enumerate(padded(good, 151643, attention=attention))
+        ]
+        assert "padding" not in numbers(audited(rows))
+
+
 def test_an_end_token_that_pads_too_ends_an_answer_once() -> None:
     from packhouse.auditing.token_rows import Padding
 
@@ -217,6 +228,9 @@ def test_an_end_token_that_pads_too_ends_an_answer_once() -> None:
     assert places(other, [7, 8, 0, 0], [0, 1, 1, 0]) == [0, 0, 0, 1]
     assert places(other, [0, 0, 7, 8, 2, 2], [0] * 6) == [1, 0, 0, 0, 0, 1]
     assert places(Padding(None), [7, 7], [0, 0]) == [0, 0]
+    unknown = Padding(None, frozenset({2}), unk_id=0)
+    assert places(unknown, [7, 8, 2, 0, 0], [0, 1, 1, 1, 1]) == [0, 0, 0, 1, 1]
+    assert places(unknown, [7, 8, 0], [0, 1, 1]) == [0, 0, 0]
     assert places(own, [2, 2], [0, 0]) == [1, 1]
 
 

@@ -70,6 +70,11 @@ def chats(speaker: str, content: str, user: str, bot: str) -> list[list[dict[str
     ]
 
 
+def chats_of(talk: Talk) -> list[dict[str, str]]:
+    said = zip(("user", "assistant"), talk, strict=True)
+    return [{"role": role, "content": content} for role, content in said]
+
+
 def squad(talks: list[Talk]) -> dict[str, Any]:
     asked = [
         {"id": str(n), "question": t.question, "answers": [{"text": t.answer, "answer_start": 0}]}
@@ -276,6 +281,21 @@ def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
 
 # Public data sets by the names of their fields.
 PUBLIC: dict[str, bytes] = {
+    "TRL's prompt and completion": each(
+        lambda t: {
+            "prompt": [{"role": "user", "content": t.question}],
+            "completion": [{"role": "assistant", "content": t.answer}],
+        }
+    ),
+    "messages in an object": each(
+        lambda t: {"talk": {"id": 7, "messages": chats_of(t), "system": "Help."}, "meta": {"a": 1}}
+    ),
+    "an answer beside messages": each(
+        lambda t: {"id": "7", "messages": chats_of(t)[:1], "answer": t.answer}
+    ),
+    "an answer beside ShareGPT's": each(
+        lambda t: {"input": [{"from": "human", "value": t.question}], "reply": t.answer}
+    ),
     "OpenOrca": each(
         lambda t: {"id": "flan.1", "system_prompt": "Help.", "question": t[0], "response": t[1]}
     ),
@@ -490,6 +510,34 @@ def test_a_field_that_no_name_tells_may_be_named(project):
 
     assert code == 0, said
     check(project.prepare(), TALKS)
+
+
+def test_a_list_of_answers_is_not_left_out_for_the_question(project):
+    rows = [{"prompt": t.question, "responses": [t.answer, "No."], "best": 0} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 3
+    assert "'responses' holds several answers to 'prompt'" in said
+    select = said.partition("`select: ")[2].partition("`")[0]
+    Path("recipe.yaml").write_text(
+        f"dataset: a\nsources: [{{path: a.jsonl, select: {select}}}]\ntokenizer: {TOKENIZER}\n"
+    )
+    check(project.prepare(), TALKS)
+
+
+def test_a_part_of_the_conversation_that_is_not_read_is_said_to_be_lost(project):
+    rows = [{"messages": chats_of(t), "response": "Another.", "prompt": t[0]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    lost = "response: text, 8 characters (median); not read, so what it says is not trained\n"
+    assert lost in said
+    assert lost in Path("recipe.yaml").read_text()
+    assert "(median); not read\n" in said  # the prompt is the first message
 
 
 def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(project):

@@ -59,6 +59,7 @@ SYSTEM_OF = {
     "nvidia/Llama-Nemotron-Post-Training-Dataset": "detailed thinking on",
     "glaiveai/glaive-function-calling-v2": "You are a helpful assistant with no functions.",
     "OpenOrca": "Help.",
+    "messages in an object": "Help.",
     "orca_dpo_pairs": "Help.",
     "SlimOrca": "Think.",
 }

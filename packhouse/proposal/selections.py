@@ -1,7 +1,7 @@
 """Expressions that make messages of what rows hold elsewhere: `select` of a source.
 
 {"talk": {"messages": [...]}}              -> messages: talk.messages
-{"prompt": [...], "completion": [...]}     -> messages: list_concat(prompt, completion)
+{"prompt": [...], "completion": [...]}     -> messages: list_concat(..., ...), no loss on the prompt
 {"messages": [..., user], "answer": "4"}   -> messages: list_append(messages, {...})
 """
 
@@ -25,8 +25,8 @@ def select_messages(rows: Sequence[Any]) -> dict[str, Any]:
 
     Example:
         >>> asked, said = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
-        >>> select_messages([{"prompt": [asked], "completion": [said]}])
-        {'format': 'chat', 'select': {'messages': 'list_concat("prompt", "completion")'}}
+        >>> print(select_messages([{"messages": [asked], "answer": "2"}])["select"]["messages"])
+        list_append("messages", {'role': 'assistant', 'content': "answer"})
         >>> select_messages([{"messages": [asked, said], "id": 7}])
         {}
     """
@@ -56,7 +56,7 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> dict[str, str
 
 
 def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> dict[str, str]:
-    """A prompt and its answer that are both lists of messages."""
+    """A prompt and its answer that are both lists of messages; the prompt has no loss."""
     if "chosen" in rows[0] or "rejected" in rows[0]:
         return {}
     lists = [name for name in rows[0] if _are_messages([row[name] for row in rows], row_format)]
@@ -64,7 +64,16 @@ def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> dict[st
     answer = next((name for name in _ANSWERS if name in lists), None)
     if prompt is None or answer is None:
         return {}
-    return {"messages": f'list_concat("{prompt}", "{answer}")'}
+    said = [message for row in rows for name in (prompt, answer) for message in row[name]]
+    speaker, content = _KEYS[row_format]
+    if any(set(each) != {speaker, content} for each in said):
+        return {}
+    parts = [
+        f"list_transform(\"{name}\", lambda m: {{'{speaker}': m.\"{speaker}\", '{content}': "
+        f"m.\"{content}\", 'loss': {loss}}})"
+        for name, loss in ((prompt, "false"), (answer, "true"))
+    ]
+    return {"messages": f"list_concat({', '.join(parts)})"}
 
 
 def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> dict[str, str]:

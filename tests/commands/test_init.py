@@ -283,7 +283,11 @@ def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
 PUBLIC: dict[str, bytes] = {
     "TRL's prompt and completion": each(
         lambda t: {
-            "prompt": [{"role": "user", "content": t.question}],
+            "prompt": [
+                {"role": "user", "content": "Hello."},
+                {"role": "assistant", "content": "An answer that has no loss."},
+                {"role": "user", "content": t.question},
+            ],
             "completion": [{"role": "assistant", "content": t.answer}],
         }
     ),
@@ -534,9 +538,9 @@ def test_a_part_of_the_conversation_that_is_not_read_is_said_to_be_lost(project)
     code, said = project.init("a.jsonl")
 
     assert code == 0, said
-    lost = "response: text, 8 characters (median); not read, so what it says is not trained\n"
-    assert lost in said
-    assert lost in Path("recipe.yaml").read_text()
+    lost = "response: text, 8 characters (median); not read, so what it says is not trained"
+    assert lost in " ".join(said.split())  # lines are as wide as the terminal
+    assert f"{lost}\n" in Path("recipe.yaml").read_text()
     assert "(median); not read\n" in said  # the prompt is the first message
 
 

@@ -283,11 +283,7 @@ def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
 PUBLIC: dict[str, bytes] = {
     "TRL's prompt and completion": each(
         lambda t: {
-            "prompt": [
-                {"role": "user", "content": "Hello."},
-                {"role": "assistant", "content": "An answer that has no loss."},
-                {"role": "user", "content": t.question},
-            ],
+            "prompt": [{"role": "user", "content": t.question}],
             "completion": [{"role": "assistant", "content": t.answer}],
         }
     ),
@@ -528,6 +524,27 @@ def test_a_list_of_answers_is_not_left_out_for_the_question(project):
     Path("recipe.yaml").write_text(
         f"dataset: a\nsources: [{{path: a.jsonl, select: {select}}}]\ntokenizer: {TOKENIZER}\n"
     )
+    check(project.prepare(), TALKS)
+
+
+@pytest.mark.parametrize("keys", [("role", "content"), ("from", "value")])
+def test_an_answer_in_the_prompt_of_two_lists_of_messages_has_no_loss(keys, project):
+    def messages(*texts: str) -> list[dict[str, str]]:
+        speakers = ("human", "gpt") if keys[0] == "from" else ("user", "assistant")
+        return [dict(zip(keys, pair, strict=True)) for pair in zip(speakers, texts, strict=False)]
+
+    rows = [
+        {
+            "prompt": [*messages("Hello.", "An answer before."), *messages(t.question)],
+            "completion": [*reversed(messages(t.question, t.answer))][:1],
+        }
+        for t in TALKS
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
     check(project.prepare(), TALKS)
 
 

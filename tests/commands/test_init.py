@@ -536,7 +536,7 @@ def test_an_answer_in_the_prompt_of_two_lists_of_messages_has_no_loss(keys, proj
     rows = [
         {
             "prompt": [*messages("Hello.", "An answer before."), *messages(t.question)],
-            "completion": [*reversed(messages(t.question, t.answer))][:1],
+            "completion": messages(t.question, t.answer)[1:],
         }
         for t in TALKS
     ]

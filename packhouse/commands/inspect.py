@@ -38,6 +38,7 @@ from packhouse.report.tokens import (
     token_texts,
     trained_ranges,
 )
+from packhouse.sources.files import source_name
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
@@ -312,17 +313,21 @@ def _of_recipe(
     pipeline = pipeline_of(partial(load_snapshot, recipe.tokenizer, tokenizers))
     found: list[dict[str, Any]] = []
     for source in recipe.sources:
+        if wanted.source and wanted.source.partition("/")[0] != source_name(source):
+            continue
         tokenized, refused = try_first_rows(recipe, source, tokenizers)
         rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
         wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
-        sampled = [_sampled(row, recipe.pack.seq_len) for row in rows[: wanted.limit]]
+        names = ["bad", "good"] if recipe.preferences == "kto" else source.label_names or []
+        sampled = [_sampled(row, recipe.pack.seq_len, names) for row in rows[: wanted.limit]]
         is_paired = recipe.preferences == "pairs"
         found += [s for row in sampled for s in _sides_of(row)] if is_paired else sampled
         if refused:
             first = refused[0]
-            are = "is" if len(refused) == 1 else "are"
+            number = len({row["row"] for row in refused})
+            are = "is" if number == 1 else "are"
             print_note(
-                f"note: {len(refused):,} of the first rows of '{source.path}' {are} bad; row "
+                f"note: {number:,} of the first rows of '{first['source']}' {are} bad; row "
                 f"{first['row']:,}: {first['reason']}: {first['detail']}",
             )
     return found, pipeline
@@ -336,11 +341,12 @@ def _is_wanted(row: Mapping[str, Any], wanted: _Wanted, pipeline: Pipeline | Non
     return is_it and (grep is None or grep in "".join(token_texts(row["input_ids"], pipeline)))
 
 
-def _sampled(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
+def _sampled(row: dict[str, Any], seq_len: int, labels: Sequence[str]) -> dict[str, Any]:
     over = f"; longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else ""
-    names = ("source", "row", "record_id", "input_ids", "trained")
-    weights = weights_text(row.get("range_weights") or [])
-    about = f"record {row['record_id']}{over}{weights and '; '}{weights}"
+    names = ("source", "row", "record_id", "label", "input_ids", "trained")
+    about = f"record {row['record_id']}{over}"
+    more = (label_text(row["label"], labels), weights_text(row.get("range_weights") or []))
+    about = "; ".join([about, *filter(None, more)])
     return {**{name: row[name] for name in names}, "about": about}
 
 

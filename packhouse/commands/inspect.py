@@ -23,6 +23,8 @@ from packhouse.report.samples import (
     first_split,
     label_names,
     label_text,
+    labels_of,
+    pair_sides,
     read_pack,
     read_packs,
     records_in,
@@ -36,7 +38,6 @@ from packhouse.report.tokens import (
     plain,
     runs_of,
     token_texts,
-    trained_ranges,
 )
 from packhouse.sources.files import source_name
 from packhouse.store import OpenVersion
@@ -279,7 +280,7 @@ def _of_version(
 
 
 def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Part a pair: its chosen side ends with its answer, which alone is trained.
+    """Part a pair.
 
     Example:
         >>> mask = [False, True, True, False, True]
@@ -287,7 +288,6 @@ def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
         >>> [(side["about"], side["input_ids"]) for side in _sides_of(row)]
         [('record x, chosen', [1, 2, 3]), ('record x, rejected', [1, 4])]
     """
-    (_, end), *_ = trained_ranges(np.asarray(row["trained"], np.bool_))
     return [
         {
             **row,
@@ -296,7 +296,7 @@ def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
             "input_ids": row["input_ids"][part],
             "trained": row["trained"][part],
         }
-        for side, part in (("chosen", slice(end)), ("rejected", slice(end, None)))
+        for side, part in pair_sides(row["trained"])
     ]
 
 
@@ -318,7 +318,7 @@ def _of_recipe(
         tokenized, refused = try_first_rows(recipe, source, tokenizers)
         rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
         wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
-        names = ["bad", "good"] if recipe.preferences == "kto" else source.label_names or []
+        names = labels_of(recipe, source)
         sampled = [_sampled(row, recipe.pack.seq_len, names) for row in rows[: wanted.limit]]
         is_paired = recipe.preferences == "pairs"
         found += [s for row in sampled for s in _sides_of(row)] if is_paired else sampled

@@ -326,9 +326,10 @@ def _of_recipe(
             first = refused[0]
             number = len({row["row"] for row in refused})
             are = "is" if number == 1 else "are"
+            file = for_terminal(str(first["source"]))
             print_note(
-                f"note: {number:,} of the first rows of '{first['source']}' {are} bad; row "
-                f"{first['row']:,}: {first['reason']}: {first['detail']}",
+                f"note: {number:,} of the first rows of '{file}' {are} bad; "
+                f"row {first['row']:,}: {first['reason']}: {first['detail']}",
             )
     return found, pipeline
 

@@ -6,7 +6,9 @@ Nothing is written but the tokenizer's snapshot in the cache.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,7 +24,13 @@ from packhouse.report.checks import filters_table
 from packhouse.report.figures import length_figures, seq_len_figure
 from packhouse.report.html import figure, header, page, preformatted, section, table, tiles
 from packhouse.report.notebook import Record, cell
-from packhouse.report.samples import page_record, rows_with_masks
+from packhouse.report.samples import (
+    label_text,
+    labels_of,
+    page_record,
+    pair_sides,
+    rows_with_masks,
+)
 from packhouse.report.sections import samples_section, short_number
 from packhouse.report.tokens import pipeline_of
 from packhouse.report.version_report import version_report, with_texts
@@ -91,11 +99,21 @@ def recipe_cell(recipe: Recipe) -> str:
         lower_bound=0,
         length_histogram=length_histogram(sample["num_tokens"].to_numpy()),
     )
-    rows = rows_with_masks(sample.slice(0, 3))
+    shown = [
+        Record(
+            ", ".join(filter(None, (f"row {row['row']}", side))),
+            row["input_ids"][part],
+            row["trained"][part],
+        )
+        for row in rows_with_masks(sample.slice(0, 3))
+        for side, part in _parts(
+            row, labels_of(recipe, recipe.sources[0]), is_paired=recipe.preferences == "pairs"
+        )
+    ]
     return cell(
         [("a run would make", made), *(("note", note) for note in expected.notes)],
         {f"first rows of {name}": drawn},
-        [Record(f"row {row['row']}", row["input_ids"], row["trained"]) for row in rows],
+        shown,
         _pipeline(recipe, workspace),
     )
 
@@ -118,7 +136,12 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
     expected = estimate(recipe, plan, workspace)
     pipeline = _pipeline(recipe, workspace)
     rows = _first_rows(recipe, plan, workspace, _SOURCES)
-    packs = {name: with_texts(_as_pack(name, own), pipeline) for name, own in rows.items()}
+    labels = {source_name(source): labels_of(recipe, source) for source in recipe.sources}
+    is_paired = recipe.preferences == "pairs"
+    packs = {
+        name: with_texts(_as_pack(name, own, labels[name], is_paired=is_paired), pipeline)
+        for name, own in rows.items()
+    }
     shown = sum(pack["num_tokens"] for pack in packs.values())
     said = f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
     return page(
@@ -164,19 +187,35 @@ def _filters_section(expected: Estimate) -> str:
     return section("left-out", "Rows left out", inner) if expected.filters else ""
 
 
-def _as_pack(name: str, rows: pa.Table) -> dict[str, object]:
+def _as_pack(
+    name: str, rows: pa.Table, labels: Sequence[str], *, is_paired: bool
+) -> dict[str, object]:
     """The first rows of a source as the page's script takes a pack."""
     records: list[dict[str, object]] = []
-    tokens = 0
+    tokens = num_rows = 0
     for row in rows_with_masks(rows.slice(0, 200)):
         if tokens >= _SHOWN_TOKENS:
             break
-        record = page_record(row["record_id"], row["input_ids"], row["trained"])
-        records.append({**record, "place": f"{row['source']}:{row['row']}"})
-        tokens += len(record["ids"])
+        num_rows += 1
+        for side, part in _parts(row, labels, is_paired=is_paired):
+            record = page_record(row["record_id"], row["input_ids"][part], row["trained"][part])
+            record |= {"side": side} if side else {}
+            records.append({**record, "place": f"{row['source']}:{row['row']}"})
+            tokens += len(record["ids"])
     label = f"the first rows of {name}"
-    counts = {"num_tokens": tokens, "num_records": len(records)}
+    counts = {"num_tokens": tokens, "num_records": num_rows}
     return {"pack": 0, "label": label, **counts, "records": records}
+
+
+def _parts(
+    row: Mapping[str, Any], labels: Sequence[str], *, is_paired: bool
+) -> list[tuple[str, slice]]:
+    """Both sides of a pair; of another row all, with its label in words."""
+    return (
+        pair_sides(row["trained"])
+        if is_paired
+        else [(label_text(row["label"], labels), slice(None))]
+    )
 
 
 def _lengths_section(recipe: Recipe, expected: Estimate, rows: dict[str, pa.Table]) -> str:

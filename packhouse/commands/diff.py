@@ -1,5 +1,6 @@
 """`packhouse diff OLD NEW`: what changed between two versions, with examples."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -40,6 +41,9 @@ _KINDS = {
     "moved": "in another split",
 }
 
+_READ_OTHERWISE = "edited (the same row, read or split otherwise)"
+"""Where the files of both versions are the same."""
+
 # Keys of counts that other counts say better.
 _INNER = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
 _ENDS = (".rows_in", ".tokens_in")
@@ -70,7 +74,9 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
     else:
         _print_facts(found)
         if found.records is not None:
-            _print_records(found.records, left, right, Workspace(cache=cache).tokenizers)
+            is_other_source = any(key.endswith("sha256") for key in found.lineage)
+            kinds = _KINDS if is_other_source else _KINDS | {"edited": _READ_OTHERWISE}
+            _print_records(found.records, left, right, Workspace(cache=cache).tokenizers, kinds)
 
 
 def _print_facts(found: Diff) -> None:
@@ -118,10 +124,16 @@ def _text(value: object, other: object) -> str:
     return text
 
 
-def _print_records(found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path) -> None:
+def _print_records(
+    found: RecordDiff,
+    old: OpenVersion,
+    new: OpenVersion,
+    tokenizers: Path,
+    kinds: Mapping[str, str],
+) -> None:
     echo(f"\nrecords: {found.num_same:,} are the same")
     is_one = old.manifest.tokenizer_fingerprint == new.manifest.tokenizer_fingerprint
-    names = {**_KINDS, "changed_tokens": "other text" if is_one else "other token ids"}
+    names = {**kinds, "changed_tokens": "other text" if is_one else "other token ids"}
     show = _Texts(found, old, new, tokenizers)
     for kind, name in names.items():
         if number := getattr(found, f"num_{kind}"):

@@ -23,6 +23,8 @@ from packhouse.report.samples import (
     first_split,
     label_names,
     label_text,
+    labels_of,
+    pair_sides,
     read_pack,
     read_packs,
     records_in,
@@ -36,8 +38,8 @@ from packhouse.report.tokens import (
     plain,
     runs_of,
     token_texts,
-    trained_ranges,
 )
+from packhouse.sources.files import source_name
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
@@ -278,7 +280,7 @@ def _of_version(
 
 
 def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Part a pair: its chosen side ends with its answer, which alone is trained.
+    """Part a pair.
 
     Example:
         >>> mask = [False, True, True, False, True]
@@ -286,7 +288,6 @@ def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
         >>> [(side["about"], side["input_ids"]) for side in _sides_of(row)]
         [('record x, chosen', [1, 2, 3]), ('record x, rejected', [1, 4])]
     """
-    (_, end), *_ = trained_ranges(np.asarray(row["trained"], np.bool_))
     return [
         {
             **row,
@@ -295,7 +296,7 @@ def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
             "input_ids": row["input_ids"][part],
             "trained": row["trained"][part],
         }
-        for side, part in (("chosen", slice(end)), ("rejected", slice(end, None)))
+        for side, part in pair_sides(row["trained"])
     ]
 
 
@@ -312,18 +313,23 @@ def _of_recipe(
     pipeline = pipeline_of(partial(load_snapshot, recipe.tokenizer, tokenizers))
     found: list[dict[str, Any]] = []
     for source in recipe.sources:
+        if wanted.source and wanted.source.partition("/")[0] != source_name(source):
+            continue
         tokenized, refused = try_first_rows(recipe, source, tokenizers)
         rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
         wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
-        sampled = [_sampled(row, recipe.pack.seq_len) for row in rows[: wanted.limit]]
+        names = labels_of(recipe, source)
+        sampled = [_sampled(row, recipe.pack.seq_len, names) for row in rows[: wanted.limit]]
         is_paired = recipe.preferences == "pairs"
         found += [s for row in sampled for s in _sides_of(row)] if is_paired else sampled
         if refused:
             first = refused[0]
-            are = "is" if len(refused) == 1 else "are"
+            number = len({row["row"] for row in refused})
+            are = "is" if number == 1 else "are"
+            file = for_terminal(str(first["source"]))
             print_note(
-                f"note: {len(refused):,} of the first rows of '{source.path}' {are} bad; row "
-                f"{first['row']:,}: {first['reason']}: {first['detail']}",
+                f"note: {number:,} of the first rows of '{file}' {are} bad; "
+                f"row {first['row']:,}: {first['reason']}: {first['detail']}",
             )
     return found, pipeline
 
@@ -336,11 +342,12 @@ def _is_wanted(row: Mapping[str, Any], wanted: _Wanted, pipeline: Pipeline | Non
     return is_it and (grep is None or grep in "".join(token_texts(row["input_ids"], pipeline)))
 
 
-def _sampled(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
+def _sampled(row: dict[str, Any], seq_len: int, labels: Sequence[str]) -> dict[str, Any]:
     over = f"; longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else ""
-    names = ("source", "row", "record_id", "input_ids", "trained")
-    weights = weights_text(row.get("range_weights") or [])
-    about = f"record {row['record_id']}{over}{weights and '; '}{weights}"
+    names = ("source", "row", "record_id", "label", "input_ids", "trained")
+    about = f"record {row['record_id']}{over}"
+    more = (label_text(row["label"], labels), weights_text(row.get("range_weights") or []))
+    about = "; ".join([about, *filter(None, more)])
     return {**{name: row[name] for name in names}, "about": about}
 
 

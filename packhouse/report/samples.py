@@ -13,6 +13,7 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.escaping import for_terminal
 from packhouse.packing.layout import trained_tokens
+from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.lists import list_offsets
 from packhouse.report.tokens import trained_ranges
 from packhouse.runtime.confine import run_confined
@@ -187,6 +188,24 @@ def label_text(label: int | None, names: Sequence[str]) -> str:
     if label is None:
         return ""
     return names[label] if 0 <= label < len(names) else f"label {label}"
+
+
+def pair_sides(trained: Sequence[bool]) -> list[tuple[str, slice]]:
+    """Part the tokens of a pair: its chosen side ends with its answer, which alone is trained.
+
+    Example:
+        >>> pair_sides([False, True, True, False, True])
+        [('chosen', slice(None, 3, None)), ('rejected', slice(3, None, None))]
+    """
+    (_, end), *_ = trained_ranges(np.asarray(trained, np.bool_))
+    return [("chosen", slice(end)), ("rejected", slice(end, None))]
+
+
+def labels_of(recipe: Recipe, source: SourceConfig) -> list[str]:
+    """Return what labels 0, 1, ... of a source are called: verdicts, or classes it names."""
+    if recipe.preferences == "kto":
+        return ["bad", "good"]
+    return [for_terminal(name) for name in source.label_names or ()]
 
 
 def weights_text(weights: Sequence[float]) -> str:

@@ -104,6 +104,13 @@ def test_windows_of_an_edited_row_are_paired_in_their_order(publish):
     assert "          rows/rows.jsonl row 0: now split to fewer records" in shorter
 
 
+def test_a_row_that_is_split_otherwise_is_not_said_to_have_changed(publish):
+    smaller = WINDOWS | {"pack": {"seq_len": 128, "over_length": "window"}}
+    lines = printed(publish(talk("Say", 24), **WINDOWS), publish(talk("Say", 24), **smaller))
+    (said,) = [line for line in lines if "edited" in line]
+    assert said.endswith(" edited (the same row, read or split otherwise)")
+
+
 def test_a_window_that_another_takes_the_place_of_is_edited(publish):
     def windows(*words: str) -> list[dict[str, object]]:
         turns = [talk(" ".join([word] * 50), 1)[0]["messages"] for word in words]

@@ -167,6 +167,29 @@ def test_equal_windows_of_a_row_are_no_rows_of_equal_content(publish, call):
     assert found["rows of equal content"] == 0
 
 
+def test_rows_of_a_recipe_have_their_labels_and_bad_rows_their_source(tmp_path, call):
+    rows = [{"text": f"It is {word}.", "label": n} for n, word in enumerate(("bad", "good"))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"text": "?"}])))
+    source = {"path": "rows.jsonl", "format": "classification"}
+    sources = [
+        {**source, "name": "one", "label_names": ["negative", "positive"]},
+        {**source, "name": "two", "label_names": ["no", "yes"]},
+    ]
+    (tmp_path / "recipe.yaml").write_text(
+        f"dataset: rows\ntokenizer: {TOKENIZER}\nsources: {json.dumps(sources)}\n"
+        "format: {template: sequence_classification}\npack: {strategy: none, seq_len: 64}\n"
+    )
+    words = ["inspect", str(tmp_path / "recipe.yaml"), "--source", "two"]
+    done = CliRunner().invoke(cli, words)
+    assert "; no\n" in done.stdout
+    assert "; yes\n" in done.stdout
+    assert "positive" not in done.stdout
+    (note,) = done.stderr.splitlines()
+    assert note.startswith("note: 1 of the first rows of 'two/rows.jsonl' is bad; row 2: ")
+    lines = CliRunner().invoke(cli, [*words, "--json"]).stdout.splitlines()
+    assert [json.loads(line)["label"] for line in lines] == [0, 1]
+
+
 def test_a_token_of_a_classifier_is_traced_to_its_label(publish, call):
     rows = [{"text": f"It is {word}.", "label": n} for n, word in enumerate(("bad", "good"))]
     how = {"format": "classification", "label_names": ["negative", "positive"]}

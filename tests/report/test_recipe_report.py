@@ -59,6 +59,27 @@ def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
     assert after == report(version.uri, "-o", page, "--cache", cache) == version.report()
 
 
+def test_rows_of_a_recipe_are_shown_by_side_and_with_their_label(tmp_path: Path) -> None:
+    rows = [{"prompt": "Go", "chosen": "now", "rejected": "no", "completion": "now", "label": 0}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    shown = {}
+    for row_format in ("pairs", "kto"):
+        path = tmp_path / f"{row_format}.yaml"
+        path.write_text(
+            f"dataset: {row_format}\ntokenizer: {TOKENIZER}\npack: {{strategy: none}}\n"
+            f"sources: [{{path: rows.jsonl, format: {row_format}}}]\n"
+        )
+        page = report(path, "-o", tmp_path / "page.html", "--cache", tmp_path / "cache")
+        (pack,) = island(page, "samples-data")[0]["packs"]
+        assert pack["num_records"] == 1
+        shown[row_format] = [(each["side"], "".join(each["texts"])) for each in pack["records"]]
+    (chosen, text), (rejected, other) = shown["pairs"]
+    assert (chosen, rejected) == ("chosen", "rejected")
+    assert text.endswith("now<|im_end|>")
+    assert other.endswith("no<|im_end|>")
+    assert [side for side, _ in shown["kto"]] == ["bad"]
+
+
 def test_a_recipe_that_would_be_refused_says_so(recipe: Path, tmp_path: Path) -> None:
     with recipe.open("a") as file:
         file.write("validate: {max_quarantined: 0.0}\n")

@@ -101,7 +101,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "empty_conversation": Reason("it holds no message", "take the row out"),
         "unknown_role": Reason(
-            "a role outside of system, user, assistant, tool", "rename it in the file"
+            "a role outside of system, user, assistant, tool",
+            "say who it is with `roles: {Customer: user}`; `packhouse init` proposes them",
         ),
         "system_not_first": Reason(
             "a system turn that is not the first message",

@@ -183,7 +183,9 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "for Mistral v0.3's `mistral_system` does",
         ),
         "nothing_trained": Reason(
-            "no turn of the row is trained", "look at `format.train_on` and at weights of messages"
+            "no turn of the row is trained",
+            "look at `format.train_on` and at weights of messages; a label is trained with "
+            "`format.template: classification`",
         ),
         "label": Reason("a label is outside of `label_names`", "name all classes"),
         "only_thinking": Reason(

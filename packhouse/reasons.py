@@ -101,7 +101,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "empty_conversation": Reason("it holds no message", "take the row out"),
         "unknown_role": Reason(
-            "a role outside of system, user, assistant, tool", "rename it in the file"
+            "a role outside of system, user, assistant, tool",
+            "say who it is with `roles: {Customer: user}`; `packhouse init` proposes them",
         ),
         "system_not_first": Reason(
             "a system turn that is not the first message",
@@ -182,7 +183,9 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "for Mistral v0.3's `mistral_system` does",
         ),
         "nothing_trained": Reason(
-            "no turn of the row is trained", "look at `format.train_on` and at weights of messages"
+            "no turn of the row is trained",
+            "look at `format.train_on` and at weights of messages; a label is trained with "
+            "`format.template: classification`",
         ),
         "label": Reason("a label is outside of `label_names`", "name all classes"),
         "only_thinking": Reason(

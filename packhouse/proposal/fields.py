@@ -52,6 +52,8 @@ _ASSISTANTS = frozenset(
     "assistant gpt bot ai model agent chatgpt chatbot doctor answer a teacher support machine "
     "claude llm response 助手 机器人 答 医生".split()
 )
+_MAX_EMPTY = 0.1
+"""The share of rows that may be of no format; they are bad rows."""
 _SLOTS = (
     ("prompt_completion", "prompt", "completion"),
     ("question_answer", "question", "answer"),
@@ -87,8 +89,13 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
         >>> shape_of([{"id": 1, "query": "1+1?", "preferred_output": "2", "rejected_output": "3"}])
         Shape(format='prompt_completion', fields={'prompt': 'query', ...}, roles={}, is_guess=False)
     """
-    known = {row_format_of(row, {}) for row in rows}
-    found = known.pop() if len(known) == 1 else None
+    known = Counter(row_format_of(row, {}) for row in rows)
+    if len(known) == 2 and 0 < known[None] <= _MAX_EMPTY * len(
+        rows
+    ):  # messages that are null or []
+        rows = [row for row in rows if row_format_of(row, {}) is not None]
+        del known[None]
+    found = next(iter(known)) if len(known) == 1 else None
     if found in ("chat", "sharegpt"):
         of_chat = ROW_FORMATS[found]
         names = of_chat.names(rows[0], {})
@@ -225,6 +232,8 @@ def _roles_of(speakers: list[list[str]]) -> dict[str, str] | None:
 
 def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Shape | None:
     """The shape of rows that give question and answer in fields of their own."""
+    if {"role", "content"} <= rows[0].keys():  # it is one message
+        return None
     texts = _texts_of(rows[0], rows)
     filled = [name for name in texts if all(isinstance(row[name], str) for row in rows)]
     answer = _best(filled, _ANSWER)
@@ -235,13 +244,12 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
         return Shape("text", fields, is_guess=len(filled) > 1)
     if is_guess:
         likely = [name for name in filled if not _OTHER.intersection(_words(name))]
-        numbered = [name for name in likely if re.sub("1$", "2", name) in likely]
-        if len(numbered) == 2:  # message_1 and message_2, whatever stands beside them
-            likely = sorted(numbered)
+        numbered = [n for n in likely if n.endswith("1") and f"{n[:-1]}2" in likely]
+        if len(numbered) == 1:  # message_1 and message_2, whatever stands beside them
+            likely = [numbered[0], f"{numbered[0][:-1]}2"]
         if len(likely) == 1:
-            others = {n for n in rows[0] if n not in texts and not isinstance(rows[0][n], int)}
-            if _rank(likely[0], _QUESTION[: _QUESTION.index("task")]) is not None and others:
-                return None  # the answer may be there: a list of responses
+            if _is_beside_answers(likely[0], rows[0]):
+                return None
             return Shape("text", {} if likely[0] == "text" else {"text": likely[0]})
         if len(likely) != 2:
             return None
@@ -266,6 +274,24 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
     if context is None and row_format == "question_answer" and "context" in usual:
         return None  # it would be read as the context, whatever it is
     return Shape(row_format, renamed, is_guess=is_guess)
+
+
+def _is_beside_answers(name: str, row: Mapping[str, Any]) -> bool:
+    """Return True if a text is a question, or a title, and a list or object may hold the rest.
+
+    Example:
+        >>> _is_beside_answers("prompt", {"prompt": "1+1?", "responses": ["2", "3"]})
+        True
+        >>> _is_beside_answers("abstract", {"abstract": "We show ...", "authors": ["A. B."]})
+        False
+    """
+    others = [value for other, value in row.items() if other != name and value]
+    is_question = _rank(name, _QUESTION[: _QUESTION.index("document")]) is not None
+    return any(
+        (isinstance(value, list | dict) and is_question)
+        or (isinstance(value, list) and isinstance(value[0], dict))
+        for value in others
+    )
 
 
 def _best(names: Iterable[str], known: Sequence[str]) -> str | None:

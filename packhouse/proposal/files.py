@@ -19,6 +19,7 @@ from packhouse.proposal.remedies import (
     is_whole_talk,
     remedy_for_answers_elsewhere,
     remedy_for_header,
+    remedy_for_rendered,
     remedy_for_rows,
     remedy_for_text,
     remedy_for_transcripts,
@@ -45,6 +46,13 @@ from packhouse.sources.text_files import Parsing
 from packhouse.wording import counted
 
 _SAMPLE_ROWS = 1000
+_IN_ORDER = {
+    "text": ("text",),
+    "prompt_completion": ("prompt", "completion"),
+    "question_answer": ("question", "answer"),
+    "alpaca": ("instruction", "output"),
+}
+"""Formats of plain texts -> their fields, in the order of the conversation."""
 _LOOKED_AT = 50
 """Rows that are searched for what no field that is read says."""
 _MAX_FILES = 200
@@ -117,6 +125,9 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
         if found := select_messages(rows):
             return _selected(file, file_format, settings | found, rows)
         shape = _shape_of_all(rows, file, file_format)
+        read = [shape.fields.get(name, name) for name in _IN_ORDER.get(shape.format, ())]
+        if remedy := remedy_for_rendered(rows, read, file_format, file.uri):
+            raise _refusal(file, remedy)
         talks = {"text": [shape.fields.get("text", "text")], "preference": ["chosen"]}
         names = [n for n in shape.fields.values() if all(map(is_whole_talk, _texts_of(rows, n)))]
         for talk in talks.get(shape.format, names):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.proposal.fields import shape_of
+from packhouse.sources.chat_messages import SPEAKERS
 from packhouse.sources.extra_fields import PARTS
 
 _MAX_CHARS = 20_000
@@ -71,6 +72,11 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
             return _rewriting(why, "dict(zip(columns, row))", each, path)
     if file_format == "objects":
         return None
+    if all(_is_message(row) for row in rows):
+        return (
+            "each row is one message; write a row for each conversation, with all of its messages: "
+            '{"messages": [{"role": "user", "content": "..."}, ...]}'
+        )
     each = _ROWS[file_format]
     if all(is_calls(row) for row in rows):
         call = "{'type': 'function', 'function': call}"
@@ -103,6 +109,10 @@ def remedy_for_rows(rows: Sequence[Any], file_format: str, path: str) -> str | N
             said = f"{{'messages': [{message} for n, text in enumerate({texts})]}}"
             return _rewriting(why, said, each, path)
     return None
+
+
+def _is_message(row: Any) -> bool:
+    return isinstance(row.get("content"), str) and row.get("role") in SPEAKERS
 
 
 def _question_beside(row: dict[str, Any]) -> str | None:
@@ -217,6 +227,38 @@ def remedy_for_transcripts(
     said = f"{{'messages': {said}}}"
     return _rewriting(f"'{name}' holds whole talks, with marks of speakers", said, each, path)
 
+
+def remedy_for_rendered(
+    rows: Sequence[Any], names: Sequence[str], file_format: str, path: str
+) -> str | None:
+    """Return what to do where fields hold text that a chat template wrote; None: they do not.
+
+    Args:
+        rows: of the file.
+        names: the fields that are read, in the order of the conversation.
+        file_format: of the file.
+        path: of the file.
+    """
+    known = [row for row in rows if isinstance(row, dict)]
+    texts = ["".join(str(row.get(name) or "") for name in names) for row in known]
+    marks = [re.search(_RENDERED, text) for text in texts]
+    if not texts or not all(marks):
+        return None
+    mark = str(marks[0].group() if marks[0] else "")
+    why = f"its texts are those that a chat template wrote, with {mark!r} in them"
+    if file_format in ("json", "jsonl") and all("<|im_start|>" in text for text in texts):
+        text = " + ".join(f"row[{name!r}]" for name in names)
+        turns = rf"re.findall(r'<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)', {text}, re.S)"
+        message = "{'role': role, 'content': text.strip()}"
+        said = f"{{'messages': [{message} for role, text in {turns}]}}"
+        return _rewriting(why, said, _ROWS[file_format], path)
+    return f"{why}; write rows with messages ([{{role, content}}]), which are rendered anew"
+
+
+_RENDERED = (
+    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
+)
+"""What templates write before turns."""
 
 _SPEAKER_MARK = (
     r"\s*(?:###\s?(?:Human|Assistant|User):|\[\|(?:Human|AI)\|\]"

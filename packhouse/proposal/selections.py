@@ -32,6 +32,8 @@ def select_messages(rows: Sequence[Any]) -> dict[str, Any]:
     """
     if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
         return {}
+    if isinstance(rows[0].get("label"), bool):  # of KTO: some answers are bad ones
+        return {}
     for row_format in _KEYS:
         for look in (_nested, _in_two_lists, _without_answer):
             if select := look(rows, row_format):
@@ -49,7 +51,8 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> dict[str, str
         if '"' in outer or not all(isinstance(each, dict) for each in objects):
             continue
         for inner in MESSAGE_FIELDS:
-            if _are_messages([each.get(inner) for each in objects], row_format):
+            talks = [each.get(inner) for each in objects]
+            if _are_messages(talks, row_format) and not _are_questions(talks, row_format):
                 names = [n for n in _BESIDE if any(each.get(n) for each in objects)]
                 return {n: f'"{outer}"."{n}"' for n in names} | {"messages": f'"{outer}"."{inner}"'}
     return {}
@@ -86,12 +89,17 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> dict[
         return {}
     said = [message for row in rows for message in row[prompt]]
     speaker, content = _KEYS[row_format]
-    ends = {row[prompt][-1].get(speaker) for row in rows}
-    if not ends <= {"user", "human"} or any(set(each) != {speaker, content} for each in said):
+    is_plain = all(set(each) == {speaker, content} for each in said)
+    if not is_plain or not _are_questions([row[prompt] for row in rows], row_format):
         return {}
     name = "assistant" if speaker == "role" else "gpt"
     answer = f"{{'{speaker}': '{name}', '{content}': \"{answers[0]}\"}}"
     return {"messages": f'list_append("{prompt}", {answer})'}
+
+
+def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
+    """Return True if all end on a question."""
+    return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
 
 
 def _are_messages(values: Sequence[Any], row_format: str) -> bool:

@@ -39,7 +39,7 @@ PARTS = {
 """Names of the parts of a question and its answer, by `question_answer`'s names for them."""
 
 CONVERSATIONAL = frozenset().union(*PARTS.values()) | frozenset(
-    "messages conversations conversation tools functions chosen options choices".split()
+    "messages conversations conversation tools functions chosen options choices A B C D".split()
 )
 """Names of a conversation's own parts."""
 

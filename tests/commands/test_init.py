@@ -561,6 +561,60 @@ def test_a_part_of_the_conversation_that_is_not_read_is_said_to_be_lost(project)
     assert "(median); not read\n" in said  # the prompt is the first message
 
 
+@pytest.mark.parametrize("names", [["text"], ["prompt", "completion"]])
+def test_texts_that_a_template_wrote_are_not_rendered_again(names, project):
+    chatml = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "{}<|im_end|>\n"
+    rendered = [(chatml[0].format(t[0]), chatml[1].format(t[1])) for t in TALKS]
+    parts = rendered if len(names) == 2 else [("".join(pair),) for pair in rendered]
+    Path("a.jsonl").write_bytes(lines([dict(zip(names, p, strict=True)) for p in parts]))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "a chat template wrote, with '<|im_start|>'" in said) == (3, True)
+    subprocess.run(["bash", "-c", said.rstrip().rpartition("\n")[2]], check=True)
+    code, said = project.init("a-rows.jsonl")
+    assert code == 0, said
+    check(project.prepare(), TALKS)
+
+    Path("b.jsonl").write_bytes(lines([{"text": f"[INST] {q} [/INST] {a}"} for q, a in TALKS]))
+    assert (
+        "with '[INST]' in them; write rows with messages" in project.init("b.jsonl", "-o", "b")[1]
+    )
+
+
+def test_rows_that_nothing_tells_are_refused_and_not_read_as_plain_text(project):
+    for row, says in (
+        ({"title": "T", "qas": [{"question": "1+1?", "answer": "2"}]}, "in which nothing tells"),
+        ({"turn": 0, "role": "user", "content": "1+1?"}, "each row is one message"),
+        ({"body": {"messages": [{"role": "user", "content": "1+1?"}]}}, "nothing tells question"),
+        ({"prompt": chats_of(TALKS[0])[:1], "completion": chats_of(TALKS[0])[1:], "label": True},
+         "nothing to train"),
+    ):  # fmt: skip
+        Path("a.jsonl").write_bytes(lines([row] * 3))
+        code, said = project.init("a.jsonl")
+        assert (code, says in said) == (3, True), said
+
+
+def test_a_few_rows_without_messages_are_bad_rows_of_a_file(project):
+    rows = [{"messages": chats_of(t)} for t in TALKS] * 2
+    Path("a.jsonl").write_bytes(lines([*rows[:3], {"messages": []}, {"messages": None}, *rows[3:]]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert 'proposed: {"format": "chat"}' in said
+
+
+def test_the_first_of_two_texts_asks_where_no_name_tells(project):
+    rows = [{"zeta": t.question, "beta": t.answer} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "(a guess)" in said) == (0, True)
+    check(project.prepare(), TALKS)
+
+
 def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(project):
     Path("chats").mkdir()
     for name in ("a", "b"):

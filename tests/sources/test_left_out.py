@@ -65,6 +65,7 @@ def test_a_part_may_be_left_out_by_name(tmp_path):
         ("query", "Which colour?", "Join it with another field"),
         ("rationale", "Because.", "reasoning: rationale"),
         ("options", ["A: so", "B: not so"], "allowed_fields: [options]"),
+        ("B", "Not so.", "allowed_fields: [B]"),
     ],
 )
 def test_no_part_of_a_question_is_left_out_in_silence(tmp_path, name, value, remedy):

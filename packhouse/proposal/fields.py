@@ -90,9 +90,7 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
         Shape(format='prompt_completion', fields={'prompt': 'query', ...}, roles={}, is_guess=False)
     """
     known = Counter(row_format_of(row, {}) for row in rows)
-    if len(known) == 2 and 0 < known[None] <= _MAX_EMPTY * len(
-        rows
-    ):  # messages that are null or []
+    if len(known) == 2 and 0 < known[None] <= _MAX_EMPTY * len(rows):  # messages are null or []
         rows = [row for row in rows if row_format_of(row, {}) is not None]
         del known[None]
     found = next(iter(known)) if len(known) == 1 else None

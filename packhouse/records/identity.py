@@ -28,7 +28,7 @@ from packhouse.records.messages import (
 
 GroupBy = Literal["prompt", "record"]
 
-_TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG = range(100, 104)
+_TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG, _LABEL_NAME_TAG = range(100, 105)
 
 
 def conversation_ids(
@@ -37,6 +37,8 @@ def conversation_ids(
     labels: pa.Array,
     arguments: pa.Array | None = None,
     weights: pa.Array | None = None,
+    *,
+    label_names: Sequence[str] | None = None,
 ) -> pa.Array:
     """Name each conversation by its content: the first 20 hex digits of a sha256.
 
@@ -50,6 +52,7 @@ def conversation_ids(
         labels: class index or null per conversation.
         arguments: canonical JSON text or null per conversation; None: no row has any.
         weights: float32 or null per conversation; None: no row has one.
+        label_names: what classes 0, 1, ... are called: a template may train the name.
 
     Returns:
         Array of strings, 20 hex digits each. 80 bits: among 10 million conversations the chance
@@ -70,6 +73,10 @@ def conversation_ids(
     bounds = offsets[flat.offsets].tolist() if len(joined) else [0] * len(flat.offsets)
     asides = [(tools, _TOOLS_TAG), (labels, _LABEL_TAG)]
     asides += [(arguments, _ARGUMENTS_TAG), (weights, _WEIGHT_TAG)]
+    if label_names is not None:
+        classes = pa.array(range(len(label_names)), labels.type)
+        places = pc.index_in(labels, classes)  # null: it has no name
+        asides.append((pa.array(label_names, pa.string()).take(places), _LABEL_NAME_TAG))
     given = [(a, tag) for a, tag in asides if a is not None and a.null_count < len(a)]
     if not given:
         return _names(view[start:end] for start, end in pairwise(bounds))

@@ -18,5 +18,5 @@ __all__ = [
     "with_raw_rows",
 ]
 
-VERSION = 15
+VERSION = 16
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

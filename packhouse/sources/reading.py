@@ -8,6 +8,7 @@ be judged by themselves. What those bytes may come to is limited in `streams`, `
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -179,7 +180,9 @@ class _Reader:
         if is_paired:
             sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
         kept_beside = beside.take(sides[0].origin)
-        validated = _validated_table(shard, records, sides, kept_beside, self.group_by)
+        validated = _validated_table(
+            shard, records, sides, kept_beside, self.group_by, config.label_names
+        )
         rejected = None
         if is_paired:
             place, field = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
@@ -254,12 +257,16 @@ def _validated_table(
     sides: list[Adapted],
     beside: Beside,
     group_by: GroupBy,
+    label_names: Sequence[str] | None,
 ) -> pa.Table:
     """The conversations; of pairs the chosen ones, called by the contents of both sides."""
     kept = sides[0]
     tools = pc.coalesce(kept.tools, beside.tools)
     given = (beside.arguments, beside.weights)
-    names = [conversation_ids(each.messages, tools, each.labels, *given) for each in sides]
+    names = [
+        conversation_ids(each.messages, tools, each.labels, *given, label_names=label_names)
+        for each in sides
+    ]
     ids = pair_ids(*names) if len(names) == 2 else names[0]
     groups = group_keys(kept.messages, ids, group_by)
     num_rows = len(kept.origin)

@@ -25,6 +25,7 @@ from packhouse.recipe.rows import TEMPLATES
 from packhouse.records.pairs import both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
+from packhouse.sources.files import source_name
 from packhouse.steps.benchmarks import benchmark_job
 from packhouse.steps.shard_io import ShardCounts, take_refused
 from packhouse.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
@@ -255,7 +256,10 @@ def fingerprint_job(
 def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
     """Write `fingerprints.arrow`, a row for each conversation, or for each pair of them."""
     rows = conversations(work.input(VALIDATE), work.input(FORMAT), whole_pairs=True)
-    table = dedup.fingerprint_table(rows, work.parameters.dedup)
+    sources = rows["source"].unique().to_pylist()  # one, whose settings are in validate's key
+    names = {source_name(source): source.label_names for source in work.recipe.sources}
+    label_names = names.get(sources[0].partition("/")[0]) if sources else None
+    table = dedup.fingerprint_table(rows, work.parameters.dedup, label_names)
     write_table(folder / "fingerprints.arrow", table)
     return FingerprintFacts(rows=rows.num_rows)
 

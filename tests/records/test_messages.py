@@ -28,10 +28,11 @@ def conversations(*rows):
     return pa.array(dicts, CONVERSATION)
 
 
-def names(array, tools=None, labels=None):
+def names(array, tools=None, labels=None, label_names=None):
     none = [None] * len(array)
     tools = pa.array(tools or none, pa.string())
-    return conversation_ids(array, tools, pa.array(labels or none, pa.int64())).to_pylist()
+    labels = pa.array(labels or none, pa.int64())
+    return conversation_ids(array, tools, labels, label_names=label_names).to_pylist()
 
 
 def groups(array):
@@ -179,9 +180,11 @@ def test_what_differs_has_another_name():
     found += names(conversations(DIFFERENT[0]), tools=["[]"])
     found += names(conversations(DIFFERENT[0]), labels=[0])
     found += names(conversations(DIFFERENT[0]), labels=[1])
+    found += names(conversations(DIFFERENT[0]), labels=[1], label_names=["bad", "good"])
+    found += names(conversations(DIFFERENT[0]), labels=[1], label_names=["cold", "hot"])
     found += names(conversations(DIFFERENT[0]), tools=["[]"], labels=[1])
 
-    assert len(set(found)) == len(DIFFERENT) + 4
+    assert len(set(found)) == len(DIFFERENT) + 6
     assert all(len(name) == 20 and int(name, 16) >= 0 for name in found)
 
 

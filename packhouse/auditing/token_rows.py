@@ -9,6 +9,7 @@ so. Without any of them every token is. Records of a row are parted by `seq_leng
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import pyarrow as pa
@@ -205,7 +206,7 @@ class _Found:
         if any(len(each) not in (0, len(values)) for each in per_token):
             self.fault("uneven", number, -1)
             return 0
-        is_whole = all(np.isfinite(each).all() for each in (values, *per_token))
+        is_whole = all(isfinite(each.sum()) for each in (values, *per_token))  # NaN stays NaN
         if not len(values) or not is_whole or values.min() < 0:
             self.fault("uneven" if len(values) else "empty", number, -1)
             return 0
@@ -225,19 +226,14 @@ class _Found:
             name = "hidden" if is_masked.all() and not is_padding.all() else "empty"
             self.fault("padding" if is_padding.all() and trained.any() else name, number, -1)
             return 0
-        places = np.flatnonzero(is_token)
-        holes = ~is_token & (ids != pad.id)
-        holes[: places[0]] = holes[places[-1] :] = False
-        if holes.any():
-            self.fault("hidden", number, at + int(np.searchsorted(places, np.argmax(holes))))
-        is_masked_row = any(len(row.get(name, ())) for name in MASKS)
-        if not is_masked_row:
+        has_mask = any(name in row and len(row[name]) for name in MASKS)
+        if not has_mask:
             self.fault("unmasked", number, at)
-        is_wrong = trained & ~is_token & ~holes & is_masked_row
-        is_wrong[: places[0]] |= ~is_masked[: places[0]]
-        if is_wrong.any():
-            before = int(is_token[: np.argmax(is_wrong)].sum())
-            self.fault("padding", number, at + max(before - 1, 0))
+        if not is_token.all():
+            holes = ~is_token & (ids != pad.id)
+            self._left_out(
+                number, at, np.flatnonzero(is_token), holes, trained & has_mask, is_masked
+            )
         stated = trained | ((labels < 0) & (labels != -100)) if len(labels) else trained
         if len(labels) and (wrong := stated & is_token & (labels != ids)).any():
             self.fault("mislabeled", number, at + int(np.argmax(wrong[is_token])))
@@ -253,6 +249,30 @@ class _Found:
         self.starts.append(starts + at)
         self.rows.append((np.full(len(starts), number), np.full(len(starts), len(kept))))
         return len(kept)
+
+    def _left_out(
+        self, number: int, at: int, places: Int64s, holes: Bools, trained: Bools, is_masked: Bools
+    ) -> None:
+        """Note tokens that attention does not see, and padding that is trained or in front.
+
+        Args:
+            number: of the row.
+            at: where its tokens begin among those of all rows.
+            places: of its tokens; all others are left out.
+            holes: which tokens are left out and no pad tokens.
+            trained: which tokens a mask says are trained.
+            is_masked: where `attention_mask` is 0.
+        """
+        first, last = int(places[0]), int(places[-1])
+        holes[:first] = holes[last:] = False
+        if holes.any():
+            self.fault("hidden", number, at + int(np.searchsorted(places, np.argmax(holes))))
+        is_wrong = trained & ~holes
+        is_wrong[places] = False
+        is_wrong[:first] |= ~is_masked[:first]
+        if is_wrong.any():
+            before = int(np.searchsorted(places, np.argmax(is_wrong)))
+            self.fault("padding", number, at + max(before - 1, 0))
 
     def _boundaries(self, own: "_Own", row: Mapping[str, Values], positions: Values) -> Int64s:
         """Where the records of a row begin; notes what contradicts itself."""

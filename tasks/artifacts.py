@@ -22,13 +22,12 @@ from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
 from packhouse.escaping import fenced, for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.gates import gates_table
-from packhouse.packing import PackStatistics
 from packhouse.quarantine import count_reasons, read_bad_rows
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, LedgerLine, filters_of
 from packhouse.refresh import Refreshed
 from packhouse.result import loading_lines
-from packhouse.steps.pack import Side
+from packhouse.steps.publish import Published
 from packhouse.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
@@ -217,9 +216,9 @@ def _version_page(prepared: Prepared) -> str:
         *_reason_lines(prepared.ledger, filters_of(prepared.published.sources)),
         "",
         "## Splits",
-        *_splits(prepared.published.statistics),
+        *_splits(prepared.published),
         "",
-        *lengths_picture(prepared.published.statistics),
+        *lengths_picture(prepared.published),
         "",
         "## Audit",
         *markdown_table(tuple(audit[0]), [tuple(row.values()) for row in audit]),
@@ -279,11 +278,12 @@ def _held(prepared: Prepared) -> list[str]:
     return [f"The ref {markdown_code(ref)} points to it."]
 
 
-def _splits(statistics: Mapping[Side, PackStatistics]) -> list[str]:
+def _splits(published: Published) -> list[str]:
     columns = ("split", "packs", "records", "tokens", "trained", "fill", "lower bound")
     rows = []
-    for split, each in sorted(statistics.items(), reverse=True):  # train before eval
-        counts = (each.num_packs, each.num_sequences, each.num_tokens, each.num_trained)
+    for split, each in sorted(published.statistics.items(), reverse=True):  # train before eval
+        records = published.sides[split].records
+        counts = (each.num_packs, records, each.num_tokens, each.num_trained)
         if each.num_packs:
             rows.append((split, *counts, f"{each.fill:.2%}", each.lower_bound))
     return markdown_table(columns, rows)

@@ -6,11 +6,9 @@ UI shows.
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
 
-from packhouse.packing import PackStatistics
 from packhouse.report.pictures import lengths_svg
-from packhouse.steps.pack import Side
+from packhouse.steps.publish import Published
 from packhouse.wording import counted
 
 
@@ -24,17 +22,17 @@ def artifact_key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-def lengths_picture(statistics: Mapping[Side, PackStatistics]) -> list[str]:
+def lengths_picture(published: Published) -> list[str]:
     """Return the lines of a markdown image, with its facts as alternative text."""
-    splits = {name: side for name, side in statistics.items() if side.num_packs}
+    splits = {name: side for name, side in published.statistics.items() if side.num_packs}
     if not splits:
         return []
     image = b64encode(
         lengths_svg({str(name): side for name, side in splits.items()}).encode()
     ).decode()
     said = "; ".join(
-        f"{name}: {counted(side.num_sequences, 'record')} in {counted(side.num_packs, 'pack')}, "
-        f"{side.fill:.2%} full"
+        f"{name}: {counted(published.sides[name].records, 'record')} in "
+        f"{counted(side.num_packs, 'pack')}, {side.fill:.2%} full"
         for name, side in sorted(splits.items(), reverse=True)
     )
     return ["## Lengths and fill", f"![{said}](data:image/svg+xml;base64,{image})"]

@@ -29,7 +29,7 @@ from packhouse.runtime.progress import start_phase
 from packhouse.steps.plan import Plan, plan_jobs
 from packhouse.steps.publish import configuration_of
 from packhouse.store import OpenVersion
-from packhouse.views.diff import changed_keys
+from packhouse.views.diff import changed_settings
 
 
 def run_job(
@@ -101,8 +101,7 @@ def _plan_facts(
     sources: dict[str, str] = {}
     current = open_current(recipe, found)
     if current is not None:
-        before = dict(current.manifest.configuration)
-        settings = changed_keys(before, configuration_of(recipe))
+        settings = changed_settings(current.manifest.configuration, configuration_of(recipe))
         sources = _changed_sources(plan, current)
     return PlanFacts(
         dataset=recipe.dataset,

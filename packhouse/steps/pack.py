@@ -38,7 +38,7 @@ from packhouse.packing import (
 )
 from packhouse.packing.overlength import REASONS
 from packhouse.plugins import plugin_key
-from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
+from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SplitConfig
 from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.records.tables import write_batches, write_table
@@ -75,7 +75,7 @@ class PackParameters:
     """Which records are packed, how, and on which side."""
 
     mix: Mapping[str, object]
-    """How often records are taken, of the sources that do not take each one once."""
+    """As `mix_of` says."""
     pack: PackConfig
     dedup: DedupConfig
     split: SplitConfig
@@ -129,6 +129,17 @@ class PackFacts(RowCounts):
     """True if a pack may have nothing to train: of `concat`, or with a class."""
 
 
+def mix_of(recipe: Recipe) -> dict[str, object]:
+    """Return what sources say of which of their records are packed: {"chats.weight": 2.0}."""
+    return {
+        f"{source_name(source)}.{name}": value
+        for source in recipe.sources
+        for name, value in source.model_dump(
+            mode="json", include=set(MIXING), exclude_defaults=True
+        ).items()
+    }
+
+
 def job(
     recipe: Recipe,
     validate: Sequence[Job[ValidateParameters]],
@@ -137,11 +148,9 @@ def job(
     benchmarks: Mapping[str, object],
 ) -> Job[PackParameters]:
     """Return the job that plans all packs."""
-    usual = SourceConfig(path="").model_dump(mode="json", include=set(MIXING))
-    mix = {source_name(s): s.model_dump(mode="json", include=set(MIXING)) for s in recipe.sources}
     return PACK.job(
         PackParameters(
-            mix={name: settings for name, settings in mix.items() if settings != usual},
+            mix=mix_of(recipe),
             pack=recipe.pack,
             dedup=recipe.dedup,
             split=recipe.split,

@@ -32,7 +32,7 @@ from packhouse.steps.eval_side import SplitCounts
 from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER
-from packhouse.steps.pack import PACK, SIDES, Side
+from packhouse.steps.pack import PACK, SIDES, Side, mix_of
 from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.steps.tokenize import TOKENIZE, TokenizerFacts
 from packhouse.steps.validate import VALIDATE
@@ -58,7 +58,7 @@ STEPS_BEFORE: tuple[AnyStep, ...] = (
 """The steps whose work is published."""
 
 _REPORT = "report.html"
-_VERSION = "2"
+_VERSION = "3"
 ENGINE_VERSIONS = {step.name: step.version for step in STEPS_BEFORE} | {"publish": _VERSION}
 """Version of each step; the manifest lists them, and they are part of a version's id."""
 
@@ -342,7 +342,10 @@ def ref_gates(
 def configuration_of(recipe: Recipe) -> dict[str, object]:
     """Return the recipe without what differs by machine: paths, store, ref, encoder."""
     decides = {*FILE_SETTINGS, *(["exports"] if recipe.publish.exports else [])}
-    return recipe.model_dump(
+    mix = mix_of(recipe)
+    audit = {name: getattr(recipe.audit, name) for name in ("on_match", "benchmark_ngram")}
+    drops = recipe.audit.benchmarks and recipe.audit.on_match != "stop"
+    settings: dict[str, object] = recipe.model_dump(
         mode="json",
         by_alias=True,
         exclude={
@@ -356,6 +359,7 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
             "validate_": {"max_quarantined"},
         },
     )
+    return settings | ({"mix": mix} if mix else {}) | ({"audit": audit} if drops else {})
 
 
 def _copy_elsewhere(opened: OpenVersion, uri: str, tokenizer: str) -> str:

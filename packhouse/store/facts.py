@@ -125,6 +125,8 @@ class _Configuration(TypedDict, total=False):
     pack: _Pack
     format: dict[str, object]
     publish: _Publish
+    mix: dict[str, object]
+    audit: dict[str, object]
 
 
 @with_config(ConfigDict(strict=True, extra="allow"))  # of the types within, too

@@ -106,7 +106,7 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
         old=old.version,
         new=new.version,
         is_same_content=same,
-        configuration=changed_keys(left.configuration, right.configuration),
+        configuration=changed_settings(left.configuration, right.configuration),
         counts=changed_keys(_by_step(left.counts), _by_step(right.counts)),
         lineage=changed_keys(_by_file(left.lineage), _by_file(right.lineage)),
         engines=changed_keys(left.engines, right.engines),
@@ -115,6 +115,17 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
         totals={key: [before[key], after[key]] for key in sorted({*before, *after})},
         records=_diff_records(old, new) if records else None,
     )
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Dotted keys of a configuration whose values differ; one that is in neither is no change.
+
+    Example:
+        >>> changed_settings({"pack": {"seq_len": 8}}, {"mix": {"chats.weight": 2.0}})
+        {'mix.chats.weight': [None, 2.0], 'pack': [{'seq_len': 8}, None]}
+    """
+    empty: dict[str, Any] = {"mix": {}, "audit": {}}
+    return changed_keys(empty | {**old}, empty | {**new})
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:

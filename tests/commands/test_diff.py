@@ -15,10 +15,10 @@ ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)
 
 @pytest.fixture
 def publish(tmp_path):
-    def publish(rows, **settings) -> str:
+    def publish(rows, source=(), **settings) -> str:
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         version = prepare(
-            tmp_path / "rows.jsonl",
+            {"path": str(tmp_path / "rows.jsonl"), **dict(source)},
             tokenizer=TOKENIZER,
             dataset="numbers",
             store=tmp_path / "store",
@@ -37,6 +37,28 @@ def printed(*words: str) -> list[str]:
     text = done.stdout
     assert max(map(len, text.split("records: ")[0].splitlines())) <= 80
     return text.splitlines()
+
+
+def test_settings_that_decide_which_records_are_packed_are_named(publish, tmp_path):
+    (tmp_path / "benchmark.jsonl").write_text('{"text": "one two three four five six"}')
+    benchmark = {"path": str(tmp_path / "benchmark.jsonl")}
+    searched = {"benchmarks": [benchmark], "benchmark_ngram": 5}
+    plain = publish(ROWS)
+    weighted = publish(ROWS, {"weight": 2.5, "mix_seed": 4})
+    without = publish(ROWS, audit={**searched, "on_match": "drop"})
+    lines = [" ".join(line.split()) for line in printed(plain, weighted)]
+    assert lines[lines.index("configuration old new") + 1 :][:3] == [
+        "mix.rows.mix_seed - 4",
+        "mix.rows.weight - 2.5",
+        "",
+    ]
+    lines = [" ".join(line.split()) for line in printed(without, publish(ROWS, {"weight": 2.0}))]
+    assert lines[lines.index("configuration old new") + 1 :][:4] == [
+        "mix.rows.weight - 2.0",
+        "audit.benchmark_ngram 5 -",
+        "audit.on_match drop -",
+        "",
+    ]
 
 
 def test_records_that_occur_twice_are_no_changed_tokens(publish):

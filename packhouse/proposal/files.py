@@ -28,7 +28,7 @@ from packhouse.proposal.selections import select_messages
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.sources.decoding import decode_head
-from packhouse.sources.extra_fields import CONVERSATIONAL, left_out_of
+from packhouse.sources.extra_fields import CONVERSATIONAL, bad_answer_remedy, left_out_of
 from packhouse.sources.file_formats import (
     BOM,
     compression_of,
@@ -125,6 +125,8 @@ def look_at_file(file: SourceFile, asked: tuple[str, str] | None = None) -> Look
         if found := select_messages(rows):
             return _selected(file, file_format, settings | found, rows)
         shape = _shape_of_all(rows, file, file_format)
+        if shape.format != "classification" and (bad := _first_bad_answer(rows)) is not None:
+            raise _refusal(file, f"row {bad:,} {bad_answer_remedy(shape.format)}")
         read = [shape.fields.get(name, name) for name in _IN_ORDER.get(shape.format, ())]
         if remedy := remedy_for_rendered(rows, read, file_format, file.uri):
             raise _refusal(file, remedy)
@@ -165,6 +167,12 @@ def _selected(
         size=file.size,
         fields=described,
     )
+
+
+def _first_bad_answer(rows: Sequence[Any]) -> int | None:
+    """The first row with the `label` that KTO's data gives a bad answer; None: there is none."""
+    labels = [row.get("label") if isinstance(row, dict) else None for row in rows]
+    return next((number for number, label in enumerate(labels) if label is False), None)
 
 
 def _texts_of(rows: Sequence[Any], name: str) -> list[Any]:

@@ -133,6 +133,8 @@ def check_nothing_is_left_out(
 ) -> None:
     """Refuse rows of an `auto` source with a part of the conversation that would not be read.
 
+    So is a `label` that says that an answer is a bad one.
+
     A field that repeats what the fields that are read say is no loss: many chats come with a
     `prompt` that is their first message.
 
@@ -150,6 +152,10 @@ def check_nothing_is_left_out(
     if config.format != "auto" or row_format == "tokenized":  # ids say all that a row teaches
         return
     allowed = set(config.allowed_fields or ())
+    for index, row in enumerate(rows if any("label" in names for names in extra.values()) else ()):
+        if isinstance(row, dict) and "label" in extra[tuple(row)] and row["label"] is False:
+            said = f"source file '{uri}': {name_of(index)} {bad_answer_remedy(row_format)}"
+            raise SourceError(said, uri=uri)
     suspects = {keys: CONVERSATIONAL.intersection(names) - allowed for keys, names in extra.items()}
     if not any(suspects.values()):
         return
@@ -163,6 +169,16 @@ def check_nothing_is_left_out(
                 f"{_remedy(row, name, row_format)}",
                 uri=uri,
             )
+
+
+def bad_answer_remedy(row_format: str) -> str:
+    """Say what to do with rows whose `label` is false, of a format that does not read it."""
+    return (
+        "has `label: false`, as data for KTO says of a bad answer, and the format "
+        f"'{row_format}' would train it as a good one. Write `where: label` to leave such rows "
+        "out, or `format: kto` and `pack: {strategy: none}` to publish all with their labels; if "
+        f"it says something else, `format: {row_format}`"
+    )
 
 
 def left_out_of(row: Mapping[str, object], unread: Collection[str]) -> list[str]:

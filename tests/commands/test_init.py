@@ -548,6 +548,24 @@ def test_an_answer_in_the_prompt_of_two_lists_of_messages_has_no_loss(keys, proj
     check(project.prepare(), TALKS)
 
 
+@pytest.mark.parametrize("is_talk", [False, True])
+def test_bad_answers_of_kto_are_refused_with_the_formats_that_read_them(is_talk, project):
+    def part(role: str, text: str) -> object:
+        return [{"role": role, "content": text}] if is_talk else text
+
+    rows = [
+        {"prompt": part("user", q), "completion": part("assistant", a), "label": n % 2 == 0}
+        for n, (q, a) in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 3
+    assert "row 1 has `label: false`" in said
+    assert "`format: kto` and `pack: {strategy: none}`" in said
+
+
 def test_a_part_of_the_conversation_that_is_not_read_is_said_to_be_lost(project):
     rows = [{"messages": chats_of(t), "response": "Another.", "prompt": t[0]} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))

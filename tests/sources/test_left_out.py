@@ -49,6 +49,15 @@ def test_a_part_that_is_not_read_stops_the_run_with_the_mapping_to_write(tmp_pat
     assert found[1][0] == ("user", "What of it?", "It is blue.")
 
 
+def test_a_bad_answer_of_kto_is_not_trained_as_a_good_one(tmp_path):
+    good, bad = ({"prompt": "1+1?", "completion": str(n), "label": n == 2} for n in (2, 3))
+    with pytest.raises(SourceError, match=r"line 2 has `label: false`.*`where: label`.*`format: k"):
+        read(tmp_path, good, bad)
+    assert len(read(tmp_path, good, bad, where="label")) == 1
+    assert len(read(tmp_path, good, bad, format="kto")) == 2
+    assert len(read(tmp_path, good, bad, format="prompt_completion")) == 2
+
+
 def test_a_part_may_be_left_out_by_name(tmp_path):
     row = {"question": "Why?", "answer": "So.", "reasoning": "Because."}
     with pytest.raises(SourceError, match=r"`allowed_fields: \[reasoning\]`"):

@@ -152,16 +152,16 @@ def check_nothing_is_left_out(
     if config.format != "auto" or row_format == "tokenized":  # ids say all that a row teaches
         return
     allowed = set(config.allowed_fields or ())
-    for index, row in enumerate(rows if any("label" in names for names in extra.values()) else ()):
-        if isinstance(row, dict) and "label" in extra[tuple(row)] and row["label"] is False:
-            said = f"source file '{uri}': {name_of(index)} {bad_answer_remedy(row_format)}"
-            raise SourceError(said, uri=uri)
+    labelled = {keys for keys, names in extra.items() if "label" in {*names} - allowed}
     suspects = {keys: CONVERSATIONAL.intersection(names) - allowed for keys, names in extra.items()}
-    if not any(suspects.values()):
+    if not labelled and not any(suspects.values()):
         return
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             continue
+        if tuple(row) in labelled and row["label"] is False:
+            said = f"source file '{uri}': {name_of(index)} {bad_answer_remedy(row_format)}"
+            raise SourceError(said, uri=uri)
         for name in left_out_of(row, suspects[tuple(row)]):
             raise SourceError(
                 f"source file '{uri}': {name_of(index)} says something in the field '{name}', "

@@ -56,6 +56,7 @@ def test_a_bad_answer_of_kto_is_not_trained_as_a_good_one(tmp_path):
     assert len(read(tmp_path, good, bad, where="label")) == 1
     assert len(read(tmp_path, good, bad, format="kto")) == 2
     assert len(read(tmp_path, good, bad, format="prompt_completion")) == 2
+    assert len(read(tmp_path, good, bad, allowed_fields=["label"])) == 2
 
 
 def test_a_part_may_be_left_out_by_name(tmp_path):

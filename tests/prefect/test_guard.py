@@ -24,6 +24,7 @@ from packhouse.recipe.section import Section
 from packhouse.runtime import progress
 from tasks import guard
 from tasks.guard import allowed_recipe, worker_cache
+from tests.chain.conftest import Project
 
 CANARY = "canary-0f3a-not-to-be-seen"
 FORM = {"dataset": "d", "sources": [{"path": "rows"}], "tokenizer": "t"}
@@ -124,6 +125,25 @@ def test_a_page_shows_neither_html_nor_broken_tables():
     lines = markdown_table(("a",), [("<img src=x onerror=alert(1)>|\n# x",)])
     assert lines[-1] == "| &#60;img src=x onerror=alert(1)&#62;&#124; &#35; x |"
     assert len(lines) == 3
+
+
+def test_a_record_that_concat_cuts_is_one_record_on_pages_and_in_events(tmp_path, monkeypatch):
+    from tasks import artifacts, events
+
+    project = Project(tmp_path)
+    project.write_rows(range(12))
+    cut = ("pack.strategy=concat", "pack.seq_len=32", "audit.max_untrained_packs=1")
+    prepared = project.prepare(*cut, "split.eval_fraction=0")
+    said = []
+    monkeypatch.setattr(events, "emit_event", lambda *_, payload, **__: said.append(payload))
+    monkeypatch.setattr(events, "_announce_asset", lambda *_: None)
+    events.announce_published(prepared)
+    page = artifacts._version_page(prepared)
+    packs = prepared.published.statistics["train"].num_packs
+    assert prepared.published.statistics["train"].num_sequences > 12
+    assert said[0]["rows"]["train"] == 12
+    assert f"| train | {packs} | 12 |" in page
+    assert f"![train: 12 records in {packs} packs" in page
 
 
 def test_the_event_of_a_refusal_names_the_dataset_and_not_its_recipe(places, monkeypatch, tmp_path):

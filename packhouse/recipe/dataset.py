@@ -91,7 +91,8 @@ class SplitConfig(Section):
     """Share of groups that go to eval, by hash of the group key."""
 
     eval_count: Annotated[int | None, Field(ge=0)] = None
-    """Number of records in eval instead (the groups of lowest hash, until that many)."""
+    """Number of rows in eval instead, each with all records that it makes (the groups of lowest
+    hash, until that many)."""
 
     group_by: Literal["prompt", "record"] = "prompt"
     """What stays on one side: records of the same prompt, or exact duplicates only."""

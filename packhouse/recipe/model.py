@@ -16,7 +16,7 @@ from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe.audit import AuditConfig
 from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig, Strategy
 from packhouse.recipe.publish import PublishConfig
-from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
+from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig, is_renderer
 from packhouse.recipe.section import Name, Section, Uri
 from packhouse.recipe.source import RowFormatName, SourceConfig
 
@@ -109,7 +109,7 @@ class Recipe(Section):
             f"format.template {format_.template}": format_.template
             in ("text", "classification", "sequence_classification"),
             f"format.train_on {format_.train_on}": format_.train_on != "assistant",
-            "format.one_example_per_turn": format_.one_example_per_turn,
+            "format.turns alone": format_.turns == "alone",
             "format.reasoning strip": format_.reasoning == "strip",
             f"pack.over_length {pack.over_length}": pack.over_length not in ("drop", "error"),
             "pack.strategy concat": pack.strategy == "concat",
@@ -173,6 +173,7 @@ def plugins_of(recipe: Recipe) -> list[Plugin]:
     strategies = {recipe.pack.strategy}.difference(get_args(Strategy))
     return [
         *(find_plugin("row_formats", name) for name in sorted(formats)),
+        *(find_plugin("renderers", name) for name in [recipe.format.template] if is_renderer(name)),
         *(find_plugin("packing_strategies", name) for name in strategies),
         *(find_plugin("checks", name) for name in recipe.audit.checks),
     ]

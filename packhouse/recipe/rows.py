@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from packhouse.plugins import RENDERERS, plugin_names
 from packhouse.reasons import TurnOrder
 from packhouse.recipe.section import IN_A_FILE, Section
 
 Role = Literal["system", "user", "assistant", "tool"]
+PipelineChoice = Literal["file", "class"]
 
 
 class ValidateConfig(Section):
@@ -39,8 +41,8 @@ class ValidateConfig(Section):
         return sorted(set(orders))  # the same orders are the same recipe
 
 
-CHAT_TEMPLATES = ("chat", "mistral_system")
-"""Built-in templates that are Jinja, and take `chat_template_kwargs`."""
+CHAT_TEMPLATES = ("chat", "mistral_system", *RENDERERS)
+"""Built-in templates that take `chat_template_kwargs`: Jinja, and renderers in Python."""
 TEMPLATES = (
     *CHAT_TEMPLATES,
     "alpaca",
@@ -59,6 +61,23 @@ TEMPLATES = (
     "dart-math/llama3-math",
 )
 """Built-in templates; `packhouse.templates` has them."""
+
+
+def is_chat(template: str) -> bool:
+    """Return True if a template renders conversations: all but those of constants around contents.
+
+    Example:
+        >>> is_chat("chat"), is_chat("mine.jinja"), is_chat("dart-math/qa"), is_chat("alpaca")
+        (True, True, True, False)
+    """
+    return template not in TEMPLATES or template.startswith((*CHAT_TEMPLATES, "dart-math/"))
+
+
+def is_renderer(template: str) -> bool:
+    """Return True if a template is a renderer in Python: one of packhouse, or of a plug-in."""
+    if template in TEMPLATES or template.endswith((".jinja", ".j2")):
+        return template in RENDERERS
+    return template in plugin_names("renderers")
 
 
 _OWN_ARGUMENTS = {"messages", "add_generation_prompt", "continue_final_message"}
@@ -82,8 +101,9 @@ class FormatConfig(Section):
     template: str = "chat"
     """`chat` (the tokenizer's own), `mistral_system` (Mistral v0.3's, with the system turn wherever
     a row has one), `alpaca`, `alpaca_newline`, `completion`, `classification`,
-    `sequence_classification`, `text`, one of dart-math's (`dart-math/alpaca`, ...), or a path to a
-    Jinja file."""
+    `sequence_classification`, `text`, one of dart-math's (`dart-math/alpaca`, ...), a path to a
+    Jinja file, or a renderer in Python: `harmony` (gpt-oss), `mistral` (tekken.json), or a
+    plug-in's name."""
 
     train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
     """Which turns are trained; `all` trains every token of the rendering. A message's own `weight`
@@ -101,9 +121,22 @@ class FormatConfig(Section):
     are those of rows without any. A row's own (`chat_template_kwargs`, `documents`, `tools`) go
     before. Give them to `apply_chat_template` at inference as well."""
 
-    one_example_per_turn: bool = False
-    """Each answer becomes an example of its own, behind exactly the prompt that inference gives:
-    for templates that rewrite history, as Qwen3's does with thinking."""
+    turns: Literal["joined", "exact", "alone", "whole"] = "joined"
+    """How the answers of a conversation become records. `joined`: an answer joins the record before
+    it if its prompt at inference continues that record, text of the template aside; else it starts
+    a new one. `exact`: it joins only if the prompt is that record, byte for byte. `alone`: one
+    record per answer. `whole`: one rendering per row, whatever inference would send."""
+
+    stop_tokens: Annotated[list[str], Field(max_length=16)] = []
+    """Control tokens at which generation stops. By default those of `generation_config.json` and
+    the tokenizer's EOS; if none follows an answer, the one that the template writes after each."""
+
+    thought_end: str | None = None
+    """Text between reasoning and answer, for templates that never write reasoning (DeepSeek R1:
+    `"\\n</think>\\n\\n"`)."""
+
+    call_ids: Literal["functions"] | None = None
+    """`functions`: number tool calls as `functions.NAME:N`, the only ids that Kimi models write."""
 
     system: str | None = None
     """System prompt put before conversations that have none."""
@@ -116,8 +149,9 @@ class FormatConfig(Section):
     def _is_known(cls, template: str, info: ValidationInfo) -> str:
         """In a file, an unknown name is a mistake; in a run form it may be the name of a place."""
         is_file = info.context == IN_A_FILE
-        if is_file and template not in TEMPLATES and not template.endswith((".jinja", ".j2")):
-            known = [*TEMPLATES, "a path to a .jinja or .j2 file"]
+        is_path = template.endswith((".jinja", ".j2"))
+        if is_file and template not in TEMPLATES and not is_path and not is_renderer(template):
+            known = [*TEMPLATES, *plugin_names("renderers"), "a path to a .jinja or .j2 file"]
             raise PydanticCustomError("literal_error", "no such template", {"expected": str(known)})
         return template
 
@@ -156,8 +190,8 @@ class FormatConfig(Section):
             )
         if len({*self.never_train, "tool", "system"}) == 4:
             raise ValueError("never_train leaves neither user nor assistant turns to train")
-        if self.one_example_per_turn and self.train_on == "all":
-            raise ValueError("one_example_per_turn trains one answer in each: not train_on: all")
+        if self.turns == "alone" and self.train_on == "all":
+            raise ValueError("turns: alone trains one answer in each record: not train_on: all")
         if self.reasoning == "train_last" and self.train_on == "all":
             raise ValueError("reasoning: train_last leaves thinking out: not train_on: all")
         return self
@@ -168,6 +202,11 @@ class TokenizeConfig(Section):
 
     encoder: Literal["auto", "hf", "fast"] = "auto"
     """`auto` uses the fast encoder where it reproduced HF's ids, else HF. Never changes the ids."""
+
+    pipeline: PipelineChoice | None = None
+    """Which pipeline gives the ids if the tokenizer's class builds another one than tokenizer.json
+    has: that of the `file`, or of the `class`, as `AutoTokenizer` loads it. By default, a tokenizer
+    for which the two give different ids is refused: choose the one that inference uses."""
 
     control_text: Literal["text", "allow", "quarantine"] = "text"
     """Control-token text inside contents: keep as ordinary text, allow as control token, or bad."""

@@ -128,11 +128,13 @@ class SourceConfig(Section):
     """Message trees: the best-ranked path only, or every path from root to leaf."""
 
     weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """How often each record is trained: 0.1 takes a tenth of the records, 2.5 takes every record
-    twice and half of them a third time. Appended rows change nothing for those before."""
+    """How often each row is trained, with all records that it makes: 0.1 takes a tenth of the rows,
+    2.5 takes every row twice and half of them a third time. Appended rows change nothing for those
+    before."""
 
     max_records: Annotated[int | None, Field(ge=0)] = None
-    """At most this many different records, chosen by hash; `weight` then applies to them."""
+    """At most this many different rows, chosen by hash, each with all records that it makes;
+    `weight` then applies to them."""
 
     loss_weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Factor of the loss weights of all its records: 0.5 lets each trained token count half. (How

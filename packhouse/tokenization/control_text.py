@@ -67,16 +67,28 @@ def with_plain_contents(
     Returns:
         The rows, these replaced; and rows that the tokenizer has no way to encode so, unchanged.
     """
-    bases = text_bases(texts)
-    chosen = texts.take(pa.array(rows))
-    plain: dict[int, EncodedRow | None] = {}
-    for start, end in chunks_of(chosen, _CHUNK_BYTES):
-        numbers = rows[start:end].tolist()
-        contents = [content.of_row(row, bases[row]) for row in numbers]
-        encoded_chunk = _encode_chunk(chosen[start:end].to_pylist(), contents, backend)
-        plain.update(zip(numbers, encoded_chunk, strict=True))
-    replaced = {row: new for row, new in plain.items() if new is not None}
-    return encoded.with_rows(replaced, bases), plain.keys() - replaced.keys()
+    bases, numbers = text_bases(texts), rows.tolist()
+    contents = [content.of_row(row, bases[row]) for row in numbers]
+    plain = encode_plain(texts.take(pa.array(rows)), contents, backend)
+    replaced = {row: new for row, new in zip(numbers, plain, strict=True) if new is not None}
+    return encoded.with_rows(replaced, bases), set(numbers) - replaced.keys()
+
+
+def encode_plain(
+    texts: pa.StringArray, contents: Sequence[Sequence[tuple[int, int]]], backend: str
+) -> list[EncodedRow | None]:
+    """Encode texts with contents as plain text; None where the tokenizer has no way to do so.
+
+    Args:
+        texts: renderings.
+        contents: byte spans of each that came from data.
+        backend: the pipeline.
+    """
+    return [
+        row
+        for start, end in chunks_of(texts, _CHUNK_BYTES)
+        for row in _encode_chunk(texts[start:end].to_pylist(), contents[start:end], backend)
+    ]
 
 
 def _own_text(
@@ -126,13 +138,7 @@ def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> Bools:
 def _encode_chunk(
     texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
 ) -> list[EncodedRow | None]:
-    """Encode rows with contents as plain text; None where the tokenizer has no way to do so.
-
-    Args:
-        texts: renderings.
-        contents: byte spans of each that came from data.
-        backend: the pipeline.
-    """
+    """Do the work of `encode_plain` for one chunk."""
     pipeline = read_pipeline(backend)
     names = _unforgeable_names(texts, pipeline)
     renamed = rename_controls(backend, names)

@@ -148,6 +148,13 @@ _WRITING = [
 
 def adversarial_texts(pipeline: Pipeline) -> list[str]:
     """Texts that an encoder of this tokenizer has to get right; the same in every process."""
+    units = ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")
+    runs = [unit * (_RUN // len(unit)) for unit in units]
+    return [*short_texts(pipeline), "a" * _LONG_RUN, *runs]
+
+
+def short_texts(pipeline: Pipeline) -> list[str]:
+    """Adversarial texts without the long runs, which take some tokenizers seconds."""
     texts = [*_WRITING, *_EMOJI, *_MARKS]
     texts += [unicodedata.normalize("NFD", text) for text in _WRITING if not text.isascii()]
     texts += [_script(first, last) for first, last in _SCRIPTS.values()]
@@ -157,12 +164,7 @@ def adversarial_texts(pipeline: Pipeline) -> list[str]:
     pairs = [f"{a}{b}w{b}{a}1{a}{a}{b}.{b}" for a in _SPACES for b in _SPACES]
     texts += ["".join(runs), "".join(pairs), *runs[::5], *pairs[::7]]
     texts += [_around(token.text, number) for number, token in enumerate(pipeline.added)]
-    texts += _vocabulary(pipeline)
-    texts.append("a" * _LONG_RUN)
-    texts += [
-        unit * (_RUN // len(unit)) for unit in ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")
-    ]
-    return texts
+    return texts + _vocabulary(pipeline)
 
 
 def sample_texts(texts: pa.ChunkedArray) -> list[str]:

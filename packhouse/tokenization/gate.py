@@ -103,7 +103,8 @@ def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
         EncoderError: the fast encoder cannot be used; says why.
     """
     encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
-    name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}-{encoder}.json"
+    which = "-file" if snapshot.pipeline == "file" else ""
+    name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}{which}-{encoder}.json"
     with _JUDGING:
         verdict = read_checked(cache / name) if cache else None
         if verdict is not None and verdict["fault"] is not None:

@@ -4,6 +4,11 @@ The class that `AutoTokenizer` picks can change ids, so transformers has to read
 costs one to four seconds of import. What it found is kept as JSON under the fingerprint of the
 files, with its own digest; later processes read that (0.02 s) and need only `tokenizers`.
 A kept file whose digest does not match is built again, never trusted.
+
+Some classes build a pipeline of their own from the vocabulary of tokenizer.json and ignore the
+rest of that file, so a wrong `tokenizer_class` silently gives other ids than the model was trained
+with. Both are compared when a snapshot is built (Qwen: 0.5 s), by their ids: the JSON differs for
+correct classes too.
 """
 
 import hashlib
@@ -12,39 +17,55 @@ import os
 import textwrap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from packhouse.errors import TokenizerError
 from packhouse.near import near_files
+from packhouse.recipe.rows import PipelineChoice
 from packhouse.runtime.checked_files import read_checked, write_checked
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.confined import at, limited
 from packhouse.runtime.disks import temporary_folder
+from packhouse.tokenization.corpus import short_texts
 from packhouse.tokenization.encoders import bare, load_tokenizer
 from packhouse.tokenization.names import TOKENIZER_FILES, tokenizer_folder
-from packhouse.tokenization.pipeline import MAX_IDS, read_pipeline
+from packhouse.tokenization.pipeline import MAX_IDS, Pipeline, read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
+
+_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
-_SNAPSHOT_FORMAT = 1
+GENERATION_CONFIG = "generation_config.json"
+_SNAPSHOT_FORMAT = 2
 
 MEMORY_PER_BYTE = 32
 """What a child may take for each byte of the tokenizer's files and of the texts it works on."""
 
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A snapshot and what was found when it was built."""
+
+    snapshot: TokenizerSnapshot
+    difference: str | None
+    """How the ids of the class differ from those of tokenizer.json; None if they do not."""
+
+
 # Shards are formatted by threads of one process, and a first `import transformers` in two threads
 # at once fails: its lazy module is half made when the second one looks.
 _LOADING = threading.Lock()
-_IN_PROCESS: dict[tuple[str, Path | None], TokenizerSnapshot] = {}
+_IN_PROCESS: dict[tuple[str, Path | None, bool], _Known] = {}
 
 
 def fingerprint_tokenizer(folder: str | Path) -> str:
@@ -117,38 +138,55 @@ def fingerprinted_bytes(folder: str | Path) -> bytes:
     return b"".join(_pieces(_tokenizer_files(tokenizer_folder(folder))))
 
 
-def load_snapshot(folder: str | Path, cache: Path | None = None) -> TokenizerSnapshot:
+def load_snapshot(
+    folder: str | Path, cache: Path | None = None, pipeline: PipelineChoice | None = None
+) -> TokenizerSnapshot:
     """Read a tokenizer's folder, offline and without remote code.
 
     Args:
         folder: what `save_pretrained` wrote, or a pinned name (`pin_tokenizer`).
         cache: folder to keep the snapshot in; None keeps it for this process only.
+        pipeline: `tokenize.pipeline`: whose pipeline to take, that of tokenizer.json (`file`) or of
+            the class that it loads as (`class`). Where no ids matter, `class` refuses nothing.
 
     Raises:
-        TokenizerError: no tokenizer there, a broken file (named), no fast tokenizer, or one whose
-            ids are random (BPE dropout).
+        TokenizerError: no tokenizer there, a broken file (named), no fast tokenizer, one whose
+            ids are random (BPE dropout), or one whose class gives other ids than tokenizer.json
+            while `pipeline` is None.
     """
     fingerprint = fingerprint_tokenizer(folder)
-    file = _kept_file(cache, fingerprint) if cache else None
+    of_file = pipeline == "file"
+    file = _kept_file(cache, fingerprint, of_file=of_file) if cache else None
+    key = fingerprint, file, of_file
     with _LOADING:
-        if (fingerprint, file) not in _IN_PROCESS:
-            _IN_PROCESS[fingerprint, file] = _read_or_build(
-                tokenizer_folder(folder), fingerprint, file
-            )
-        return _IN_PROCESS[fingerprint, file]
+        if key not in _IN_PROCESS:
+            where = tokenizer_folder(folder)
+            _IN_PROCESS[key] = _read_or_build(where, fingerprint, file, of_file=of_file)
+        known = _IN_PROCESS[key]
+    if known.difference is not None and pipeline is None:
+        raise TokenizerError(
+            f"tokenizer '{folder}' {known.difference}. Use the pipeline that inference uses: that "
+            "of tokenizer.json with `--set tokenize.pipeline=file`, or that of the class with "
+            "`--set tokenize.pipeline=class` (in a recipe: `tokenize: {pipeline: file}`)",
+            folder=str(folder),
+        )
+    return known.snapshot
 
 
-def find_snapshot(fingerprint: str, cache: Path) -> TokenizerSnapshot | None:
+def find_snapshot(
+    fingerprint: str, cache: Path, pipeline: PipelineChoice | None = None
+) -> TokenizerSnapshot | None:
     """Return the snapshot that `load_snapshot` kept in `cache` under a fingerprint, if any."""
-    return _read_snapshot(_kept_file(cache, fingerprint), fingerprint)
+    known = _read_kept(_kept_file(cache, fingerprint, of_file=pipeline == "file"), fingerprint)
+    return known.snapshot if known else None
 
 
-def _kept_file(cache: Path, fingerprint: str) -> Path:
-    return cache / f"tokenizer-{fingerprint}.json"
+def _kept_file(cache: Path, fingerprint: str, *, of_file: bool) -> Path:
+    return cache / f"tokenizer-{fingerprint}{'-file' if of_file else ''}.json"
 
 
-def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> TokenizerSnapshot:
-    kept = _read_snapshot(file, fingerprint) if file else None
+def _read_or_build(folder: Path, fingerprint: str, file: Path | None, *, of_file: bool) -> _Known:
+    kept = _read_kept(file, fingerprint) if file else None
     if kept is not None:
         return kept
     num_bytes = tokenizer_bytes(folder)
@@ -158,7 +196,7 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> Tokeniz
         for each in _tokenizer_files(folder):
             (known / each.name).symlink_to(each.absolute())
         fields = run_confined(
-            partial(_build, folder, fingerprint, known),
+            partial(_build, folder, fingerprint, known, of_file=of_file),
             what=f"tokenizer '{folder}'",
             blames=TokenizerError,
             num_bytes=num_bytes,
@@ -166,17 +204,89 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None) -> Tokeniz
         )
     if file is not None:
         write_checked(file, {"format": _SNAPSHOT_FORMAT, **fields})
-    return TokenizerSnapshot(**fields)
+    difference = fields.pop("difference")
+    return _Known(TokenizerSnapshot(**fields), difference)
 
 
-def _build(folder: Path, fingerprint: str, known: Path) -> dict[str, object]:
-    """Fields of the snapshot; `known` links to the files of `folder` that the fingerprint knows."""
+def _build(folder: Path, fingerprint: str, known: Path, *, of_file: bool) -> dict[str, object]:
+    """Fields of the snapshot and the difference, as they are kept.
+
+    `known` links to the files of `folder` that the fingerprint knows.
+    """
     with limited(tokenizer_bytes(folder)):
         at("while it is loaded")
         tokenizer = _load_with_transformers(folder, known)
-        snapshot = _snapshot_of(tokenizer, fingerprint, folder)
-    load_tokenizer.keep(snapshot.backend, bare(tokenizer.backend_tokenizer))  # it is HF: 0.4 s
-    return {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
+        engine = tokenizer.backend_tokenizer
+        engine.no_truncation()  # `tokenizer(text)` ignores what tokenizer.json says of these
+        engine.no_padding()
+        by_file = _pipeline_of_file(folder, known, engine)
+        if of_file and by_file is None:
+            raise TokenizerError(
+                f"tokenizer '{folder}' has no tokenizer.json, and tokenize.pipeline is file; "
+                "remove that setting",
+                folder=str(folder),
+            )
+        snapshot = _snapshot_of(tokenizer, fingerprint, folder, by_file if of_file else None)
+        difference = None
+        if of_file and by_file is not None:
+            engine = by_file
+        elif by_file is not None:
+            texts = short_texts(read_pipeline(snapshot.backend))
+            difference = _difference(texts, bare(engine), bare(by_file), snapshot.class_name)
+    load_tokenizer.keep(snapshot.backend, bare(engine))  # loading it again takes 0.4 s
+    fields = {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
+    return {**fields, "difference": difference}
+
+
+def _pipeline_of_file(folder: Path, known: Path, engine: "Tokenizer") -> "Tokenizer | None":
+    """Load tokenizer.json alone, with the tokens that tokenizer_config.json adds; None without it.
+
+    These tokens are the tokenizer's under both pipelines: templates write them.
+    """
+    from tokenizers import Tokenizer
+
+    file = known / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        by_file = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises plain Exception or ValueError
+        raise TokenizerError(
+            f"tokenizer '{folder}' does not load: {file.name}: {error}", folder=str(folder)
+        ) from error
+    by_file.no_truncation()
+    by_file.no_padding()
+    own = {token.content for token in by_file.get_added_tokens_decoder().values()}
+    for _, token in sorted(engine.get_added_tokens_decoder().items()):
+        if token.content not in own:
+            add = by_file.add_special_tokens if token.special else by_file.add_tokens
+            add([token])
+    return by_file
+
+
+def _difference(
+    texts: list[str], engine: "Tokenizer", by_file: "Tokenizer", class_name: str
+) -> str | None:
+    """Say how ids of the class's pipeline differ from those of tokenizer.json; None if nowhere."""
+    if engine.to_str() == by_file.to_str():  # a class that takes the file as it is
+        return None
+    ours, theirs = (
+        [encoding.ids for encoding in each.encode_batch_fast(texts, add_special_tokens=False)]
+        for each in (engine, by_file)
+    )
+    pairs = zip(texts, ours, theirs, strict=True)
+    differing = [(text, a, b) for text, a, b in pairs if a != b]
+    if not differing:
+        return None
+    plain = [each for each in differing if each[0].isascii() and each[0].isprintable()]
+    text, a, b = min(plain or differing, key=lambda each: len(each[0]))
+    same = [x == y for x, y in zip(a, b, strict=False)]
+    at = same.index(False) if False in same else len(same)
+    return (
+        f"loads as {class_name}, which gives other ids than its tokenizer.json for "
+        f"{len(differing):,} of {len(texts):,} test texts: {text[:40]!r} has {a[at : at + 4]} "
+        f"instead of {b[at : at + 4]} from token {at} on"
+    )
 
 
 def tokenizer_bytes(folder: str | Path) -> int:
@@ -199,7 +309,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
         found = ", ".join(file.name for file in files) or "no tokenizer file"
         raise TokenizerError(
             f"no vocabulary in tokenizer folder '{folder}' ({found}); it needs tokenizer.json, "
-            "vocab.json + merges.txt, vocab.txt or tokenizer.model",
+            "vocab.json + merges.txt, vocab.txt, tokenizer.model or tekken.json",
             folder=str(folder),
         )
     return files
@@ -213,9 +323,14 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
     from transformers import AutoTokenizer
 
     _check_names_no_file(folder)
+    names = {file.name for file in known.iterdir()}
     try:
+        if "tekken.json" in names and names.isdisjoint({"tokenizer.json", "tokenizer_config.json"}):
+            return _load_tekken(known)
+        # Otherwise a folder with tekken.json loads as a class without a pipeline as soon as
+        # mistral-common is installed, even if it has tokenizer.json.
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(known), local_files_only=True, trust_remote_code=False
+            str(known), local_files_only=True, trust_remote_code=False, mistral_format=False
         )
     except MemoryError:
         raise
@@ -231,6 +346,18 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
             folder=str(folder),
         )
     return tokenizer
+
+
+def _load_tekken(known: Path) -> "PreTrainedTokenizerFast":
+    """Convert tekken.json; `AutoTokenizer` gives the same ids, but no BOS and no EOS."""
+    from transformers.integrations.mistral import convert_tekken_tokenizer
+
+    file = known / "chat_template.jinja"
+    template = file.read_text("utf-8") if file.is_file() else None
+    # Without a template transformers asks mistral-common for one, if that is installed.
+    tokenizer: Any = convert_tekken_tokenizer(str(known / "tekken.json"), template or "")
+    tokenizer.chat_template = template
+    return cast("PreTrainedTokenizerFast", tokenizer)
 
 
 def _check_names_no_file(folder: Path) -> None:
@@ -285,7 +412,7 @@ def _unloadable(folder: Path) -> str | None:
             f"{file.name} asks for code of its own (auto_map), which packhouse never runs; save "
             "it as a fast tokenizer, with tokenizer.json"
         )
-    if (folder / "tokenizer.json").is_file():
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tekken.json")):
         return None
     if (folder / "vocab.json").is_file() and not (folder / "merges.txt").is_file():
         return "merges.txt is missing beside vocab.json (or give tokenizer.json)"
@@ -322,11 +449,13 @@ def _json_problem(name: str, content: bytes) -> str | None:
 
 
 def _snapshot_of(
-    tokenizer: "PreTrainedTokenizerFast", fingerprint: str, folder: Path
+    tokenizer: "PreTrainedTokenizerFast",
+    fingerprint: str,
+    folder: Path,
+    by_file: "Tokenizer | None",
 ) -> TokenizerSnapshot:
-    engine = tokenizer.backend_tokenizer
-    engine.no_truncation()  # `tokenizer(text)` ignores what tokenizer.json says of these
-    engine.no_padding()
+    """Read a loaded tokenizer; `by_file` gives the ids instead of its class, if it is there."""
+    engine = tokenizer.backend_tokenizer if by_file is None else by_file
     backend = engine.to_str()
     pipeline = read_pipeline(backend)
     if pipeline.model_size < engine.get_vocab_size(with_added_tokens=False):
@@ -343,8 +472,8 @@ def _snapshot_of(
             "set model.dropout to null in tokenizer.json",
             folder=str(folder),
         )
+    first_ids = (tokenizer("a")["input_ids"] if by_file is None else by_file.encode("a").ids)[:1]
     special = {name: getattr(tokenizer, name, None) for name in _SPECIAL}
-    first_ids = tokenizer("a")["input_ids"][:1]
     return TokenizerSnapshot(
         fingerprint=fingerprint,
         class_name=type(tokenizer).__name__,
@@ -354,7 +483,33 @@ def _snapshot_of(
         special_tokens={name: str(text) for name, text in special.items() if text is not None},
         adds_bos=first_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id),
         chat_template=_chat_template(getattr(tokenizer, "chat_template", None), folder),
+        pipeline="class" if by_file is None else "file",
+        stop_tokens=dict.fromkeys(_generation_stops(folder, pipeline), GENERATION_CONFIG),
     )
+
+
+def _generation_stops(folder: Path, pipeline: Pipeline) -> list[str]:
+    """Texts of the tokens that `generation_config.json` names, of those that a text can hold.
+
+    Only added tokens can: the text of another entry of the vocabulary may be encoded otherwise.
+    Many files name ids that the tokenizer does not have (padding of the embedding), so these count
+    for nothing.
+    """
+    file = folder / GENERATION_CONFIG
+    if not file.is_file():
+        return []
+    problem = _json_problem(file.name, file.read_bytes())
+    config = None if problem else json.loads(file.read_bytes())
+    if not problem and not isinstance(config, dict):
+        problem = f"{file.name} holds a {type(config).__name__}, not an object"
+    stops = config.get("eos_token_id") if isinstance(config, dict) else None
+    ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    if any(type(index) is not int for index in ids):
+        problem = f"{file.name}: eos_token_id must be an id or a list of ids, got {stops!r:.100}"
+    if problem:
+        raise TokenizerError(f"tokenizer '{folder}' does not load: {problem}", folder=str(folder))
+    texts = {token.id: token.text for token in pipeline.added}
+    return [texts[index] for index in ids if index in texts]
 
 
 def _chat_template(stated: object, folder: Path) -> str | None:
@@ -368,8 +523,10 @@ def _chat_template(stated: object, folder: Path) -> str | None:
     return template
 
 
-def _read_snapshot(file: Path, fingerprint: str) -> TokenizerSnapshot | None:
+def _read_kept(file: Path, fingerprint: str) -> _Known | None:
     fields = read_checked(file)
     if fields is None or fields.pop("format") != _SNAPSHOT_FORMAT:
         return None
-    return TokenizerSnapshot(**fields) if fields["fingerprint"] == fingerprint else None
+    difference = fields.pop("difference")
+    is_it = fields["fingerprint"] == fingerprint
+    return _Known(TokenizerSnapshot(**fields), difference) if is_it else None

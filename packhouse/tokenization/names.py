@@ -15,6 +15,7 @@ from packhouse.runtime.hub_access import hub_options, silent_bar
 from packhouse.wording import first_line
 
 # `config.json` counts: without it some tokenizers (BERT's) load as another class.
+# `generation_config.json` says which tokens stop generation.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -23,8 +24,10 @@ TOKENIZER_FILES = (
     "vocab.*",
     "merges.txt",
     "*.model",
+    "tekken.json",
     "chat_template*",
     "config.json",
+    "generation_config.json",
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from packhouse.recipe.rows import PipelineChoice
 from packhouse.runtime.disks import disk_errors
 from packhouse.store.read import OpenVersion
 from packhouse.store.tokenizers import fetch_tokenizer
@@ -35,17 +36,24 @@ def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
         TokenizerError: it does not load.
     """
     wanted = opened.manifest.tokenizer_fingerprint
-    if find_snapshot(wanted, tokenizers) is not None:
-        return partial(find_snapshot, wanted, tokenizers)
+    pipeline = pipeline_of_version(opened)
+    if find_snapshot(wanted, tokenizers, pipeline) is not None:
+        return partial(find_snapshot, wanted, tokenizers, pipeline)
     folder = tokenizers / f"files-{wanted}"
     if not folder.is_dir():
         files = fetch_tokenizer(opened.store, wanted)
         if files is None:
             return None
         _write(files, folder)
-    load = partial(load_snapshot, folder, tokenizers)
+    load = partial(load_snapshot, folder, tokenizers, pipeline)
     load()
     return load
+
+
+def pipeline_of_version(opened: OpenVersion) -> PipelineChoice:
+    """Return whose pipeline made the ids of a version, which is asked no more."""
+    settings = opened.manifest.configuration.get("tokenize", {})
+    return "file" if settings.get("pipeline") == "file" else "class"
 
 
 def _write(files: dict[str, bytes], folder: Path) -> None:

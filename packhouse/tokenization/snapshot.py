@@ -1,7 +1,9 @@
 """What packhouse knows of a tokenizer, read once and then independent of transformers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from packhouse.recipe.rows import PipelineChoice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,7 +17,7 @@ class TokenizerSnapshot:
     """Class that `AutoTokenizer` chose. It can change ids, so it belongs to the identity."""
 
     backend: str
-    """`backend_tokenizer.to_str()`: the whole pipeline as JSON, loadable by `tokenizers` alone."""
+    """The whole pipeline as JSON, loadable by `tokenizers` alone: `backend_tokenizer.to_str()`."""
 
     vocab_size: int
     """Ids are in [0, vocab_size), added tokens included."""
@@ -31,3 +33,16 @@ class TokenizerSnapshot:
 
     chat_template: str | None
     """Jinja source of the default chat template, if any."""
+
+    pipeline: PipelineChoice = "class"
+    """Whose pipeline `backend` is: the class's, or that of tokenizer.json alone."""
+
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Text of every token that stops generation -> the file that says so: first those of
+    `generation_config.json`, in its order, then the tokenizer's EOS (`tokenizer`)."""
+
+    def __post_init__(self) -> None:
+        """Add the EOS, which stops generation wherever nothing else does."""
+        eos = self.special_tokens.get("eos_token")
+        if eos is not None and eos not in self.stop_tokens:
+            object.__setattr__(self, "stop_tokens", {**self.stop_tokens, eos: "tokenizer"})

@@ -95,8 +95,7 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
     first = np.clip(_tokens_before(spans.starts, rows, encoded), lower, upper)
     last = np.clip(_tokens_before(spans.ends, rows, encoded), first, upper)
     is_filled = last > first
-    before = first > lower
-    straddles_start = int((encoded.ends[first[before] - 1] > spans.starts[before]).sum())
+    straddles_start = int(_is_crossed(spans.starts, first, lower, encoded).sum())
     straddles_end = int((encoded.ends[last[is_filled] - 1] > spans.ends[is_filled]).sum())
     counts = np.bincount(rows[is_filled], minlength=num_rows)
     trained = np.bincount(rows, weights=(last - first).astype(np.float64), minlength=num_rows)
@@ -109,6 +108,43 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
         straddles_start=straddles_start,
         straddles_end=straddles_end,
     )
+
+
+def prompt_ends(spans: Spans) -> Int64s:
+    """Return the numbers of the spans that follow text which is not trained, rising.
+
+    Example:
+        >>> spans = Spans(np.array([1, 3, 5]), np.array([2, 5, 7]), np.array([0, 3]))
+        >>> prompt_ends(spans).tolist()  # [5, 7) goes on where [3, 5) ends
+        [0, 1]
+    """
+    rows = np.repeat(np.arange(len(spans.offsets) - 1), np.diff(spans.offsets))
+    is_end = spans.ends > spans.starts
+    is_end[1:] &= (spans.starts[1:] != spans.ends[:-1]) | (rows[1:] != rows[:-1])
+    return np.flatnonzero(is_end)
+
+
+def are_crossed(encoded: EncodedRows, spans: Spans) -> Bools:
+    """Return, for each span, if a token begins before it and ends after its start.
+
+    Example:
+        >>> edges, row = np.array([0, 2, 3, 7]), np.array([0, 3])  # three tokens of one row
+        >>> encoded = EncodedRows(np.zeros(3, np.int32), row, edges[:-1], edges[1:], row == row)
+        >>> spans = Spans(np.array([1, 3, 5]), np.array([2, 5, 7]), np.array([0, 3]))
+        >>> are_crossed(encoded, spans).tolist()
+        [True, False, True]
+    """
+    rows = np.repeat(np.arange(len(spans.offsets) - 1), np.diff(spans.offsets))
+    lower, upper = encoded.offsets[rows], encoded.offsets[rows + 1]
+    first = np.clip(_tokens_before(spans.starts, rows, encoded), lower, upper)
+    return _is_crossed(spans.starts, first, lower, encoded)
+
+
+def _is_crossed(places: Int64s, first: Int64s, lower: Int64s, encoded: EncodedRows) -> Bools:
+    """Return, for each place, if the token before its first token (of its row) ends after it."""
+    is_crossed = first > lower
+    is_crossed[is_crossed] = encoded.ends[first[is_crossed] - 1] > places[is_crossed]
+    return is_crossed
 
 
 def _tokens_before(places: Int64s, rows: Int64s, encoded: EncodedRows) -> Int64s:

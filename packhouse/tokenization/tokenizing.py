@@ -1,8 +1,9 @@
 """Formatted text to ids and trained ranges: one encoding of each whole rendering.
 
-Prompt and answer are never encoded apart, since that changes merges at their border. What is
-trained follows from where tokens begin in the text (`packhouse.tokenization.offsets`), and a
-control token that data forged stays ordinary text (`packhouse.tokenization.control_text`).
+Prompt and answer are not encoded apart, since that changes merges at their border, unless inference
+does so and a token crosses it (`packhouse.tokenization.split_prompts`). What is trained follows
+from where tokens begin in the text (`packhouse.tokenization.offsets`), and a control token that
+data forged stays ordinary text (`packhouse.tokenization.control_text`).
 Work goes through a table in slices of 8 MiB of text, so that memory does not grow with it.
 
     text            Q: hi A: yes</s>                    trained span [8, 16)
@@ -30,8 +31,9 @@ from packhouse.tokenization.offsets import EncodedRows
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.tokenization.spans import Spans, TrainedRanges, train_ranges
+from packhouse.tokenization.split_prompts import split_prompts
 
-VERSION = 2
+VERSION = 3
 """Rises whenever the same text would give other ids or ranges."""
 
 _SLICE_BYTES = 8 * 2**20
@@ -55,7 +57,7 @@ class Tokenized:
     `control_text`."""
 
     notes: dict[str, int]
-    """Counts: `straddles_start`, `straddles_end` (spans), `inexact_round_trip`,
+    """Counts: `straddles_start`, `straddles_end`, `split_prompts` (spans), `inexact_round_trip`,
     `control_text_rows` (rows), `control_text` (occurrences), `unk_tokens` (tokens)."""
 
     encoder: dict[str, object]
@@ -68,6 +70,8 @@ def tokenize_table(
     snapshot: TokenizerSnapshot,
     config: TokenizeConfig,
     cache: Path | None = None,
+    *,
+    cut_at_spans: bool = False,
 ) -> Tokenized:
     """Encode renderings and mark what is trained.
 
@@ -76,16 +80,20 @@ def tokenize_table(
         snapshot: tokenizer to encode with.
         config: choice of encoder (never changes ids) and policy on control text.
         cache: folder for verdicts on the fast encoder; None judges it anew in each process.
+        cut_at_spans: encode a record in pieces where a token crosses the end of a prompt, as
+            inference does. A prompt ends where a trained span follows text that is not trained,
+            also inside an answer of which a part is not trained; spans that touch, such as parts
+            with weights of their own, are not cut apart.
 
     Raises:
         TokenizerError: `encoder: fast`, and the fast encoder does not give HF's ids.
     """
     choice = choose_encoder(formatted.column("text"), snapshot, config.encoder, cache)
     try:
-        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder)
+        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder, cut_at_spans)
     except EncoderError as error:  # seen on a row that the sample does not hold
         choice = refuse_fast(snapshot, config.encoder, str(error))
-        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder)
+        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder, cut_at_spans)
     return Tokenized(
         tokenized=pa.concat_tables([TOKENIZED.empty_table(), *slices.tokenized]),
         quarantined=pa.concat_tables([QUARANTINED.empty_table(), *slices.quarantined]),
@@ -105,7 +113,11 @@ class _Slices:
 
 
 def _tokenize_slices(
-    formatted: pa.Table, snapshot: TokenizerSnapshot, config: TokenizeConfig, encoder: Encoder
+    formatted: pa.Table,
+    snapshot: TokenizerSnapshot,
+    config: TokenizeConfig,
+    encoder: Encoder,
+    cut_at_spans: bool,
 ) -> _Slices:
     slices = _Slices()
     for batch in formatted.to_batches():
@@ -114,7 +126,7 @@ def _tokenize_slices(
             source, row = piece.column("source"), piece.column("row")
             at(f"{source[0]} rows {row[0]} to {row[-1]}")
             with limited(piece.nbytes):
-                _tokenize_slice(piece, snapshot, config, encoder, slices)
+                _tokenize_slice(piece, snapshot, config, encoder, cut_at_spans, slices)
     return slices
 
 
@@ -123,6 +135,7 @@ def _tokenize_slice(
     snapshot: TokenizerSnapshot,
     config: TokenizeConfig,
     encoder: Encoder,
+    cut_at_spans: bool,
     slices: _Slices,
 ) -> None:
     texts = batch.column("text")
@@ -130,9 +143,17 @@ def _tokenize_slice(
     notes = slices.notes
     encoded, num_by_hf = encode_rows(texts, encoder, snapshot.backend)
     slices.by_hf += num_by_hf
-    notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
     encoded, faults = _settle_control_text(batch, encoded, snapshot, config, notes)
-    ranges = train_ranges(encoded, Spans.of(batch.column("trained_spans"), texts))
+    spans = Spans.of(batch.column("trained_spans"), texts)
+    if cut_at_spans:
+        written = Spans.of(batch.column("content_spans"), texts)
+        contents = written if config.control_text != "allow" else None
+        encoded, num_split = split_prompts(
+            encoded, texts, spans, written, contents, snapshot.backend
+        )
+        notes["split_prompts"] += num_split
+    notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
+    ranges = train_ranges(encoded, spans)
     notes["straddles_start"] += ranges.straddles_start
     notes["straddles_end"] += ranges.straddles_end
     if pipeline.unk_id is not None:
